@@ -1,0 +1,298 @@
+"""From what a check saw to the few lines that the learner reads."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from gpukit.grading import wire
+from gpukit.grading.exercise import Case, Exercise, FunctionExercise, KernelExercise, Misconception
+from gpukit.grading.verdict import MAX_LINES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gpukit.testing import Mismatch
+
+WIDTH = 118
+# How a tag reads after "fails for every case".
+TAGS = {
+    "tail": "whose row length is not a power of two",
+    "strided": "whose input is not contiguous",
+    "large": "with large values",
+    "masked": "with -inf in a row",
+    "constant": "with a constant row",
+    "long": "with rows longer than a block",
+    "single": "with a single row",
+    "leading": "with more than two dimensions",
+    "few-rows": "with fewer rows than programs",
+    "many-rows": "with more rows than programs",
+    "float32": "in float32",
+    "float16": "in float16",
+    "bfloat16": "in bfloat16",
+    "float64": "in float64",
+    "subnormal": "with a subnormal number",
+    "special": "with an infinity or NaN",
+    "negative": "with a negative number",
+    "tie": "with a tie",
+    "zero": "with a zero",
+    "overflow": "that overflows",
+}
+
+
+@dataclass
+class Outcome:
+    """One case after its run. `wrong` is None where the result is right."""
+
+    case: Case
+    reply: dict
+    wrong: Wrong | None = None
+
+
+@dataclass
+class Wrong:
+    """How the result of one case differs: `kind` "values" or a label such as "shape"; `text` says so in a sentence."""
+
+    kind: str
+    text: str
+    output: str = "y"
+    actual: Any = None
+    expected: Any = None
+    mismatch: Mismatch | None = None
+
+
+class Evidence:
+    """What a misconception may look at. `outputs` and `expected` are of the first case that failed."""
+
+    def __init__(self, outcomes: list[Outcome]):
+        self.outcomes = outcomes
+        self.first = next(outcome for outcome in outcomes if outcome.wrong)
+        self.failed = tuple(outcome.case for outcome in outcomes if outcome.wrong)
+        self.passed = tuple(outcome.case for outcome in outcomes if not outcome.wrong)
+        self.case = self.first.case
+        self.kind = self.first.wrong.kind
+        self.output = self.first.wrong.output
+        self.outputs = self.first.wrong.actual
+        self.expected = self.first.wrong.expected
+
+    def tag(self, name: str) -> bool:
+        """Every case that failed has this tag and none that passed."""
+        return all(name in case.tags for case in self.failed) and not any(name in case.tags for case in self.passed)
+
+    @cached_property
+    def row_ratio(self) -> Tensor | None:
+        """yours / expected per row, [..., 1], if each row is the expected one times a constant and one constant is not 1."""
+        if self.kind != "values" or not hasattr(self.outputs, "untyped_storage"):
+            return None
+        import torch
+
+        yours, right = self.outputs.double(), self.expected.double()
+        if yours.ndim == 0 or not bool(torch.isfinite(yours).all() & torch.isfinite(right).all()):
+            return None
+        ratio = yours.sum(-1, keepdim=True) / right.sum(-1, keepdim=True)
+        eps = torch.finfo(self.outputs.dtype).eps if self.outputs.dtype.is_floating_point else 1e-6
+        close = torch.allclose(yours, right * ratio, rtol=4 * eps, atol=4 * eps * float(right.abs().max()))
+        moved = bool(((ratio - 1).abs() > 16 * eps).any())
+        return ratio if close and moved and bool(torch.isfinite(ratio).all()) else None
+
+    @cached_property
+    def ratio(self) -> float | None:
+        """yours / expected, if that is one constant."""
+        rows = self.row_ratio
+        if rows is None or float(rows.max() - rows.min()) > 1e-2 * abs(float(rows.mean())):
+            return None
+        return float(rows.mean())
+
+
+def compare_function(exercise: FunctionExercise, actual: Any, expected: Any) -> Wrong | None:
+    """Whether a plain result is the expected one."""
+
+    def wrong(kind: str, text: str) -> Wrong:
+        return Wrong(kind, text, actual=actual, expected=expected)
+
+    if isinstance(actual, wire.Foreign):
+        return wrong("type", f"returned a {actual.type}, expected {_kind(expected)}")
+    if isinstance(expected, list | tuple):
+        if not isinstance(actual, list | tuple):
+            return wrong("type", f"returned {_kind(actual)}, expected {len(expected)} values")
+        if len(actual) != len(expected):
+            return wrong("shape", f"returned {len(actual)} values, expected {len(expected)}")
+        for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+            if (item := compare_function(exercise, a, e)) is not None:
+                return wrong(item.kind, f"value {i}: {item.text}")
+        return None
+    if isinstance(expected, bool) or not isinstance(expected, int | float):
+        if type(actual) is not type(expected):
+            return wrong("type", f"returned {_kind(actual)}, expected {_kind(expected)}")
+        return None if actual == expected else wrong("values", f"expected {expected!r}, yours {actual!r}")
+    if isinstance(actual, bool) or not isinstance(actual, int | float):
+        return wrong("type", f"returned {_kind(actual)}, expected a number")
+    if actual == expected or (actual != actual and expected != expected):
+        return None
+    close = exercise.tolerance and all(map(math.isfinite, (actual, expected)))
+    if close and abs(actual - expected) <= exercise.tolerance * abs(expected):
+        return None
+    unit = f" {exercise.unit}" if exercise.unit else ""
+    return wrong("values", f"expected {_number(expected)}{unit}, yours {_number(actual)}")
+
+
+def compare_tensor(name: str, actual: Any, truth: Tensor, native: Tensor, *, gradient: bool) -> Wrong | None:
+    """Whether one output tensor is right: type, shape, dtype, every element written, values."""
+    import torch
+
+    from gpukit.testing import compare
+
+    def wrong(kind: str, text: str, mismatch: Mismatch | None = None) -> Wrong:
+        return Wrong(kind, text, name, actual, truth, mismatch)
+
+    if actual is None:
+        return wrong("no-gradient", f"{name} is missing: the result does not know how to differentiate itself")
+    if type(actual) is not torch.Tensor:
+        kind = actual.type if isinstance(actual, wire.Foreign) else type(actual).__name__
+        return wrong("type", f"{name} is a {kind}, expected a torch.Tensor")
+    if actual.shape != native.shape:
+        return wrong("shape", f"{name} has shape {list(actual.shape)}, expected {list(native.shape)}")
+    if actual.dtype != native.dtype:
+        return wrong("dtype", f"{name} is {_dtype(actual)}, expected {_dtype(native)}")
+    mismatch = compare(actual, truth, native, gradient=gradient)
+    if mismatch is None:
+        return None
+    stray = torch.isnan(actual) & ~torch.isnan(truth)
+    at = f"{name}{list(mismatch.index)}" if mismatch.index else name
+    if bool(stray.any()):
+        count = f"{int(stray.sum()):,} of {actual.numel():,} elements of {name} are NaN; first at {_first(stray)}"
+        return wrong("nan", count, mismatch)
+    text = f"{at} expected {mismatch.expected:.5g}, yours {mismatch.actual:.5g}"
+    text += f" ({mismatch.wrong:,} of {mismatch.total:,} elements differ)"
+    return wrong("values", text, mismatch)
+
+
+def values_differ(exercise: Exercise, outcomes: list[Outcome], hint: str) -> tuple[str, tuple[str, ...]]:
+    """Label and lines for results that are not right."""
+    evidence = Evidence(outcomes)
+    wrong = evidence.first.wrong
+    known = _recognise(exercise, evidence)
+    head = {
+        "values": "values differ",
+        "nan": "some results are NaN",
+        "shape": "wrong shape",
+        "dtype": "wrong dtype",
+        "type": "wrong type",
+        "no-gradient": "no gradient",
+    }[wrong.kind]
+    lines = [f"{exercise.id}: {head} ({len(evidence.passed)} of {len(outcomes)} cases pass)"]
+    if pattern := _pattern(evidence):
+        lines.append(f"  {pattern}")
+    detail = f"  {evidence.case.name}: {wrong.text}"
+    rows = evidence.row_ratio
+    if rows is not None:
+        factor = float(rows.reshape(-1)[(rows.reshape(-1) - 1).abs().argmax()])
+        every = "every element" if evidence.ratio is not None else "each element of a row"
+        detail += f"; {every} is off by the same factor, {factor:.4g}"
+    lines += _wrap(detail)[:2]
+    say = ""
+    if known is not None:
+        say = known.say(evidence) if callable(known.say) else known.say
+    elif wrong.kind == "nan":
+        say = "fresh buffers are filled with NaN here: was every element stored, and is NaN what the arithmetic gives?"
+    lines += _wrap(f"  {say}") if say else []
+    return known.label if known else wrong.kind, finish(lines, hint)
+
+
+def extra_sentence(exercise: Exercise, label: str) -> list[str]:
+    """What the exercise adds to the judge's own diagnosis of `label`."""
+    for known in exercise.misconceptions:
+        if known.label == label and known.gives is None and known.when is None and isinstance(known.say, str):
+            return _wrap(f"  {known.say}")
+    return []
+
+
+def finish(lines: list[str], hint: str) -> tuple[str, ...]:
+    """At most MAX_LINES lines, the last one the hint's."""
+    return (*lines[: MAX_LINES - 1], f"  {hint}")
+
+
+def _recognise(exercise: Exercise, evidence: Evidence) -> Misconception | None:
+    for known in exercise.misconceptions:
+        try:
+            if known.gives is not None and _explains(exercise, known, evidence):
+                return known
+            if known.when is not None and known.when(evidence):
+                return known
+        except (ArithmeticError, ValueError, TypeError, IndexError, RuntimeError, AttributeError):
+            continue  # its formula does not apply to these arguments
+    return None
+
+
+def _explains(exercise: Exercise, known: Misconception, evidence: Evidence) -> bool:
+    """Whether the wrong idea gives the learner's result in every case that failed, and the right one where it passed."""
+    failed = [outcome for outcome in evidence.outcomes if outcome.wrong]
+    if any(outcome.wrong.kind not in ("values", "nan") for outcome in failed):
+        return False
+    if isinstance(exercise, FunctionExercise):
+        exact = all(
+            compare_function(exercise, outcome.reply.get("output"), known.gives(*outcome.case.args)) is None
+            for outcome in evidence.outcomes
+        )
+        return exact
+    assert isinstance(exercise, KernelExercise)
+    return all(_same_tensors(known.gives(*_doubled(o.case.args)), o.reply["outputs"]) for o in failed[:4])
+
+
+def _same_tensors(predicted: Any, outputs: dict[str, Any]) -> bool:
+    import torch
+
+    if not isinstance(predicted, dict):
+        predicted = {next(iter(outputs)): predicted}
+    for name, wrong in predicted.items():
+        actual = outputs.get(name)
+        if type(actual) is not torch.Tensor or actual.shape != wrong.shape:
+            return False
+        actual, wrong, eps = actual.double(), wrong.double(), torch.finfo(actual.dtype).eps
+        size = wrong[torch.isfinite(wrong)].abs().max() if bool(torch.isfinite(wrong).any()) else torch.tensor(1.0)
+        if not torch.allclose(actual, wrong, rtol=16 * eps, atol=float(16 * eps * size), equal_nan=True):
+            return False
+    return True
+
+
+def _doubled(args: tuple) -> tuple:
+    import torch
+
+    return tuple(a.double() if isinstance(a, torch.Tensor) and a.dtype.is_floating_point else a for a in args)
+
+
+def _pattern(evidence: Evidence) -> str:
+    """Which cases fail, in terms of what they have in common."""
+    if not evidence.passed:
+        return ""
+    for tag, phrase in TAGS.items():
+        if evidence.tag(tag):
+            return f"fails for every case {phrase}; passes for the others"
+    failed, passed = (", ".join(case.name for case in cases) for cases in (evidence.failed, evidence.passed))
+    return f"fails for {textwrap.shorten(failed, 56, placeholder=' …')}; passes for {textwrap.shorten(passed, 40, placeholder=' …')}"
+
+
+def _wrap(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", drop_whitespace=True, replace_whitespace=False) or []
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) and abs(value) < 10**18 else f"{value!r}"
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "nothing (None)"
+    name = value.type if isinstance(value, wire.Foreign) else type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _first(where: Tensor) -> list[int]:
+    return [int(i) for i in where.nonzero()[0]]

@@ -1,0 +1,128 @@
+"""What an exercise is, as data. `gpukit/checks/<concept>.py` lists the exercises of one concept in `EXERCISES`.
+
+Nothing here imports torch: the pytest plugin, `gpukit hint` and the progress panel read exercises without it.
+Callables in an exercise import what they need when they are called, in the judge's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpukit.grading.diagnose import Evidence
+
+
+@dataclass(frozen=True)
+class Label:
+    difficulty: int  # 1 (a few minutes) to 5 (an evening)
+    minutes: int
+    teaches: str
+
+    def __str__(self) -> str:
+        return f"difficulty {self.difficulty}/5, {self.minutes} min: {self.teaches}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the learner's function. `args` stay in the judge; the worker gets copies of them, one case at a time.
+
+    name  what the learner reads: "x [37, 781] float32"
+    tags  facts that diagnosis reasons with: "tail" (row shorter than its block), "strided", "large", "masked", "float16"
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    tags: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Misconception:
+    """A wrong idea, the label that names it and the sentence that the learner reads.
+
+    It is recognised by what it would compute (`gives(*args)` equals the learner's result wherever that differs from the
+    right one) or, where no formula describes it, by the evidence (`when`). The first that fits is shown. One with neither
+    adds its sentence to the judge's own diagnosis of that label ("traffic", "out-of-bounds", …).
+    """
+
+    label: str
+    say: str | Callable[[Evidence], str]
+    gives: Callable[..., Any] | None = None
+    when: Callable[[Evidence], bool] | None = None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to solve the exercise, right or wrong, as edits of the solution's source or as a whole file.
+
+    diagnosis  for a wrong one: the label that the check must give it; None for a right one
+    """
+
+    name: str
+    edits: tuple[tuple[str, str], ...] = ()  # (old, new): `old` occurs exactly once in the solution
+    source: str = ""
+    diagnosis: str | None = None
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """What all exercises share. `id` is "<concept>.<name>"; the concept names the files in exercises/ and solutions/."""
+
+    id: str
+    title: str
+    notebook: str  # "09_softmax"
+    function: str  # what the check calls in exercises/<concept>.py
+    label: Label
+    hints: tuple[str, str, str]
+    cases: Callable[[Random], list[Case]]  # fresh cases for a fresh seed; always the same number of them
+    misconceptions: tuple[Misconception, ...] = ()
+    wrong: tuple[Variant, ...] = ()
+    right: tuple[Variant, ...] = ()
+    timeout_s: float = 60.0
+
+    @property
+    def concept(self) -> str:
+        return self.id.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class FunctionExercise(Exercise):
+    """A plain Python function: numbers in, numbers out.
+
+    expected   (*args) -> the right result, computed in the judge
+    tolerance  relative error allowed in a float; 0 asks for equality
+    unit       of the result, shown in the diagnosis
+    """
+
+    expected: Callable[..., Any] = field(kw_only=True)
+    tolerance: float = 0.0
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the function may move, as multiples of the bytes of its first argument, and how often it may launch."""
+
+    reads: float
+    writes: float
+    launches: int = 1
+    slack: float = 0.05
+
+
+@dataclass(frozen=True)
+class KernelExercise(Exercise):
+    """A function on tensors whose work the learner's own Triton kernel must do.
+
+    reference  plain PyTorch, run by the judge in float64 and in the case's dtype
+    gradients  how many leading arguments get a gradient. 0: the function is called and its results compared.
+               n > 0: the last argument of each case is dy, the upstream gradient; y and the n gradients are compared
+    torch_ops  aten operations that the host code may use besides allocation, views and copies
+    traffic    the bound on bytes moved, or None where the exercise does not grade it
+    """
+
+    reference: Callable[..., Any] = field(kw_only=True)
+    gradients: int = 0
+    torch_ops: frozenset[str] = frozenset()
+    traffic: Traffic | None = None

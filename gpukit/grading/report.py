@@ -1,0 +1,212 @@
+"""What a grading run writes (JSON, Markdown, JUnit, a table) and what a learner's own checks leave behind (progress).
+
+Every report has one row for every registered exercise, in the course's order: what was not run is "missing".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+from gpukit.grading import registry
+from gpukit.grading.verdict import Verdict
+
+PROGRESS = ".gpukit/progress.json"
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")  # XML and terminals refuse these
+# A path from the root of the file system with at least one folder; what is left of it is the file's name.
+_HOST_PATH = re.compile(r"(?<![\w.)\]/])/(?:[\w.+@-]+/)+(?=[\w.+@-])")
+
+
+def plain(text: str) -> str:
+    """`text` without colour codes and control characters."""
+    return _CONTROL.sub("", _ANSI.sub("", text))
+
+
+def row(verdict: Verdict) -> dict:
+    """A verdict as a report shows it. `label` names the diagnosis, `diagnosis` is what the learner reads."""
+    return {
+        "id": verdict.id,
+        "state": verdict.state,
+        "checks_passed": verdict.checks_passed,
+        "checks_total": verdict.checks_total,
+        "label": verdict.diagnosis,
+        "diagnosis": "" if verdict.passed else plain(str(verdict)),
+        "seconds": round(verdict.seconds, 3),
+    }
+
+
+def missing(exercise_id: str, why: str) -> Verdict:
+    """The verdict on an exercise that could not be judged because something of it is not there."""
+    return Verdict(exercise_id, "missing", 0, 0, "exercises", (f"{exercise_id}: missing: {why}",), "missing")
+
+
+class Report:
+    """The rows of one grading run. `root` is the course's folder: paths in messages are made relative to it."""
+
+    def __init__(self, impl: str, root: Path):
+        self.impl = impl
+        self.root = root
+        self.interrupted = False
+        self.seen: dict[str, dict] = {}
+
+    def add(self, graded: dict | Verdict) -> None:
+        graded = row(graded) if isinstance(graded, Verdict) else graded
+        known = self.seen.get(graded["id"])
+        if known is None or known["state"] == "missing":  # the same exercise, checked in a second notebook
+            self.seen[graded["id"]] = {**graded, "diagnosis": self._without_host_paths(graded["diagnosis"])}
+
+    @property
+    def rows(self) -> list[dict]:
+        not_run = {"state": "missing", "checks_passed": 0, "checks_total": 0, "label": "", "diagnosis": "", "seconds": 0.0}
+        return [self.seen.get(exercise_id, {"id": exercise_id, **not_run}) for exercise_id in registry.exercises()]
+
+    @property
+    def complete(self) -> bool:
+        return not self.interrupted and all(exercise_id in self.seen for exercise_id in registry.exercises())
+
+    @property
+    def all_passed(self) -> bool:
+        """Whether nothing failed; an exercise that this machine cannot run (no-gpu) does not count against it."""
+        return not self.interrupted and all(r["state"] in ("pass", "no-gpu") for r in self.rows)
+
+    @property
+    def summary(self) -> str:
+        """ "3 of 11 exercises pass, 7 todo, 1 fail" """
+        states = [r["state"] for r in self.rows]
+        others = [f"{states.count(state)} {state}" for state in dict.fromkeys(states) if state != "pass"]
+        return ", ".join([f"{states.count('pass')} of {len(states)} exercises pass", *others])
+
+    def as_json(self) -> str:
+        content = {"impl": self.impl, "complete": self.complete, "exercises": self.rows}
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+    def as_markdown(self) -> str:
+        notes = [self.summary + "."]
+        if self.impl == "solutions":
+            notes.append("Solutions were run: an instructor's run, not a grade.")
+        if not self.complete:
+            notes.append("Incomplete: not every exercise was run.")
+        cells = [("exercise", "state", "checks", "label", "diagnosis", "seconds"), ("---",) * 3 + ("---",) * 2 + ("---:",)]
+        for r in self.rows:
+            first_line = r["diagnosis"].partition("\n")[0].removeprefix(f"{r['id']}: ")
+            cells.append((r["id"], r["state"], _checks(r), r["label"], _markdown(first_line), f"{r['seconds']:.1f}"))
+        table = "\n".join("| " + " | ".join(line) + " |" for line in cells)
+        return f"{' '.join(notes)}\n\n{table}\n"
+
+    def as_junit(self) -> str:
+        rows = self.rows
+        kinds = [_junit_kind(r["state"]) for r in rows]
+        suite = ElementTree.Element(
+            "testsuite",
+            name="gpukit",
+            tests=str(len(rows)),
+            failures=str(kinds.count("failure")),
+            errors=str(kinds.count("error")),
+            skipped=str(kinds.count("skipped")),
+            time=f"{sum(r['seconds'] for r in rows):.3f}",
+        )
+        _junit_properties(suite, impl=self.impl, complete=str(self.complete).lower())
+        for r, kind in zip(rows, kinds, strict=True):
+            concept, _, name = r["id"].partition(".")
+            case = ElementTree.SubElement(suite, "testcase", classname=concept, name=r["id"], time=f"{r['seconds']:.3f}")
+            _junit_properties(case, exercise=r["id"], state=r["state"], checks=_checks(r), label=r["label"])
+            if kind:
+                message = r["diagnosis"].partition("\n")[0] or r["state"]
+                ElementTree.SubElement(case, kind, type=r["state"], message=message).text = r["diagnosis"]
+        root = ElementTree.Element("testsuites")
+        root.append(suite)
+        ElementTree.indent(root, " ")
+        return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+    def as_text(self, only_seen: bool = False) -> str:
+        rows = [r for r in self.rows if r["id"] in self.seen] if only_seen else self.rows
+        lines = table([(r["id"], r["state"], _checks(r), r["label"]) for r in rows])
+        if self.interrupted:
+            lines.append("interrupted: the report is incomplete")
+        return "\n".join([*lines, "" if lines else "no exercise was run", self.summary]).strip("\n")
+
+    def write(self, json: str | None = None, markdown: str | None = None, junit: str | None = None) -> None:
+        """Write the reports asked for, each whole or not at all."""
+        for path, content in ((json, self.as_json), (markdown, self.as_markdown), (junit, self.as_junit)):
+            if path:
+                _write(Path(path), content())
+
+    def _without_host_paths(self, text: str) -> str:
+        for folder, name in ((self.root, ""), (Path.home(), "~/")):
+            if folder != Path(folder.anchor):
+                text = text.replace(f"{folder}{os.sep}", name)
+        return _HOST_PATH.sub("", text)
+
+
+def table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Lines of left-aligned columns."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(r, widths, strict=True)).rstrip() for r in rows]
+
+
+def record(verdict: Verdict, root: Path) -> None:
+    """Remember a learner's verdict in the course's .gpukit/progress.json, for `gpukit progress` and the progress panel.
+
+    Solutions are no progress and are not recorded. Nothing is raised: a check in a read-only folder is still a check.
+    """
+    if verdict.impl != "exercises":
+        return
+    graded = {k: v for k, v in row(verdict).items() if k != "diagnosis"}
+    graded["file"] = _file_hash(verdict.id, root)
+    with contextlib.suppress(OSError):
+        _write(root / PROGRESS, json.dumps({**_progress(root), verdict.id: graded}, indent=1, sort_keys=True) + "\n")
+
+
+def recorded(root: Path) -> dict[str, dict]:
+    """The last recorded row of each exercise, by id. `edited` tells that its file has changed since."""
+    return {
+        exercise_id: {**graded, "edited": graded.get("file") != _file_hash(exercise_id, root)}
+        for exercise_id, graded in _progress(root).items()
+    }
+
+
+def _progress(root: Path) -> dict[str, dict]:
+    try:
+        content = json.loads((root / PROGRESS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # none yet, or damaged: the next check starts it again
+        return {}
+    entries = content.items() if isinstance(content, dict) else ()
+    return {key: value for key, value in entries if isinstance(value, dict) and {"state", "checks_total"} <= value.keys()}
+
+
+def _file_hash(exercise_id: str, root: Path) -> str:
+    try:
+        return hashlib.sha256((root / "exercises" / f"{exercise_id.partition('.')[0]}.py").read_bytes()).hexdigest()[:16]
+    except OSError:
+        return ""
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def _checks(r: dict) -> str:
+    return f"{r['checks_passed']}/{r['checks_total']}"
+
+
+def _markdown(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def _junit_kind(state: str) -> str:
+    return {"pass": "", "no-gpu": "skipped", "error": "error", "crashed": "error"}.get(state, "failure")
+
+
+def _junit_properties(parent: ElementTree.Element, **properties: str) -> None:
+    element = ElementTree.SubElement(parent, "properties")
+    for name, value in properties.items():
+        ElementTree.SubElement(element, "property", name=name, value=value)

@@ -1,0 +1,282 @@
+"""The worker: loads the learner's file and calls the function, case by case, on inputs that the judge sends.
+
+It knows no expected result and no seed. What it reports besides the outputs are witnesses: which Triton kernels ran, what
+they loaded and stored, which PyTorch operations the host code used, what a replay without the kernels returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import linecache
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from gpukit.grading import wire
+
+_ALLOCATIONS = frozenset("empty empty_like empty_strided new_empty new_empty_strided".split())
+# Host code may allocate, look at tensors in other ways and copy them. Nothing here computes anything.
+HOST_OPS = _ALLOCATIONS | frozenset(
+    "zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full fill_ zero_ "
+    "view _unsafe_view reshape as_strided expand permute transpose t select slice squeeze unsqueeze unbind split "
+    "split_with_sizes alias detach flatten unflatten _reshape_alias movedim unfold view_as_real lift "
+    "clone copy_ _to_copy contiguous to".split()
+)
+_ABOUT = {MemoryError: "it asks for more memory than a check may have", SystemExit: "the file ends the program"}
+
+
+def preload() -> None:
+    """What every worker needs, loaded once in the server before it forks. Off Linux there is no Triton: exercises without
+    kernels work all the same."""
+    import torch
+    import torch._dynamo  # the first torch.empty under a dispatch mode imports it: a second that no check should pay
+
+    torch.set_num_threads(1)  # a thread pool does not survive fork
+    if importlib.util.find_spec("triton") is None:
+        return
+    import triton.language  # noqa: F401
+
+    if os.environ["TRITON_INTERPRET"] == "1":
+        import gpukit.simulator.trace  # noqa: F401
+        from gpukit.simulator import interpreter
+
+        interpreter.install()
+
+
+def run(sock: socket.socket) -> None:
+    """Serve one check: a job, then its cases, until the judge closes the connection."""
+    job = wire.receive(sock)
+    try:
+        function = getattr(_load(job["path"]), job["function"], None)
+    except BaseException as error:
+        wire.send(sock, {"error": _describe(error, job["path"])})
+        return
+    if not callable(function):
+        wire.send(sock, {"missing": True})
+        return
+    wire.send(sock, {"loaded": True})
+    call = {"function": _call_function, "cpu": _call_kernel, "cuda": _call_on_gpu}[job["how"]]
+    with contextlib.suppress(wire.Closed):
+        while True:
+            args = wire.receive(sock)
+            try:
+                reply = call(function, args, job)
+            except BaseException as error:
+                reply = {"error": _describe(error, job["path"])}
+            with contextlib.suppress(BaseException):
+                sys.stdout.flush()
+            wire.send(sock, reply)
+
+
+def _load(path: str) -> Any:
+    """The learner's file as a module. Triton reads a kernel's source back from this path."""
+    spec = importlib.util.spec_from_file_location("exercise", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["exercise"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _call_function(function: Any, args: tuple, job: dict) -> dict:
+    output = function(*args)
+    if type(output).__module__ == "torch" and getattr(output, "ndim", 1) == 0:
+        output = output.item()  # a number is a number, computed with torch or without
+    return {"output": output}
+
+
+def _call_kernel(function: Any, args: tuple, job: dict) -> dict:
+    """One call in Triton's interpreter, traced, and one in which launches do nothing."""
+    import torch
+
+    from gpukit.simulator import interpreter
+    from gpukit.simulator.trace import trace
+
+    inputs = {f"argument {i + 1}": arg for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
+    names = _argument_names(function, args)
+    before = [_bytes(arg).clone() for arg in inputs.values()]
+    for name, arg in zip(names, args, strict=False):
+        if isinstance(arg, torch.Tensor):
+            interpreter.guard(arg, name)
+    watch = _host_watch(job["path"])
+    with watch, trace() as traced:
+        outputs = _outputs(function, args, job["gradients"], names)
+    changed = [
+        name
+        for name, arg, old in zip(names, args, before, strict=False)
+        if isinstance(arg, torch.Tensor) and not torch.equal(_bytes(arg), old)
+    ]
+    own = [launch for launch in traced.launches if os.path.realpath(launch.file) == os.path.realpath(job["path"])]
+    tensors = [value for value in outputs.values() if type(value) is torch.Tensor]
+    reply = {
+        "outputs": outputs,
+        "devices": [str(value.device) for value in tensors],
+        "changed": changed,
+        "aliases": [
+            name
+            for name, value in outputs.items()
+            if type(value) is torch.Tensor and value.numel() and any(_shares(value, arg) for arg in inputs.values())
+        ],
+        "launches": [_launch_facts(launch, job["path"]) for launch in own],
+        "other_kernels": sorted({launch.kernel for launch in traced.launches if launch not in own}),
+        "host_ops": watch.used,
+        "copied_read_bytes": sum(op.read_bytes for op in traced.torch_ops),
+        "copied_write_bytes": sum(op.write_bytes for op in traced.torch_ops),
+        "stored": any(launch.store_bytes for launch in own),
+        "loaded": any(bool(traced.loaded(arg).any()) for arg in inputs.values()),
+    }
+    with contextlib.suppress(BaseException), _host_watch(job["path"]), trace(dry=True):
+        replay = _outputs(function, args, job["gradients"], names)
+        reply["same_without_kernels"] = bool(tensors) and all(
+            type(replay.get(name)) is torch.Tensor and _identical(replay[name], value)
+            for name, value in outputs.items()
+            if type(value) is torch.Tensor
+        )
+    return reply
+
+
+def _call_on_gpu(function: Any, args: tuple, job: dict) -> dict:
+    """Three calls on the GPU, which must agree to the bit."""
+    import torch
+
+    def fresh(arg):
+        if not isinstance(arg, torch.Tensor):
+            return arg
+        flat = torch.empty(0, dtype=arg.dtype).set_(arg.untyped_storage()).cuda()
+        return flat.as_strided(arg.shape, arg.stride(), arg.storage_offset())
+
+    names = _argument_names(function, args)
+    runs = []
+    for _ in range(3):
+        with _host_watch(job["path"]):
+            runs.append(_outputs(function, tuple(fresh(arg) for arg in args), job["gradients"], names))
+        torch.cuda.synchronize()
+    first, *others = runs
+    tensors = {name: value for name, value in first.items() if type(value) is torch.Tensor}
+    agree = all(_identical(other[name], value) for other in others for name, value in tensors.items())
+    return {"outputs": first, "devices": [str(value.device) for value in tensors.values()], "agree": agree}
+
+
+def _outputs(function: Any, args: tuple, gradients: int, names: list[str]) -> dict[str, Any]:
+    """The function's results by name: y (or y[0], y[1]), and the gradients dx, … if the exercise asks for them."""
+    import torch
+
+    if not gradients:
+        result = function(*args)
+        return {f"y[{i}]": item for i, item in enumerate(result)} if isinstance(result, tuple | list) else {"y": result}
+    *inputs, dy = args
+    for i in range(gradients):
+        inputs[i] = inputs[i].detach().requires_grad_()
+    y = function(*inputs)
+    if not isinstance(y, torch.Tensor) or y.grad_fn is None:
+        return {"y": y, f"d{names[0]}": None}
+    grads = torch.autograd.grad(y, inputs[:gradients], dy, allow_unused=True)
+    return {"y": y.detach(), **{f"d{name}": grad for name, grad in zip(names, grads, strict=False)}}
+
+
+def _argument_names(function: Any, args: tuple) -> list[str]:
+    code = getattr(function, "__code__", None)
+    names = list(code.co_varnames[: code.co_argcount]) if code else []
+    return [*names, *(f"argument {i + 1}" for i in range(len(names), len(args)))]
+
+
+def _host_watch(path: str):
+    """A dispatch mode that poisons fresh buffers and notes every PyTorch operation outside HOST_OPS with its line."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from gpukit.testing import poison
+
+    class HostWatch(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.used: list[list] = []  # [operation, line]
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            name = func.name().removeprefix("aten::").partition(".")[0]
+            out = func(*args, **(kwargs or {}))
+            if name in _ALLOCATIONS:
+                poison(out)
+            elif name not in HOST_OPS and len(self.used) < 20:
+                self.used.append([name, _learner_line(path)])
+            return out
+
+    return HostWatch()
+
+
+def _learner_line(path: str) -> int:
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename == path:
+            return frame.f_lineno
+        frame = frame.f_back
+    return 0
+
+
+def _launch_facts(launch: Any, path: str) -> dict:
+    return {
+        "kernel": launch.kernel,
+        "grid": tuple(launch.grid),
+        "programs": launch.programs,
+        "load_bytes": launch.load_bytes,
+        "store_bytes": launch.store_bytes,
+        "accesses": [[a.kind, a.tensor, a.line, a.bytes] for a in launch.accesses],
+    }
+
+
+def _bytes(tensor: Any) -> Any:
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+
+
+def _shares(a: Any, b: Any) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def _identical(a: Any, b: Any) -> bool:
+    import torch
+
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(
+        a.detach().contiguous().view(-1).view(torch.uint8), b.detach().contiguous().view(-1).view(torch.uint8)
+    )
+
+
+def _describe(error: BaseException, path: str) -> dict:
+    """An exception as plain data, seen from the learner's file: type, message, line and that line's text."""
+    fault = None
+    line = 0
+    if "triton" in sys.modules:
+        from gpukit.simulator import interpreter
+
+        error, _, line = interpreter.original(error)
+        if isinstance(error, interpreter.MemoryFault | interpreter.RaceFault):
+            fault = {
+                "what": "race" if isinstance(error, interpreter.RaceFault) else "out-of-bounds",
+                "kind": getattr(error, "kind", ""),
+                "tensor": getattr(error, "tensor", ""),
+                "line": getattr(error, "line", 0),
+                "text": str(error),
+            }
+    frames = list(_frames(error))
+    line = next((number for name, number in reversed(frames) if name == path), line or 0)
+    if isinstance(error, SyntaxError) and error.filename == path:
+        line = error.lineno or 0
+    return {
+        "type": type(error).__name__,
+        "message": (str(error).partition("\n")[0] or _ABOUT.get(type(error), ""))[:150],
+        "line": int(line or 0),
+        "source": linecache.getline(path, line).strip()[:160] if line else "",
+        "todo": isinstance(error, NotImplementedError),
+        "fault": fault,
+        "traceback": "".join(traceback.format_exception(error))[-8000:],
+    }
+
+
+def _frames(error: BaseException) -> Iterator[tuple[str, int]]:
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        yield frame.f_code.co_filename, number

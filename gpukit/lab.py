@@ -1,0 +1,52 @@
+"""`gpukit lab`: the course in JupyterLab."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from gpukit import course
+
+FIRST = "notebooks/00_start.ipynb"
+
+
+def lab(argv: list[str]) -> int:
+    """Open JupyterLab at the first notebook; `argv` goes to JupyterLab ("--port=9000", "--no-browser").
+
+    Does not return, except with 2, after one sentence, where JupyterLab cannot start.
+    """
+    try:
+        root = course.root()
+    except course.CourseNotFound as error:
+        return _refuse(str(error))
+    if not (root / FIRST).is_file():
+        return _refuse(f"{root / FIRST} is missing: the course's files are not complete")
+    if not os.access(root / "exercises", os.W_OK):
+        return _refuse(f"{root} cannot be written, so no answer could be saved: copy the course to where you can write")
+    if importlib.util.find_spec("jupyterlab") is None:
+        return _refuse(f"JupyterLab is not installed for {sys.executable}: make lab, in {root}, installs it")
+    print(f"JupyterLab opens {FIRST}. If no browser window comes up, open the address below. Stop: Ctrl-C twice.", flush=True)
+    os.chdir(root)
+    start = command(root, argv)
+    # JupyterLab takes this process over: Ctrl-C, its question whether to stop, and the exit status are all its own.
+    os.execve(start[0], start, environment())
+
+
+def command(root: Path, argv: list[str]) -> list[str]:
+    """How JupyterLab is started. It takes the first free port from 8888 up."""
+    options = [f"--ServerApp.root_dir={root}", f"--LabApp.default_url=/lab/tree/{FIRST}", "--Application.log_level=WARN"]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:  # in a container; JupyterLab refuses root unless told
+        options.append("--allow-root")
+    return [sys.executable, "-m", "jupyterlab", *options, *argv]
+
+
+def environment() -> dict[str, str]:
+    """Ours, with this Python's commands first, so that a terminal in JupyterLab finds `gpukit`."""
+    return os.environ | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
+
+
+def _refuse(sentence: str) -> int:
+    print(f"gpukit lab: {sentence}", file=sys.stderr)
+    return 2

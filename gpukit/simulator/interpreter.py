@@ -1,0 +1,645 @@
+"""Triton's interpreter made safe and right. The only module that uses private Triton names.
+
+`install()` changes Triton's interpreter in this process: bf16 is rounded as a GPU rounds it, `@triton.autotune` runs its
+first config, Triton 3.6 works with NumPy >= 2.4, every load, store and atomic is checked against the live tensors
+before memory is touched (`MemoryFault`), and so are two programs on one address (`RaceFault`).
+
+How it hangs together: a launch makes one `Memory`. Each pointer argument carries its `Parameter` through the pointer
+arithmetic, so that an access knows the tensor it was meant for, however far off it lands. Traces are told of every
+launch, access and dot through `watchers`.
+"""
+
+import importlib
+import inspect
+import os
+import sys
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+import triton
+import triton.language as tl
+from triton.runtime.errors import InterpreterError
+
+from gpukit.simulator.memory import Access, Fault, Memory, MemoryFault, RaceFault, guard, unguard_all
+
+__all__ = ["Call", "MemoryFault", "RaceFault", "busy", "guard", "install", "original", "uninstall", "unguard_all", "watchers"]
+
+SUPPORTED = "3.6 to 3.9"
+_PARAMETER = "gpukit.parameter"  # key under which a pointer handle carries the Parameter it came from
+_MAX_GRID = (2**31 - 1, 65_535, 65_535)  # CUDA C++ Programming Guide, table of compute capabilities
+
+
+@dataclass
+class Call:
+    """One launch, as the watchers see it. `arguments` are the kernel's arguments as the caller passed them, by name."""
+
+    function: object  # the @triton.jit object
+    kernel: str
+    file: str
+    grid: tuple[int, ...]
+    arguments: dict = field(repr=False)
+
+    @property
+    def programs(self) -> int:
+        return int(np.prod(self.grid, dtype=np.int64))
+
+
+# Each watcher has `begin(call) -> recorder` and `dry`: if any is dry, launches are listed but not run. A recorder has
+# `access(access, program, file, line)` and `dot(flops)`.
+watchers: list = []
+
+
+class _Running:
+    """The launch that is being interpreted."""
+
+    def __init__(self):
+        self.memory: Memory | None = None
+        self.recorders: list = []
+
+
+_running: _Running | None = None
+
+
+def busy() -> bool:
+    """Whether a launch is being prepared or interpreted: PyTorch ops seen now are ours, not the user's."""
+    return _running is not None
+
+
+# ---- where the learner's code is ----------------------------------------------------------------------------------
+
+_OURS = (os.path.dirname(os.path.abspath(triton.__file__)), os.path.dirname(os.path.abspath(__file__)))
+_internal: dict[str, bool] = {}
+
+
+def _is_internal(filename: str) -> bool:
+    known = _internal.get(filename)
+    if known is None:
+        known = _internal[filename] = filename.startswith(_OURS)
+    return known
+
+
+def _where() -> tuple[str, int]:
+    """File and line of the running access: the innermost frame that is neither Triton's nor the simulator's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_internal(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def original(exc: BaseException) -> tuple[BaseException, str | None, int | None]:
+    """The exception behind Triton's InterpreterErrors, and the file and line of user code that it came from."""
+    while isinstance(exc, InterpreterError) and exc.__cause__ is not None:
+        exc = exc.__cause__
+    if isinstance(exc, Fault):
+        return exc, exc.file, exc.line
+    if isinstance(exc, SyntaxError) and exc.filename:
+        return exc, exc.filename, exc.lineno
+    file = line = None
+    trace = exc.__traceback__
+    while trace is not None:
+        filename = trace.tb_frame.f_code.co_filename
+        if not _is_internal(filename) and "site-packages" not in filename:
+            file, line = filename, trace.tb_lineno
+        trace = trace.tb_next
+    return exc, file, line
+
+
+# ---- launching ----------------------------------------------------------------------------------------------------
+
+
+def _run(plain):
+    def run(self, *args, grid, warmup, **kwargs):
+        global _running
+        if warmup:
+            return
+        if _running is not None:
+            raise RuntimeError(f"{self.__name__} was launched from inside another kernel")
+        _running = _Running()
+        try:
+            _launch(self, args, kwargs, grid)
+        except Fault as fault:
+            # Its sentence names the line; the frames in between are the interpreter's.
+            raise fault.with_traceback(None) from None
+        finally:
+            _running = None
+
+    return run
+
+
+def _launch(function, args, kwargs, grid) -> None:
+    ti = _interpreter_module()
+    fn = function.rewrite()
+    known = inspect.getfullargspec(fn)
+    kwargs = {k: v for k, v in kwargs.items() if k in known.args or k in known.kwonlyargs}
+    arguments = inspect.getcallargs(fn, *args, **kwargs)
+    grid = _grid(grid(arguments) if callable(grid) else grid)
+    file = function.fn.__code__.co_filename
+    call = Call(function, function.__name__, file if file.startswith("<") else os.path.abspath(file), grid, arguments)
+    _running.recorders = [watcher.begin(call) for watcher in watchers]
+    if any(watcher.dry for watcher in watchers):
+        return
+
+    executor = ti.GridExecutor(fn, function.arg_names, grid, function.pre_run_hooks)
+    # Tensors on a GPU are interpreted on copies, which Triton makes and writes back.
+    remote = any(t.device.type != "cpu" for t in _tensors(arguments.values()))
+    hosts, host_kwargs = executor._init_args_hst(args, kwargs) if remote else (args, kwargs)
+    for hook in function.pre_run_hooks:
+        hook(*hosts, **host_kwargs)
+    memory = _running.memory = Memory(grid, _where)
+    host_arguments = inspect.getcallargs(fn, *hosts, **host_kwargs)
+    memory.add_guarded()
+
+    # Patched once for the whole launch and for every function the kernel calls, where Triton patches at each call.
+    scope = ti._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    scope.set_attr(tl.core.tensor, "__index__", lambda self: int(self.handle.data.item()))  # NumPy >= 2.4, Triton 3.6
+    try:
+        values = {
+            name: given if name in executor.constexprs else _value(name, given, host_arguments[name], memory)
+            for name, given in arguments.items()
+        }
+        axes = grid + (1,) * (3 - len(grid))
+        builder = ti.interpreter_builder
+        builder.set_grid_dim(*axes)
+        try:
+            with np.errstate(all="ignore"):  # a GPU computes inf and NaN silently
+                for linear in range(call.programs):
+                    memory.start_program(linear)
+                    x, rest = linear % axes[0], linear // axes[0]
+                    builder.set_grid_idx(x, rest % axes[1], rest // axes[1])
+                    fn(**values)
+        except Fault:
+            raise
+        except Exception as exc:
+            raise InterpreterError(repr(exc)) from exc
+    finally:
+        scope.restore()
+    if remote:
+        executor._restore_args_dev(args, hosts, kwargs, host_kwargs)
+
+
+def _grid(grid) -> tuple[int, ...]:
+    if not isinstance(grid, (tuple, list)) or not 1 <= len(grid) <= 3:
+        raise TypeError(f"the grid must be a tuple of 1 to 3 integers, got {grid!r}")
+    for axis, n in enumerate(grid):
+        if not isinstance(n, (int, np.integer)) or not 0 <= n <= _MAX_GRID[axis]:
+            raise TypeError(f"the grid's axis {axis} must be an integer from 0 to {_MAX_GRID[axis]}, got {n!r}")
+    return tuple(int(n) for n in grid)
+
+
+def _tensors(values):
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _tensors(value)
+        elif (tensor := _tensor(value)) is not None:
+            yield tensor
+
+
+def _tensor(value):
+    """The PyTorch tensor in an argument: itself, or the base of a descriptor or of a reinterpreted tensor."""
+    value = value if hasattr(value, "untyped_storage") else getattr(value, "base", None)
+    return value if hasattr(value, "untyped_storage") else None
+
+
+def _value(name: str, given, host, memory: Memory):
+    """What the kernel gets for one argument."""
+    ti = _interpreter_module()
+    if isinstance(given, tuple):
+        items = [_value(f"{name}[{i}]", g, h, memory) for i, (g, h) in enumerate(zip(given, host, strict=True))]
+        return type(given)(*items) if hasattr(given, "_fields") else type(given)(items)
+    # As on a GPU a bool arrives as int1 and a float as fp32; Triton 3.6 refuses the one, all leave the other a float.
+    if isinstance(given, bool):
+        return tl.tensor(ti.TensorHandle(np.array([given]), tl.int1), tl.int1)
+    if isinstance(given, float):
+        return tl.tensor(ti.TensorHandle(np.array([given], dtype=np.float32), tl.float32), tl.float32)
+    value = ti._implicit_cvt(host)
+    tensor = _tensor(given)
+    if tensor is not None:
+        handle = getattr(value.handle, "base", value.handle)  # a descriptor holds its pointer in `base`
+        handle.attr[_PARAMETER] = memory.add(name, tensor, _tensor(host))
+    return value
+
+
+def _call(plain):
+    def __call__(self, *args, **kwargs):
+        if _running is None:
+            return plain(self, *args, **kwargs)
+        return self.rewrite()(*args, **kwargs)
+
+    return __call__
+
+
+def _first_config(plain):
+    """Timing a config in the interpreter says nothing, and a kernel that is run once per config is run too often."""
+
+    def run(self, *args, **kwargs):
+        if not triton.knobs.runtime.interpret or len(self.configs) < 2:
+            return plain(self, *args, **kwargs)
+        configs = self.configs
+        try:
+            if self.early_config_prune:
+                named = dict(zip(self.arg_names, args, strict=False))
+                self.configs = list(self.early_config_prune(configs, named, **kwargs)) or configs
+            self.configs = self.configs[:1]
+            return plain(self, *args, **kwargs)
+        finally:
+            self.configs = configs
+
+    return run
+
+
+def _refuse_gpu_launch(plain):
+    def run(self, *args, grid, warmup, **kwargs):
+        if watchers and not warmup:
+            raise RuntimeError(
+                f"gpukit.trace counts Triton launches in the interpreter only, and {self.fn.__name__} was about to run "
+                "on the GPU: set TRITON_INTERPRET=1 before Python starts and trace again"
+            )
+        return plain(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    return run
+
+
+# ---- memory -------------------------------------------------------------------------------------------------------
+
+
+def _admit(kind: str, ptrs, mask, width: int) -> Access:
+    """Check an access and tell the watchers. Raises MemoryFault."""
+    access = Access(kind, ptrs.data, None if mask is None else mask.data, width)
+    memory = _running.memory
+    memory.admit(access, ptrs.attr.get(_PARAMETER))
+    if _running.recorders:
+        file, line = _where()
+        for recorder in _running.recorders:
+            recorder.access(access, memory.linear, file, line)
+    return access
+
+
+def _width(ptrs) -> int:
+    return max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
+
+
+def _masked_load(plain):
+    def create_masked_load(self, ptrs, mask, *rest, **kwargs):
+        if _running is not None:
+            _running.memory.load(_admit("load", ptrs, mask, _width(ptrs)))
+        return plain(self, ptrs, mask, *rest, **kwargs)
+
+    return create_masked_load
+
+
+def _masked_store(plain):
+    def create_masked_store(self, ptrs, value, mask, *rest, **kwargs):
+        if _running is not None:
+            # Triton writes items of the value's own size, whatever the pointer says
+            access = _admit("store", ptrs, mask, value.data.itemsize)
+            _running.memory.store(access, value.data)
+        return plain(self, ptrs, value, mask, *rest, **kwargs)
+
+    return create_masked_store
+
+
+def _atomic_rmw(plain):
+    def create_atomic_rmw(self, op, ptr, val, mask, sem, scope):
+        ti = _interpreter_module()
+        access = None
+        if _running is not None:
+            access = _admit("atomic", ptr, mask, _width(ptr))
+            _running.memory.atomic(access, sem != ti._ir.MEM_SEMANTIC.RELAXED)
+        if _is_bf16(val) and op == ti._ir.ATOMIC_OP.FADD:
+            return _atomic_add_bf16(ti, ptr, val, mask)
+        return plain(self, op, ptr, val, mask, sem, scope)
+
+    return create_atomic_rmw
+
+
+def _atomic_add_bf16(ti, ptr, val, mask):
+    """Lanes that share an address add one after another, each sum rounded."""
+    before = np.zeros(ptr.data.shape, dtype=np.uint16)
+    waiting = mask.data.copy()
+    while waiting.any():
+        lanes = np.flatnonzero(waiting)
+        turn = np.zeros(waiting.size, dtype=bool)
+        turn[lanes[np.unique(ptr.data[waiting], return_index=True)[1]]] = True
+        turn = turn.reshape(waiting.shape)
+        before = ti._interpreter.load(ptr.data, turn, before, np.dtype(np.uint16))
+        total = bf16_bits(bf16_floats(before) + bf16_floats(val.data))
+        ti._interpreter.store(ptr.data, total, turn)
+        waiting &= ~turn
+    return ti.TensorHandle(before, tl.bfloat16)
+
+
+def _atomic_cas(plain):
+    def create_atomic_cas(self, ptr, cmp, val, sem, scope):
+        if _running is not None:
+            access = _admit("atomic", ptr, None, _width(ptr))
+            _running.memory.atomic(access, sem != _interpreter_module()._ir.MEM_SEMANTIC.RELAXED)
+        return plain(self, ptr, cmp, val, sem, scope)
+
+    return create_atomic_cas
+
+
+def _carry(position: int):
+    """A pointer that is moved, broadcast or reshaped still belongs to the tensor it came from."""
+
+    def make(plain):
+        def carried(self, *args, **kwargs):
+            out = plain(self, *args, **kwargs)
+            attr = args[position].attr
+            if attr and _PARAMETER in attr:
+                out.attr[_PARAMETER] = attr[_PARAMETER]
+            return out
+
+        return carried
+
+    return make
+
+
+def _materialize_pointers(plain):
+    def materialize_pointers(self, offsets):
+        ptrs, masks = plain(self, offsets)
+        if _PARAMETER in self.base.attr:
+            ptrs.attr[_PARAMETER] = self.base.attr[_PARAMETER]
+        if isinstance(masks, np.ndarray):  # Triton 3.6
+            masks = _interpreter_module().TensorHandle(masks, tl.int1)
+        return ptrs, masks
+
+    return materialize_pointers
+
+
+def _np_dtype(plain):
+    """Triton builds a table of all types at each of some ten calls per op; this remembers the scalar ones."""
+    known: dict[str, np.dtype] = {}
+
+    def _get_np_dtype(tt_dtype):
+        if type(tt_dtype) is not tl.dtype:
+            return plain(tt_dtype)
+        found = known.get(tt_dtype.name)
+        if found is None:
+            found = known[tt_dtype.name] = plain(tt_dtype)
+        return found
+
+    return _get_np_dtype
+
+
+# ---- arithmetic ---------------------------------------------------------------------------------------------------
+# The interpreter holds bf16 as uint16 bits. An op on them is done in fp32 and rounded once, which for + - * / and sqrt
+# is the correctly rounded bf16 result: 24 bits of significand are at least 2 * 8 + 2.
+
+
+def bf16_floats(bits: np.ndarray) -> np.ndarray:
+    """bf16 bits (uint16) as float32, exactly."""
+    return (np.asarray(bits).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def bf16_bits(values, toward_zero: bool = False) -> np.ndarray:
+    """Numbers as bf16 bits (uint16), rounded to nearest even; NaN stays NaN, what is too large becomes infinite."""
+    values = np.asarray(values)
+    shape = values.shape
+    bits = values.astype(np.float32).reshape(-1).view(np.uint32)
+    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    rounding = np.uint32(0) if toward_zero else np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    rounded = ((bits + rounding) >> np.uint32(16)).astype(np.uint16)
+    if nan.any():
+        rounded[nan] = 0x7FFF  # what cvt.rn.bf16.f32 returns
+    return rounded.reshape(shape)
+
+
+def _is_bf16(handle) -> bool:
+    return handle.data.dtype == np.uint16 and handle.dtype.scalar.name == "bf16"
+
+
+def _floats(handle):
+    return bf16_floats(handle.data) if _is_bf16(handle) else handle.data
+
+
+def _rounded(data):
+    """The handle for the result of an op on bf16 operands."""
+    make = _interpreter_module().TensorHandle
+    return make(data, tl.int1) if data.dtype == np.bool_ else make(bf16_bits(data), tl.bfloat16)
+
+
+def _elementwise(plain):
+    """unary_op, binary_op, ternary_op: operands, then the NumPy function."""
+
+    def op(self, *operands_and_op):
+        *operands, function = operands_and_op
+        if function is np.where or not any(_is_bf16(x) for x in operands):
+            return plain(self, *operands_and_op)
+        return _rounded(function(*[_floats(x) for x in operands]))
+
+    return op
+
+
+def _fma(plain):
+    def create_fma(self, x, y, z):
+        if not _is_bf16(z):
+            return plain(self, x, y, z)
+        return _rounded(_floats(x).astype(np.float64) * _floats(y) + _floats(z))
+
+    return create_fma
+
+
+def _cast(plain):
+    def cast_impl(self, src, dst_type):
+        target = dst_type.scalar
+        if _is_bf16(src):
+            if target.name == "bf16":
+                return src
+            ti = _interpreter_module()
+            return ti.TensorHandle(bf16_floats(src.data).astype(ti._get_np_dtype(target)), target)
+        if target.name == "bf16":
+            return _interpreter_module().TensorHandle(bf16_bits(src.data), target)
+        return plain(self, src, dst_type)
+
+    return cast_impl
+
+
+def _fp_to_fp(plain):
+    def create_fp_to_fp(self, src, dst_type, rounding_mode):
+        standard = ("fp16", "bf16", "fp32", "fp64")
+        target, source = dst_type.scalar, src.dtype.scalar
+        if "bf16" not in (target.name, source.name) or target.name not in standard or source.name not in standard:
+            return plain(self, src, dst_type, rounding_mode)
+        ti = _interpreter_module()
+        if target.name == "bf16" and rounding_mode == ti._ir.ROUNDING_MODE.RTZ:
+            return ti.TensorHandle(bf16_bits(_floats(src), toward_zero=True), target)
+        return self.cast_impl(src, dst_type)
+
+    return create_fp_to_fp
+
+
+def _get_bf16(plain):
+    def get_bf16(self, value):
+        return _interpreter_module().TensorHandle(bf16_bits([value]), tl.bfloat16)
+
+    return get_bf16
+
+
+def _dot(plain):
+    def create_dot(self, a, b, d, *rest, **kwargs):
+        if _running is not None and _running.recorders:
+            *batch, m, k = a.data.shape
+            flops = 2 * int(np.prod(batch, dtype=np.int64)) * m * k * b.data.shape[-1]
+            for recorder in _running.recorders:
+                recorder.dot(flops)
+        make = _interpreter_module().TensorHandle
+        a, b = (make(bf16_floats(x.data), tl.float32) if _is_bf16(x) else x for x in (a, b))
+        return plain(self, a, b, d, *rest, **kwargs)
+
+    return create_dot
+
+
+def _nan_dropping(function):
+    """tl.maximum and tl.minimum drop a NaN, as the GPU does; Triton 3.6 kept it."""
+
+    def make(plain):
+        return lambda self, lhs, rhs: self.binary_op(lhs, rhs, function)
+
+    return make
+
+
+def _reduce_sum(plain):
+    def sum(self, input):
+        if not _is_bf16(input.handle):
+            return plain(self, input)
+        total = np.sum(bf16_floats(input.handle.data), axis=self.axis, keepdims=self.keep_dims)
+        return self.to_tensor(bf16_bits(total), tl.bfloat16)
+
+    return sum
+
+
+def _reduce_min_max(plain):
+    def min_max(self, input, val_reduce_op, idx_reduce_op=None):
+        source = input[0] if isinstance(input, tuple) else input
+        if idx_reduce_op is None and val_reduce_op in (np.nanmax, np.nanmin):
+            # the same value without NumPy's warning about rows that are all NaN
+            reduce = np.fmax.reduce if val_reduce_op is np.nanmax else np.fmin.reduce
+            value = reduce(_floats(source.handle), axis=self.axis, keepdims=self.keep_dims)
+            return self.to_tensor(bf16_bits(value) if _is_bf16(source.handle) else value, source.dtype)
+        if not _is_bf16(source.handle):
+            return plain(self, input, val_reduce_op, idx_reduce_op)
+        out = plain(self, self.to_tensor(bf16_floats(source.handle.data), tl.float32), val_reduce_op, idx_reduce_op)
+        if val_reduce_op is None:
+            return out
+        value, index = out if isinstance(out, tuple) else (out, None)
+        value = self.to_tensor(bf16_bits(value.handle.data).reshape(value.shape), tl.bfloat16)
+        return value if index is None else (value, index)
+
+    return min_max
+
+
+def _scan(function):
+    def make(plain):
+        def scan(self, input):
+            if not _is_bf16(input.handle):
+                return plain(self, input)
+            return [self.to_tensor(bf16_bits(function(bf16_floats(input.handle.data), axis=self.axis)), tl.bfloat16)]
+
+        return scan
+
+    return make
+
+
+# ---- installing ---------------------------------------------------------------------------------------------------
+
+_INTERPRETER = "triton.runtime.interpreter"
+
+# (module, name in it, replacement made from the plain one). A name that must exist but is not replaced has None.
+_PATCHES = (
+    (_INTERPRETER, "InterpretedFunction.run", _run),
+    (_INTERPRETER, "InterpretedFunction.__call__", _call),
+    (_INTERPRETER, "InterpretedFunction.rewrite", None),
+    (_INTERPRETER, "GridExecutor._init_args_hst", None),
+    (_INTERPRETER, "GridExecutor._restore_args_dev", None),
+    (_INTERPRETER, "_patch_lang", None),
+    (_INTERPRETER, "_implicit_cvt", None),
+    (_INTERPRETER, "_get_np_dtype", _np_dtype),
+    (_INTERPRETER, "_interpreter.load", None),
+    (_INTERPRETER, "_interpreter.store", None),
+    (_INTERPRETER, "_ir.MEM_SEMANTIC.RELAXED", None),
+    (_INTERPRETER, "_ir.ATOMIC_OP.FADD", None),
+    (_INTERPRETER, "_ir.ROUNDING_MODE.RTZ", None),
+    (_INTERPRETER, "TensorHandle", None),
+    (_INTERPRETER, "interpreter_builder.set_grid_idx", None),
+    (_INTERPRETER, "interpreter_builder.set_grid_dim", None),
+    (_INTERPRETER, "InterpreterBuilder.create_masked_load", _masked_load),
+    (_INTERPRETER, "InterpreterBuilder.create_masked_store", _masked_store),
+    (_INTERPRETER, "InterpreterBuilder.create_atomic_rmw", _atomic_rmw),
+    (_INTERPRETER, "InterpreterBuilder.create_atomic_cas", _atomic_cas),
+    (_INTERPRETER, "InterpreterBuilder.create_addptr", _carry(0)),
+    (_INTERPRETER, "InterpreterBuilder.create_bitcast", _carry(0)),
+    (_INTERPRETER, "InterpreterBuilder.create_broadcast", _carry(0)),
+    (_INTERPRETER, "InterpreterBuilder.create_expand_dims", _carry(0)),
+    (_INTERPRETER, "InterpreterBuilder.create_reshape", _carry(0)),
+    (_INTERPRETER, "InterpreterBuilder.create_trans", _carry(0)),
+    (_INTERPRETER, "InterpreterBuilder.create_splat", _carry(1)),
+    (_INTERPRETER, "TensorDescHandle.materialize_pointers", _materialize_pointers),
+    (_INTERPRETER, "InterpreterBuilder.unary_op", _elementwise),
+    (_INTERPRETER, "InterpreterBuilder.binary_op", _elementwise),
+    (_INTERPRETER, "InterpreterBuilder.ternary_op", _elementwise),
+    (_INTERPRETER, "InterpreterBuilder.create_fma", _fma),
+    (_INTERPRETER, "InterpreterBuilder.cast_impl", _cast),
+    (_INTERPRETER, "InterpreterBuilder.create_fp_to_fp", _fp_to_fp),
+    (_INTERPRETER, "InterpreterBuilder.create_dot", _dot),
+    (_INTERPRETER, "InterpreterBuilder.create_maxnumf", _nan_dropping(np.fmax)),
+    (_INTERPRETER, "InterpreterBuilder.create_minnumf", _nan_dropping(np.fmin)),
+    (_INTERPRETER, "ReduceOps.sum", _reduce_sum),
+    (_INTERPRETER, "ReduceOps.min_max", _reduce_min_max),
+    (_INTERPRETER, "ScanOps.cumsum", _scan(np.cumsum)),
+    (_INTERPRETER, "ScanOps.cumprod", _scan(np.cumprod)),
+    ("triton.runtime.autotuner", "Autotuner.run", _first_config),
+    ("triton.runtime.jit", "JITFunction.run", _refuse_gpu_launch),
+)
+_ADDED = ((_INTERPRETER, "InterpreterBuilder.get_bf16", _get_bf16),)  # Triton 3.6 has none
+
+_installed: list[tuple[object, str, object]] = []
+_ABSENT = object()
+
+
+def _interpreter_module():
+    return sys.modules[_INTERPRETER]
+
+
+def _resolve(module: str, path: str):
+    """The owner of a private name, its last part and its value."""
+    owner = importlib.import_module(module)
+    *parents, last = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    return owner, last, getattr(owner, last)
+
+
+def install() -> None:
+    """Make Triton's interpreter in this process safe and right; a second call does nothing.
+
+    Raises RuntimeError if this Triton lacks a name that the layer needs.
+    """
+    if _installed:
+        return
+    found = []
+    for module, path, make in _PATCHES:
+        try:
+            found.append((*_resolve(module, path), make))
+        except (ImportError, AttributeError) as exc:
+            raise RuntimeError(
+                f"gpukit's interpreter works with Triton {SUPPORTED}, and Triton {triton.__version__} has no "
+                f"{module}.{path}: install a Triton in that range"
+            ) from exc
+    for module, path, make in _ADDED:
+        owner = getattr(importlib.import_module(module), path.split(".")[0])
+        found.append((owner, path.split(".")[1], getattr(owner, path.split(".")[1], _ABSENT), make))
+    for owner, name, plain, make in found:
+        if make is not None:
+            _installed.append((owner, name, plain))
+            setattr(owner, name, make(plain))
+
+
+def uninstall() -> None:
+    """Put Triton's own interpreter back."""
+    while _installed:
+        owner, name, plain = _installed.pop()
+        if plain is _ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, plain)

@@ -1,0 +1,459 @@
+"""Which memory a launch may touch and which program touched it: bounds and races, in NumPy, without Triton.
+
+One `Memory` exists per launch. Every load, store and atomic of the interpreter becomes an `Access` and passes
+`Memory.admit` before any byte is read or written, so a wild pointer is a sentence and never a crash.
+"""
+
+import ctypes
+import math
+
+import numpy as np
+
+SECTOR_BYTES = 32
+
+
+class Fault(Exception):
+    """What a kernel did to memory that it must not do. The fields say where; `str()` is one sentence.
+
+    kind         "load", "store" or "atomic"
+    tensor       the kernel parameter that the pointer came from
+    program      ids of the program, as many as the grid has axes
+    file, line   where tl.load, tl.store or tl.atomic_* was called
+    count        lanes of this access that are at fault
+    lane         position of the first of them in the block
+    first_index  its distance, in elements of the view, from the view's first element (negative: before it)
+    size, shape  of the view: the guarded one if there is one, else the tensor that was passed
+    name         what the view is called: the name given to `guard`, else the parameter's
+    """
+
+    def __init__(self, **fields):
+        self.__dict__.update(fields)
+        super().__init__(self._sentence())
+
+    def _sentence(self) -> str:
+        raise NotImplementedError
+
+
+class MemoryFault(Fault):
+    """An access outside every legal element; `where` is "past the end", "before the start" or "between rows"."""
+
+    def _sentence(self) -> str:
+        elements = "1 element" if self.count == 1 else f"{self.count} elements"
+        place = "between the rows" if self.where == "between rows" else self.where
+        return (
+            f"{self.kind} outside {self.tensor}: {_program(self.program)}, line {self.line}: {elements} {place} of "
+            f"{self.name} {list(self.shape)}; first at index {self.first_index}"
+        )
+
+
+class RaceFault(Fault):
+    """Two programs of one launch use one address and nothing says which comes first.
+
+    other   ids of the other program, None where there are several
+    clash   what the other one did: "load" or "store"
+    """
+
+    def _sentence(self) -> str:
+        other = "another program" if self.other is None else _program(self.other)
+        did = {
+            ("store", "store"): f"stores a value that differs from the one {other} stored",
+            ("store", "load"): f"stores to what {other} loads",
+            ("load", "store"): f"loads what {other} stores",
+        }[self.kind, self.clash]
+        return (
+            f"race on {self.tensor}: {_program(self.program)}, line {self.line}: {did}, at index {self.first_index} of "
+            f"{self.name} {list(self.shape)}; programs run in any order"
+        )
+
+
+def _program(ids) -> str:
+    return f"program {ids[0]}" if len(ids) == 1 else f"program {tuple(ids)}"
+
+
+def program_ids(linear: int, grid: tuple[int, ...]) -> tuple[int, ...]:
+    """Ids of the linear-th program in launch order (axis 0 fastest, as on a GPU)."""
+    ids = []
+    for n in grid:
+        ids.append(linear % n)
+        linear //= n
+    return tuple(ids)
+
+
+# ---- what is legal ------------------------------------------------------------------------------------------------
+
+_guarded: dict[int, list] = {}  # address of a storage -> [(tensor, name)]: keeps them alive, so no address is reused
+_legal: dict[int, "Legal"] = {}
+
+
+def guard(tensor, name: str | None = None) -> None:
+    """From now on the elements of this view are the only legal ones in its storage (with those of other guards on it).
+
+    Gaps between strided rows are illegal too. A tensor that is only reached through an address kept in memory (a table
+    of pointers) has to be guarded to be known at all.
+    """
+    key = tensor.untyped_storage().data_ptr()
+    _guarded.setdefault(key, []).append((tensor, name))
+    _legal[key] = _union([t for t, _ in _guarded[key]])
+
+
+def unguard_all() -> None:
+    """Forget every guard."""
+    _guarded.clear()
+    _legal.clear()
+
+
+class Legal:
+    """The legal bytes of one storage: [start, end), less the units where `mask` is False (None: no gap)."""
+
+    def __init__(self, start: int, end: int, unit: int = 1, mask: np.ndarray | None = None):
+        self.start, self.end, self.unit = start, end, unit
+        self.mask = None if mask is None or mask.all() else mask
+
+    def ok(self, offsets: np.ndarray, width: int) -> np.ndarray:
+        """For each byte offset, whether `width` bytes from there are legal."""
+        inside = (offsets >= self.start) & (offsets + width <= self.end)
+        if self.mask is None:
+            return inside
+        first = np.where(inside, offsets - self.start, 0)
+        step = min(width, self.unit)
+        for byte in range(0, width, step):
+            inside &= self.mask[(first + byte) // self.unit]
+        return inside
+
+
+def _span(tensor) -> tuple[int, int]:
+    """First byte and end of a view in its storage."""
+    first = tensor.storage_offset()
+    if tensor.numel() == 0:
+        return first * tensor.element_size(), first * tensor.element_size()
+    last = first + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return first * tensor.element_size(), (last + 1) * tensor.element_size()
+
+
+def mark(array: np.ndarray, tensor, first: int) -> np.ndarray:
+    """The elements of `array` (one per element of the storage from `first` on) that are the view's, in its shape."""
+    strides = tuple(s * array.itemsize for s in tensor.stride())
+    return np.lib.stride_tricks.as_strided(array[tensor.storage_offset() - first :], tuple(tensor.shape), strides)
+
+
+def _union(tensors) -> Legal:
+    """The legal bytes when these views of one storage are the only legal ones."""
+    start = min(_span(t)[0] for t in tensors)
+    end = max(_span(t)[1] for t in tensors)
+    sizes = {t.element_size() for t in tensors}
+    if len(tensors) == 1 and tensors[0].is_contiguous():
+        return Legal(start, end)
+    unit = math.gcd(*sizes, start)
+    allowed = np.zeros((end - start) // unit, dtype=bool)
+    for t in tensors:
+        if t.numel() == 0:
+            continue
+        low, high = _span(t)
+        size = t.element_size()
+        own = np.zeros((high - low) // size, dtype=bool)
+        mark(own, t, low // size)[...] = True
+        allowed[(low - start) // unit : (high - start) // unit] |= np.repeat(own, size // unit)
+    return Legal(start, end, unit, allowed)
+
+
+# ---- one launch ---------------------------------------------------------------------------------------------------
+
+
+class Buffer:
+    """The storage behind one or more tensor arguments. `key` is its address as the caller has it, `base` the address
+    that the kernel sees (they differ where a GPU tensor was copied to be interpreted)."""
+
+    def __init__(self, key: int, base: int, nbytes: int, storage):
+        self.key, self.base, self.nbytes, self.storage = key, base, nbytes, storage
+        self.legal = _legal.get(key) or Legal(0, nbytes)
+        self.low, self.high = base + self.legal.start, base + self.legal.end
+        self.history = None
+
+    def words(self, unit: int) -> np.ndarray:
+        """The memory itself, as unsigned integers of `unit` bytes."""
+        raw = (ctypes.c_uint8 * (self.nbytes // unit * unit)).from_address(self.base)
+        return np.frombuffer(raw, dtype=np.uint8).view(f"u{unit}")
+
+
+class Parameter:
+    """One tensor argument of the kernel."""
+
+    def __init__(self, name: str, tensor, buffer: Buffer):
+        self.name, self.tensor, self.buffer = name, tensor, buffer
+
+
+class Access:
+    """One executed tl.load, tl.store or atomic of one program: the addresses of the lanes that are not masked off."""
+
+    __slots__ = ("_contiguous", "_offsets", "addresses", "buffer", "high", "kind", "live", "low", "masked", "parameter", "width")
+
+    def __init__(self, kind: str, addresses: np.ndarray, live: np.ndarray | None, width: int):
+        self.kind, self.width, self.live = kind, width, None
+        lanes = addresses.size
+        if live is not None and not live.all():
+            if live.shape != addresses.shape:
+                live = np.broadcast_to(live, addresses.shape)
+            self.live, addresses = live, addresses[live]
+        self.addresses = addresses
+        self.masked = lanes - addresses.size
+        self.parameter = self.buffer = self._offsets = self._contiguous = None
+        if addresses.size:
+            self.low, self.high = int(addresses.min()), int(addresses.max()) + width
+
+    @property
+    def lanes(self) -> int:
+        return self.addresses.size
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """Byte offsets from the start of the storage, one per lane, in lane order."""
+        if self._offsets is None:
+            self._offsets = (self.addresses.reshape(-1) - np.uint64(self.buffer.base)).view(np.int64)
+        return self._offsets
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the lanes, in order, cover one run of memory."""
+        if self._contiguous is None:
+            n = self.lanes
+            run = n > 0 and self.high - self.low == n * self.width
+            if run and n > 1:
+                flat = self.addresses.reshape(-1)
+                run = bool((flat[1:] > flat[:-1]).all())
+            self._contiguous = run
+        return self._contiguous
+
+    def index(self, unit: int):
+        """Which units of `unit` bytes of the storage are touched: a slice or an array; None if smaller than one."""
+        if self.width < unit:
+            return None
+        if self.contiguous:
+            base = self.buffer.base
+            return slice((self.low - base) // unit, (self.high - base) // unit)
+        first = self.offsets // unit
+        if self.width == unit:
+            return first
+        return (first[:, None] + np.arange(self.width // unit)).reshape(-1)
+
+    @property
+    def sectors(self) -> int:
+        """Distinct 32-byte sectors, as if the storage began on a sector (GPU allocations begin on 256 bytes)."""
+        if not self.lanes:
+            return 0
+        low, high = self.low - self.buffer.base, self.high - self.buffer.base
+        first, last = low // SECTOR_BYTES, (high - 1) // SECTOR_BYTES
+        if first == last or self.contiguous:
+            return last - first + 1
+        touched = self.offsets // SECTOR_BYTES
+        if last - first > 8 * self.lanes + 1024:
+            return np.unique(touched).size
+        seen = np.zeros(last - first + 1, dtype=bool)
+        seen[touched - first] = True
+        return int(np.count_nonzero(seen))
+
+
+class _History:
+    """Per element of one written storage: the last program that stored it and the first that loaded it, counted from
+    1; 0 is nobody; a negative reader says that others loaded it too."""
+
+    def __init__(self, nbytes: int, unit: int):
+        self.unit = unit
+        self.writer = np.zeros(nbytes // unit, dtype=np.int32)
+        self.reader = np.zeros(nbytes // unit, dtype=np.int32)
+
+
+class Memory:
+    """The live tensors of one launch, and who touched them."""
+
+    def __init__(self, grid: tuple[int, ...], where):
+        self.grid = grid
+        self.where = where  # () -> (file, line) of the running access
+        self.buffers: dict[int, Buffer] = {}
+        self.parameters: list[Parameter] = []
+        self.linear = 0
+        self._released: dict[int, set[int]] = {}  # address of an atomic -> programs that passed through it
+        self.start_program(0)
+
+    def add(self, name: str, tensor, host=None) -> Parameter:
+        """Register a tensor argument; `host` is the copy the kernel sees, where that is another one."""
+        storage = tensor.untyped_storage()
+        key = storage.data_ptr()
+        if key not in self.buffers:
+            seen = storage if host is None else host.untyped_storage()
+            self.buffers[key] = Buffer(key, seen.data_ptr(), seen.nbytes(), storage)
+        parameter = Parameter(name, tensor, self.buffers[key])
+        self.parameters.append(parameter)
+        return parameter
+
+    def add_guarded(self) -> None:
+        """Register the guarded CPU tensors that are no arguments: they may be reached through a table of pointers."""
+        for key, views in _guarded.items():
+            if key not in self.buffers and views[0][0].device.type == "cpu":
+                self.add(views[0][1] or "a guarded tensor", views[0][0])
+
+    def start_program(self, linear: int) -> None:
+        self.linear = linear
+        self._pending: list[Access] = []  # loads of this program from storages nobody has stored to yet
+        self._ordered: set[int] | None = None  # programs that atomics put before this one
+
+    @property
+    def program(self) -> tuple[int, ...]:
+        return self.ids(self.linear)
+
+    def ids(self, linear: int) -> tuple[int, ...]:
+        return program_ids(linear, self.grid)
+
+    def admit(self, access: Access, parameter: Parameter | None) -> None:
+        """Check one access before it happens. Raises MemoryFault."""
+        if not access.lanes:
+            access.parameter = parameter
+            access.buffer = parameter.buffer if parameter else None
+            return
+        parameter = parameter or self._nearest(access.low)
+        if parameter is None:
+            raise ValueError(f"{access.kind} through a pointer, but the kernel was given no tensor")
+        buffer = parameter.buffer
+        access.parameter, access.buffer = parameter, buffer
+        if access.low < buffer.low or access.high > buffer.high:
+            raise self._outside(access)
+        if buffer.legal.mask is not None and not buffer.legal.ok(access.offsets, access.width).all():
+            raise self._outside(access)
+
+    def _nearest(self, address: int) -> Parameter | None:
+        def distance(p: Parameter) -> int:
+            return max(p.buffer.low - address, address - p.buffer.high + 1, 0)
+
+        return min(self.parameters, key=distance, default=None)
+
+    def _view(self, parameter: Parameter):
+        """The view that a fault is described against: the guard nearest to the argument's first element."""
+        first = _span(parameter.tensor)[0]
+
+        def distance(guarded) -> int:
+            low, high = _span(guarded[0])
+            return max(low - first, first - high + 1, 0)
+
+        guards = _guarded.get(parameter.buffer.key, [(parameter.tensor, None)])
+        tensor, name = min(guards, key=distance)
+        return tensor, name or parameter.name
+
+    def _fields(self, access: Access, bad: np.ndarray) -> dict:
+        view, name = self._view(access.parameter)
+        flat = np.flatnonzero(bad)
+        lanes = np.arange(access.lanes) if access.live is None else np.flatnonzero(access.live)
+        shape = access.addresses.shape if access.live is None else access.live.shape
+        file, line = self.where()
+        return {
+            "kind": access.kind,
+            "tensor": access.parameter.name,
+            "program": self.program,
+            "file": file,
+            "line": line,
+            "count": int(flat.size),
+            "lane": tuple(int(i) for i in np.unravel_index(lanes[flat[0]], shape)),
+            "first_index": (int(access.offsets[flat[0]]) - _span(view)[0]) // view.element_size(),
+            "size": view.numel(),
+            "shape": tuple(view.shape),
+            "name": name,
+        }
+
+    def _outside(self, access: Access) -> MemoryFault:
+        fields = self._fields(access, ~access.buffer.legal.ok(access.offsets, access.width))
+        view, _ = self._view(access.parameter)
+        start, end = _span(view)
+        index, size = fields["first_index"], view.element_size()
+        if index < 0:
+            where = "before the start"
+        else:
+            where = "past the end" if (index + 1) * size > end - start else "between rows"
+        return MemoryFault(where=where, **fields)
+
+    # A race is a pair of accesses by two programs that no atomic orders, at least one of them a store. Programs run
+    # one after another here, so it is enough to compare each access with what earlier programs left behind.
+
+    def load(self, access: Access) -> None:
+        """Note a load that was admitted. Raises RaceFault."""
+        if not access.lanes:
+            return
+        history = access.buffer.history
+        if history is None:
+            self._pending.append(access)
+            return
+        index = access.index(history.unit)
+        if index is None:
+            return
+        me = self.linear + 1
+        writer = history.writer[index]
+        clash = (writer != 0) & (writer != me)
+        if clash.any():
+            clash &= ~self._is_ordered(writer)
+            if clash.any():
+                raise self._race(access, clash, writer, "store", history)
+        self._note_reader(history, index, me)
+
+    def _note_reader(self, history: _History, index, me: int) -> None:
+        reader = history.reader[index]
+        others = (reader != 0) & (reader != me) & (reader != -me)
+        if not others.any():
+            history.reader[index] = np.where(reader == -me, reader, me)
+        else:  # a reader that an atomic put before this program is stood for by this program
+            shared = np.where(self._is_ordered(reader), me, -np.abs(reader))
+            history.reader[index] = np.where(others, shared, np.where(reader == -me, reader, me))
+
+    def store(self, access: Access, values: np.ndarray) -> None:
+        """Note a store that was admitted, before it happens. Raises RaceFault."""
+        if not access.lanes:
+            return
+        me = self.linear + 1
+        history = access.buffer.history
+        if history is None:
+            history = access.buffer.history = _History(access.buffer.nbytes, access.width)
+            for load in self._pending:
+                if load.buffer is access.buffer and load.index(history.unit) is not None:
+                    self._note_reader(history, load.index(history.unit), me)
+        index = access.index(history.unit)
+        if index is None:
+            return
+        writer, reader = history.writer[index], history.reader[index]
+        stored = (writer != 0) & (writer != me)
+        clash = stored | ((reader != 0) & (reader != me))
+        if clash.any():
+            clash &= self._changes(access, values, history.unit, index)
+            clash &= ~np.where(stored, self._is_ordered(writer), self._is_ordered(reader))
+            if clash.any():
+                first = np.flatnonzero(clash)[0]
+                if stored[first]:
+                    raise self._race(access, clash & stored, writer, "store", history)
+                raise self._race(access, clash & ~stored, reader, "load", history)
+        history.writer[index] = me
+
+    def _changes(self, access: Access, values: np.ndarray, unit: int, index) -> np.ndarray:
+        """For each unit touched, whether the store changes it: two programs may well store the same value."""
+        shape = access.addresses.shape if access.live is None else access.live.shape
+        values = np.broadcast_to(values, shape)
+        values = values.reshape(-1) if access.live is None else values[access.live]
+        return access.buffer.words(unit)[index] != np.ascontiguousarray(values).view(f"u{unit}")
+
+    def _is_ordered(self, programs: np.ndarray) -> np.ndarray:
+        if not self._ordered:
+            return np.zeros(programs.shape, dtype=bool)
+        return np.isin(programs, list(self._ordered))
+
+    def atomic(self, access: Access, ordering: bool) -> None:
+        """Note an atomic. One on a single address that orders memory (not sem="relaxed") is taken for a lock or a
+        counter: whoever passes through it later comes after everything done before."""
+        if not ordering or access.lanes != 1:
+            return
+        passed = self._released.setdefault(access.low, set())
+        if self._ordered is None or self._ordered is passed:
+            self._ordered = passed
+        else:
+            passed |= self._ordered
+            self._ordered = set(passed)
+        passed.add(self.linear + 1)
+
+    def _race(self, access: Access, clash: np.ndarray, others: np.ndarray, did: str, history: _History) -> RaceFault:
+        other = int(others[np.flatnonzero(clash)[0]])
+        bad = clash.reshape(access.lanes, -1).any(axis=1)  # several units per lane where a lane is wider than a unit
+        known = other > 0 and other != self.linear + 1
+        return RaceFault(other=self.ids(other - 1) if known else None, clash=did, **self._fields(access, bad))

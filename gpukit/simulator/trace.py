@@ -1,0 +1,413 @@
+"""What a piece of code moves: `with gpukit.trace() as t:` counts the memory traffic of Triton launches and PyTorch ops.
+
+Launches are counted in Triton's interpreter, access by access; a test holds the sectors to those that Nsight Compute
+measured on an H200. PyTorch ops are counted as if each read its inputs and wrote its outputs once.
+"""
+
+import html
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpukit.simulator import memory
+
+try:
+    from gpukit.simulator import interpreter
+except ModuleNotFoundError as exc:  # no wheels outside Linux; PyTorch ops can be counted all the same
+    if exc.name != "triton":
+        raise
+    interpreter = None
+
+MAX_DETAIL_PROGRAMS = 1024
+
+
+@dataclass
+class Access:
+    """All executions of one tl.load, tl.store or atomic on one tensor. `count` is how often it ran (once per program
+    and loop iteration), `lanes` how many elements that were, masked-off lanes left out."""
+
+    kind: str
+    tensor: str
+    file: str
+    line: int
+    count: int = 0
+    lanes: int = 0
+    bytes: int = 0
+    sectors: int = 0
+
+
+@dataclass
+class Event:
+    """One executed access (trace(detail=True)): `offsets` in elements from the tensor's first one, `masked` lanes off."""
+
+    program: tuple[int, ...]
+    kind: str
+    tensor: str
+    line: int
+    offsets: np.ndarray = field(repr=False)
+    masked: int
+
+
+@dataclass
+class Launch:
+    """One kernel launch. Bytes are lanes that are not masked off times their size; sectors are distinct 32-byte
+    sectors per access and program, summed. `function` is the @triton.jit object, `file` where it is defined."""
+
+    kernel: str
+    file: str
+    grid: tuple[int, ...]
+    programs: int
+    function: object = field(repr=False)
+    load_bytes: int = 0
+    store_bytes: int = 0
+    atomic_bytes: int = 0
+    load_sectors: int = 0
+    store_sectors: int = 0
+    atomic_sectors: int = 0
+    flops: int = 0  # of tl.dot: 2 M N K
+    dry: bool = False
+    accesses: list[Access] = field(default_factory=list, repr=False)
+    events: list[Event] = field(default_factory=list, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.kernel
+
+    @property
+    def read_bytes(self) -> int:
+        return self.load_bytes
+
+    @property
+    def write_bytes(self) -> int:
+        return self.store_bytes + self.atomic_bytes
+
+
+@dataclass
+class TorchOp:
+    """One PyTorch op: bytes of the tensors it reads and of those it writes; views and bare allocations move none."""
+
+    name: str
+    read_bytes: int
+    write_bytes: int
+
+
+class _Marks:
+    """Which elements of one storage launches loaded and stored inside the block."""
+
+    def __init__(self, buffer):
+        self.storage = buffer.storage  # kept alive, so that its address stays its own
+        self.nbytes = buffer.nbytes
+        self.unit = 0
+        self.touched: dict[str, np.ndarray] = {}
+
+    def add(self, kind: str, access) -> None:
+        if self.unit == 0 or access.width < self.unit:
+            self._refine(access.width)
+        kinds = ("load", "store") if kind == "atomic" else (kind,)
+        index = access.index(self.unit)
+        for k in kinds:
+            if k not in self.touched:
+                self.touched[k] = np.zeros(self.nbytes // self.unit, dtype=bool)
+            self.touched[k][index] = True
+
+    def _refine(self, unit: int) -> None:
+        if self.unit:
+            self.touched = {k: np.repeat(a, self.unit // unit) for k, a in self.touched.items()}
+        self.unit = unit
+
+    def of(self, kind: str, tensor) -> np.ndarray:
+        marks = self.touched.get(kind)
+        size = tensor.element_size()
+        if marks is None:
+            return np.zeros(tuple(tensor.shape), dtype=bool)
+        if size < self.unit:
+            marks = np.repeat(marks, self.unit // size)
+        elif size > self.unit:
+            per = size // self.unit
+            marks = marks[: marks.size // per * per].reshape(-1, per).any(axis=1)
+        return memory.mark(marks, tensor, 0).copy()
+
+
+class _Recorder:
+    """Counts the accesses of one launch."""
+
+    def __init__(self, trace: "Trace", launch: Launch):
+        self.trace, self.launch = trace, launch
+        self.rows: dict[tuple, Access] = {}
+
+    def access(self, access, linear: int, file: str, line: int) -> None:
+        launch, kind = self.launch, access.kind
+        tensor = access.parameter.name if access.parameter else "?"
+        row = self.rows.get((kind, tensor, file, line))
+        if row is None:
+            row = self.rows[kind, tensor, file, line] = Access(kind, tensor, file, line)
+            launch.accesses.append(row)
+        row.count += 1
+        lanes = access.lanes
+        if lanes:
+            moved, sectors = lanes * access.width, access.sectors
+            row.lanes += lanes
+            row.bytes += moved
+            row.sectors += sectors
+            setattr(launch, f"{kind}_bytes", getattr(launch, f"{kind}_bytes") + moved)
+            setattr(launch, f"{kind}_sectors", getattr(launch, f"{kind}_sectors") + sectors)
+            self.trace._mark(access)
+        if self.trace.detail:
+            self._keep(access, tensor, linear, line)
+
+    def _keep(self, access, tensor: str, linear: int, line: int) -> None:
+        offsets = np.zeros(0, dtype=np.int64)
+        if access.lanes:
+            own = access.parameter.tensor
+            offsets = access.offsets // own.element_size() - own.storage_offset()
+        program = memory.program_ids(linear, self.launch.grid)
+        self.launch.events.append(Event(program, access.kind, tensor, line, offsets, access.masked))
+
+    def dot(self, flops: int) -> None:
+        self.launch.flops += flops
+
+
+class Trace:
+    """What ran inside the block; see `trace`.
+
+    events       Launch and TorchOp objects in the order in which they ran
+    launches     the Launch objects, torch_ops the TorchOp objects
+    read_bytes, write_bytes, bytes    totals over both; an atomic counts once, as a write
+    """
+
+    def __init__(self, dry: bool = False, detail: bool = False, on_launch: Callable | None = None):
+        self.dry, self.detail, self.on_launch = dry, detail, on_launch
+        self.events: list[Launch | TorchOp] = []
+        self._marks: dict[int, _Marks] = {}
+        self._mode = _CountOps(self)
+
+    def __enter__(self) -> "Trace":
+        if interpreter is not None:
+            interpreter.install()
+            interpreter.watchers.append(self)
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self._mode.__exit__(*exc_info)
+        if interpreter is not None:
+            interpreter.watchers.remove(self)
+
+    def begin(self, call) -> _Recorder:
+        """Called by the interpreter before each launch."""
+        if self.on_launch is not None:
+            self.on_launch(call.kernel, call.arguments)
+        if self.detail and call.programs > MAX_DETAIL_PROGRAMS:
+            raise ValueError(
+                f"trace(detail=True) keeps every access of every program, so a grid may have at most "
+                f"{MAX_DETAIL_PROGRAMS} programs; {call.kernel} was launched with {call.programs}"
+            )
+        launch = Launch(call.kernel, call.file, call.grid, call.programs, call.function, dry=self.dry)
+        self.events.append(launch)
+        return _Recorder(self, launch)
+
+    def _mark(self, access) -> None:
+        buffer = access.buffer
+        marks = self._marks.get(buffer.key)
+        if marks is None:
+            marks = self._marks[buffer.key] = _Marks(buffer)
+        marks.add(access.kind, access)
+
+    @property
+    def launches(self) -> list[Launch]:
+        return [e for e in self.events if isinstance(e, Launch)]
+
+    @property
+    def torch_ops(self) -> list[TorchOp]:
+        return [e for e in self.events if isinstance(e, TorchOp)]
+
+    @property
+    def read_bytes(self) -> int:
+        return sum(e.read_bytes for e in self.events)
+
+    @property
+    def write_bytes(self) -> int:
+        return sum(e.write_bytes for e in self.events)
+
+    @property
+    def bytes(self) -> int:
+        return self.read_bytes + self.write_bytes
+
+    @property
+    def flops(self) -> int:
+        return sum(launch.flops for launch in self.launches)
+
+    def written(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Which elements launches in the block stored to (atomics too): bool, in the tensor's shape, on the CPU."""
+        return self._touched("store", tensor)
+
+    def loaded(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Which elements launches in the block loaded (atomics too): bool, in the tensor's shape, on the CPU."""
+        return self._touched("load", tensor)
+
+    def _touched(self, kind: str, tensor) -> torch.Tensor:
+        marks = self._marks.get(tensor.untyped_storage().data_ptr())
+        if marks is None or tensor.numel() == 0:
+            return torch.zeros(tensor.shape, dtype=torch.bool)
+        return torch.from_numpy(marks.of(kind, tensor))
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """Column titles and rows; equal steps that follow each other share a row, steps that move nothing are left out."""
+        titles = ["step", "times", "programs", "read (bytes)", "written (bytes)"]
+        titles += ["load sectors", "store sectors", "dot (FLOP)"]
+        rows: list[list] = []
+        for e in self.events:
+            if isinstance(e, Launch):
+                name = f"{e.kernel}{list(e.grid)}" + (" (not run)" if e.dry else "")
+                counts = [e.programs, e.read_bytes, e.write_bytes, e.load_sectors, e.store_sectors, e.flops]
+            elif e.read_bytes or e.write_bytes:
+                name, counts = e.name, [None, e.read_bytes, e.write_bytes, None, None, None]
+            else:
+                continue
+            if rows and rows[-1][0] == name and rows[-1][2] == counts:
+                rows[-1][1] += 1
+            else:
+                rows.append([name, 1, counts])
+        table = [[name, times, *(c if c is None else c * times for c in counts)] for name, times, counts in rows]
+        columns = [[row[i] for row in table] for i in range(1, 8)]
+        total = [sum(c for c in column if c is not None) for column in columns]
+        cells = [[_cell(c) for c in row] for row in [*table, ["total", *total]]]
+        return titles, cells
+
+    def report(self) -> str:
+        """The steps of the block and their totals as an aligned text table."""
+        titles, rows = self._table()
+        widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(titles))]
+        lines = [titles, *rows[:-1]]
+        text = [_line(row, widths) for row in lines]
+        rule = "-" * len(text[0])
+        return "\n".join([text[0], rule, *text[1:], rule, _line(rows[-1], widths)])
+
+    def __repr__(self) -> str:
+        return self.report()
+
+    def _repr_html_(self) -> str:
+        titles, rows = self._table()
+
+        def tr(cells, tag: str) -> str:
+            first, *rest = (html.escape(c) for c in cells)
+            numbers = "".join(f'<{tag} style="text-align:right">{c}</{tag}>' for c in rest)
+            return f'<tr><{tag} style="text-align:left">{first}</{tag}>{numbers}</tr>'
+
+        body = "".join(tr(row, "td") for row in rows[:-1])
+        head, foot = tr(titles, "th"), tr(rows[-1], "th")
+        return f"<table><thead>{head}</thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>"
+
+
+def _cell(value) -> str:
+    return "" if value is None else value if isinstance(value, str) else f"{value:,}"
+
+
+def _line(cells, widths) -> str:
+    first, *rest = (c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
+    return "  ".join([first, *rest]).rstrip()
+
+
+def trace(dry: bool = False, detail: bool = False, on_launch: Callable | None = None) -> Trace:
+    """Count the memory traffic of everything in a `with` block.
+
+        with gpukit.trace() as t:
+            softmax(x)
+        print(t.report())
+
+    dry        list launches but do not run them
+    detail     also keep each access with its element offsets in `launch.events`; at most 1,024 programs a launch
+    on_launch  called as on_launch(kernel_name, arguments) before each launch; `arguments` maps the kernel's parameter
+               names to what the caller passed
+
+    Blocks nest: an inner block's work counts in the outer one too. Raises MemoryFault and RaceFault where a kernel
+    leaves its tensors or programs collide, ValueError for a grid too large for `detail`, RuntimeError at a launch that
+    would run on a GPU.
+    """
+    return Trace(dry=dry, detail=detail, on_launch=on_launch)
+
+
+# ---- PyTorch ops --------------------------------------------------------------------------------------------------
+
+_ALLOCATE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
+_METADATA = {"_unsafe_view", "_reshape_alias", "lift_fresh", "set_", "resize_", "resize_as_", "detach", "alias"}
+# What these are given is a pattern for shape and dtype, or is overwritten without being read.
+_WRITE_ONLY = {"zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros"}
+_WRITE_ONLY |= {"new_ones", "new_full", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_"}
+_WRITE_ONLY |= {"exponential_", "log_normal_", "cauchy_", "geometric_"}
+# These read as many elements of their source as they return, those write as many as they are given.
+_GATHER = {"embedding": "weight", "index": "self", "index_select": "self", "gather": "self", "take": "self"}
+_SCATTER = {"index_put_": "values", "index_copy_": "source", "scatter_": "src", "index_add_": "source"}
+_SCATTER |= {"scatter_add_": "src", "masked_scatter_": "source"}
+_READ_A_VALUE = {"_local_scalar_dense", "equal"}
+
+
+def _nbytes(tensors) -> int:
+    """Bytes of the distinct elements; one tensor given twice counts once, as does an expanded row."""
+    seen = {}
+    for t in tensors:
+        distinct = 1
+        for n, stride in zip(t.shape, t.stride(), strict=True):
+            distinct *= 1 if stride == 0 and n > 0 else n
+        seen[t.data_ptr(), tuple(t.shape), t.stride(), t.dtype] = distinct * t.element_size()
+    return sum(seen.values())
+
+
+def _flat(value):
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _flat(item)
+
+
+def _count(func, args, kwargs, out) -> tuple[int, int]:
+    """Bytes an op reads and writes."""
+    name = func._schema.name.split("::")[-1]
+    returns = func._schema.returns
+    outputs = list(_flat(out))
+    is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+    if is_view or name in _ALLOCATE or name in _METADATA or torch.Tag.inplace_view in func.tags:
+        return 0, 0
+    given = {}
+    for i, argument in enumerate(func._schema.arguments):
+        value = args[i] if i < len(args) else kwargs.get(argument.name)
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        given[argument.name] = (list(_flat(value)), written, argument.kwarg_only)
+    if name in _SCATTER:
+        source = given.get(_SCATTER[name], ([], False, False))[0]
+        reads = [t for key, (ts, _, _) in given.items() if key != "self" for t in ts]
+        moved = _nbytes(source)
+        return _nbytes(reads) + (moved if "add" in name else 0), moved
+    mutated = [t for ts, written, _ in given.values() if written for t in ts]
+    written_bytes = _nbytes(mutated) if mutated else _nbytes(outputs)
+    if not outputs and not mutated:
+        written_bytes = 0
+        if name not in _READ_A_VALUE:
+            return 0, 0
+    if name in _WRITE_ONLY:
+        return 0, written_bytes
+    reads = []
+    for key, (tensors, written, kwarg_only) in given.items():
+        overwritten = written and (kwarg_only or name == "copy_")  # out=... and copy_ do not read their destination
+        if not overwritten and _GATHER.get(name) != key:
+            reads += tensors
+    return _nbytes(reads) + (_nbytes(outputs) if name in _GATHER else 0), written_bytes
+
+
+class _CountOps(TorchDispatchMode):
+    def __init__(self, trace: Trace):
+        super().__init__()
+        self.trace = trace
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if interpreter is None or not interpreter.busy():
+            namespace, name = func._schema.name.split("::")
+            read, write = _count(func, args, kwargs, out)
+            self.trace.events.append(TorchOp(f"{namespace}.{name}", read, write))
+        return out

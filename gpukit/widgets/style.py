@@ -1,0 +1,278 @@
+"""The look of the course: colours with a fixed meaning, one matplotlib style, tables. Rows go in, pictures come out.
+
+    from gpukit.widgets import style
+
+    with style.use():
+        fig, ax = style.figure()
+        ax.barh(["naive", "fused"], [61.0, 24.4], color=style.READS)
+        style.axes(ax, x="traffic (MiB)")
+        style.label(ax, 24.4, 1, "24.4 MiB")
+    style.show(fig, alt="Naive softmax moves 61.0 MiB, fused 24.4 MiB.")
+
+Colours: Okabe and Ito 2008, https://jfly.uni-koeln.de/color/ (told apart with every common colour blindness).
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+READS = "#0072B2"  # blue: bytes read from memory
+WRITES = "#D55E00"  # vermillion: bytes written to memory
+COMPUTE = "#009E73"  # green: floating-point work, a passed check
+WASTE = "#E69F00"  # orange: bytes or lanes paid for and not used, padding
+BOUND = "#6E6E6E"  # dark grey: what the hardware allows; drawn as a dashed line
+YOURS = "#CC79A7"  # purple: the learner's own
+PEER = "#56B4E9"  # sky blue: what it is compared with, PyTorch for instance
+NEUTRAL = "#B3B3B3"  # light grey: anything without a meaning of its own
+
+COLOURS = {
+    "reads": READS,
+    "writes": WRITES,
+    "compute": COMPUTE,
+    "waste": WASTE,
+    "bound": BOUND,
+    "yours": YOURS,
+    "peer": PEER,
+    "neutral": NEUTRAL,
+}
+
+INK = "#262626"
+MAX_PNG_BYTES = 100_000
+_DPI = 100  # of the shown size; the file holds twice as many pixels, for screens that can show them
+
+_RC = {
+    "figure.dpi": _DPI,
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture on every machine
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.facecolor": "none",
+    "grid.color": "#E2E2E2",
+    "lines.linewidth": 2.0,
+    "lines.markersize": 6,
+    "legend.frameon": False,
+    **{key: INK for key in ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")},
+}
+
+
+@contextmanager
+def use() -> Iterator[None]:
+    """Draw in the course's style inside the block: `with style.use():`. Nothing stays switched on after it."""
+    import matplotlib
+    from cycler import cycler
+
+    cycle = cycler(color=[YOURS, PEER, COMPUTE, WASTE, READS, WRITES, BOUND])
+    with matplotlib.rc_context({**_RC, "axes.prop_cycle": cycle}):
+        yield
+
+
+def figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float | None = None, **subplots: Any):
+    """A figure twice as wide as high (inches, at 100 pixels each) and its axes, as `plt.subplots` returns them.
+
+    It is not registered with pyplot, so a cell shows it once, through `show`, and nothing is left open.
+    """
+    from matplotlib.figure import Figure
+
+    with use():
+        fig = Figure((width, width / 2 if height is None else height), layout="constrained", facecolor="none")
+        _card(fig)
+        return fig, fig.subplots(rows, columns, **subplots)
+
+
+def _card(fig: Figure) -> None:
+    """A white card with round corners behind the figure: the page itself on a light theme, a card on a dark one."""
+    from matplotlib.patches import FancyBboxPatch
+
+    width, height = fig.get_size_inches()
+    radius = 0.12
+    box = FancyBboxPatch(
+        (radius, radius),
+        width - 2 * radius,
+        height - 2 * radius,
+        boxstyle=f"round,pad={radius},rounding_size={radius}",
+        transform=fig.dpi_scale_trans,
+        facecolor="white",
+        edgecolor="none",
+        zorder=-10,
+    )
+    box.set_in_layout(False)
+    fig.add_artist(box)
+    fig.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+
+
+def axes(ax: Axes, *, x: str = "", y: str = "", log: str = "", grid: str = "") -> None:
+    """Label the axes: `x` and `y` are "quantity (unit)". `log` and `grid` name axes: "", "x", "y" or "xy"."""
+    for name, text in (("x", x), ("y", y)):
+        if name in log:
+            getattr(ax, f"set_{name}scale")("log")
+            text = text[:-1] + ", log scale)" if text.endswith(")") else f"{text} (log scale)"
+        if text:
+            getattr(ax, f"set_{name}label")(text)
+        if name in grid:
+            ax.grid(axis=name)
+
+
+def label(ax: Axes, x: float, y: float, text: str, *, dx: float = 6, dy: float = 0, **style: Any):
+    """Write `text` beside the point (x, y), `dx` and `dy` points away: a direct label in place of a legend."""
+    align = {"ha": "left" if dx >= 0 else "right", "va": "center" if dy == 0 else "bottom" if dy > 0 else "top"}
+    options = {"color": INK, "annotation_clip": False, **align, **style}
+    return ax.annotate(text, (x, y), (dx, dy), textcoords="offset points", **options)
+
+
+def png(fig: Figure) -> bytes:
+    """The figure as a PNG, the same bytes for the same figure. Raises ValueError where it takes more than 100 kB."""
+    with use():
+        for dpi in (2 * _DPI, 1.5 * _DPI, _DPI):
+            buffer = io.BytesIO()
+            fig.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
+            if buffer.tell() <= MAX_PNG_BYTES:
+                return buffer.getvalue()
+    raise ValueError(
+        f"png: the figure takes {buffer.tell():,} bytes, at most {MAX_PNG_BYTES:,} are allowed; draw fewer points"
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class Picture:
+    """A PNG with words for those who cannot see it; they are its text form, so a saved output does not vary.
+
+    Shown at the end of a cell or by `IPython.display.display`; `data` fits `ipywidgets.Image(value=...)`.
+    """
+
+    data: bytes
+    alt: str
+    width: int  # pixels on the page
+
+    def __repr__(self) -> str:
+        return self.alt
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {"image/png": self.data, "text/plain": self.alt}, {"image/png": {"width": self.width, "alt": self.alt}}
+
+
+def picture(fig: Figure, *, alt: str) -> Picture:
+    """The figure as a `Picture`. `alt` says in one or two sentences what the figure shows, numbers included."""
+    if not alt.strip():
+        raise ValueError("picture: alt must say what the figure shows, got an empty text")
+    return Picture(png(fig), alt, round(fig.get_size_inches()[0] * _DPI))
+
+
+def show(fig: Figure, *, alt: str) -> None:
+    """Display the figure in a notebook, with `alt` as its text form."""
+    from IPython.display import display
+
+    display(picture(fig, alt=alt))
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+_FIGURE_SPACE, _POINT_SPACE = "\u2007", "\u2008"  # as wide as a digit and as a point, where digits are tabular
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number for people: whole numbers in full, others to `digits` significant digits, thousands separated."""
+    if not math.isfinite(value):
+        return str(value)
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    magnitude = math.floor(math.log10(abs(value)))
+    if not -5 <= magnitude < 15:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:,.{max(digits - 1 - magnitude, 0)}f}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, repr=False)
+class Table:
+    """Rows as a table in HTML, which takes its colours from the page's theme, and in text.
+
+    columns  name -> unit ("" for none); the unit goes into the header
+    rows     one sequence a row; numbers are written by `number` or by `formats`, text is left as it is
+    formats  name -> format specification, for instance {"time": ".1f"}
+    links    column name -> one address a row ("" for none), in HTML only
+    """
+
+    columns: Mapping[str, str]
+    rows: Sequence[Sequence[Any]]
+    caption: str = ""
+    formats: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(
+                    f"table: {len(self.columns)} columns {list(self.columns)}, got a row of {len(row)}: {row}"
+                )
+
+    def _column(self, index: int, name: str) -> tuple[bool, list[tuple[str, str]]]:
+        """Whether the column holds numbers, and its cells as (text before the point, text from the point on)."""
+        values = [row[index] for row in self.rows]
+        cells = []
+        for value in values:
+            if _is_number(value):
+                text = format(value, self.formats[name]) if name in self.formats else number(value)
+                whole, point, fraction = text.partition(".")
+                cells.append((whole, point + fraction))
+            else:
+                cells.append(("" if value is None else str(value), ""))
+        return any(map(_is_number, values)), cells
+
+    def __repr__(self) -> str:
+        columns = []
+        for index, (name, unit) in enumerate(self.columns.items()):
+            numeric, cells = self._column(index, name)
+            tail = max((len(fraction) for _, fraction in cells), default=0)
+            texts = [_header(name, unit), *(whole + fraction.ljust(tail) for whole, fraction in cells)]
+            width = max(map(len, texts))
+            texts.insert(1, "-" * width)
+            columns.append([text.rjust(width) if numeric else text.ljust(width) for text in texts])
+        lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+        return "\n".join([self.caption, *lines] if self.caption else lines)
+
+    def _repr_html_(self) -> str:
+        columns = []
+        for index, (name, unit) in enumerate(self.columns.items()):
+            numeric, cells = self._column(index, name)
+            tail = max((len(fraction) for _, fraction in cells), default=0)
+            texts = [html.escape(whole + fraction) + _blanks(fraction, tail) for whole, fraction in cells]
+            if name in self.links:
+                addresses = [html.escape(address) for address in self.links[name]]
+                texts = [f'<a href="{a}">{t}</a>' if a else t for t, a in zip(texts, addresses, strict=True)]
+            look = "text-align:right;font-variant-numeric:tabular-nums" if numeric else "text-align:left"
+            header = f'<th style="{look}">{html.escape(_header(name, unit))}</th>'
+            columns.append([header, *(f'<td style="{look}">{text}</td>' for text in texts)])
+        head, *body = ["<tr>" + "".join(cells) + "</tr>" for cells in zip(*columns, strict=True)]
+        caption = f'<caption style="text-align:left">{html.escape(self.caption)}</caption>' if self.caption else ""
+        return f"<table>{caption}<thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def _header(name: str, unit: str) -> str:
+    return f"{name} ({unit})" if unit else name
+
+
+def _blanks(fraction: str, tail: int) -> str:
+    """Blanks as wide as the digits that `fraction` lacks, so that the points of a column stand in one line."""
+    missing = tail - len(fraction)
+    return _FIGURE_SPACE * missing if fraction or not missing else _POINT_SPACE + _FIGURE_SPACE * (missing - 1)
+
+
+def table(columns: Mapping[str, str], rows: Sequence[Sequence[Any]], **options: Any) -> Table:
+    """A `Table`, for a cell's last line: `style.table({"name": "", "time": "us"}, [("torch", 58.2)])`."""
+    return Table(columns, [tuple(row) for row in rows], **options)

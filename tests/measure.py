@@ -1,0 +1,99 @@
+"""How fast: prints the table that CONTRIBUTING.md shows. `make measure`; with ARGS=--quick it leaves out the long runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+IMPORT = (
+    "import sys, time; start = time.perf_counter(); import gpukit; print(time.perf_counter() - start, *sys.modules)"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure what a person waits for; print a Markdown table.")
+    parser.add_argument("--quick", action="store_true", help="leave out the notebooks and `make test`")
+    parser.add_argument("--repeat", type=int, default=5, help="of each verdict and import (default: 5)")
+    args = parser.parse_args()
+    print(f"{cpu()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {version('torch')}, ", end="")
+    print(f"triton {version('triton')}, {time.strftime('%Y-%m-%d')}\n\n| what | measured | at most |\n|---|---|---|")
+    measure_import(args.repeat)
+    measure_verdicts(args.repeat)
+    if not args.quick:
+        notebooks = [sys.executable, "-m", "pytest", "-q", "--nbval", "notebooks", "--gpukit-impl=solutions"]
+        row("`pytest --nbval notebooks --gpukit-impl=solutions`", seconds(lambda: run(notebooks)), 90)
+        row("`make test`, environment ready", seconds(lambda: run(["make", "test"])), 360)
+
+
+def measure_import(repeat: int) -> None:
+    times, loaded = [], set()
+    for _ in range(repeat):
+        took, *modules = run([sys.executable, "-c", IMPORT]).split()
+        times.append(float(took))
+        loaded |= {"torch", "triton", "numpy"} & set(modules)
+    row(
+        f"`import gpukit` (it loads {', '.join(sorted(loaded)) or 'no torch, triton or numpy'})",
+        statistics.median(times),
+        0.1,
+    )
+
+
+def measure_verdicts(repeat: int) -> None:
+    """The first verdict starts the server that has torch loaded; every later one in that notebook is warm."""
+    from gpukit.grading.exercise import FunctionExercise
+    from gpukit.grading.judge import judge
+    from gpukit.grading.registry import exercises
+
+    def verdict_s(exercise_id: str) -> float:
+        started = time.perf_counter()
+        verdict = judge(exercise_id, impl="solutions", root=ROOT)
+        took = time.perf_counter() - started
+        if not verdict.passed:
+            sys.exit(f"the solution of {exercise_id} does not pass:\n{verdict}")
+        return took
+
+    row("a notebook's first verdict", verdict_s(next(iter(exercises()))))
+    warm = {exercise_id: [verdict_s(exercise_id) for _ in range(repeat)] for exercise_id in exercises()}
+    for exercise_id, exercise in exercises().items():
+        at_most = 0.3 if isinstance(exercise, FunctionExercise) else 3
+        row(f"`{exercise_id}`, warm", statistics.median(warm[exercise_id]), at_most)
+    row("median of all exercises, warm", statistics.median(map(statistics.median, warm.values())), 3)
+
+
+def row(what: str, measured_s: float, at_most_s: float | None = None) -> None:
+    digits = 3 if measured_s < 1 else 1
+    print(f"| {what} | {measured_s:.{digits}f} s | {f'{at_most_s:g} s' if at_most_s else ''} |", flush=True)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def run(command: list[str]) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    main()
