@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-MIN_FREE_GB = 8  # the environment with PyTorch's CUDA build takes 6 GB; its CPU build, 2 GB
+MIN_FREE_GB = 8  # the environment with PyTorch's CUDA build takes 5 GB, with its CPU build 2 GB; the downloads come on top
 CAUSES = (
     (
         r"No space left on device|Errno 28",

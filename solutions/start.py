@@ -1,11 +1,13 @@
-"""Notebook 00, the first check: open this file beside the notebook, mend one line, save, run the check again."""
+"""Notebook 00, the first check: mend one line, save, run the check again."""
 
 
 def bytes_moved(M: int, N: int, itemsize: int) -> int:
-    """Bytes that must travel between memory and chip to turn x [M, N] into y [M, N], each element of `itemsize` bytes.
+    """Bytes that travel between memory and chip to turn x [M, N] into y [M, N].
 
-    The kernel is a good one: what it needs from memory it fetches once, what it makes it stores once. Any function of
-    one element at a time is like this (a copy, ReLU, GELU), and so is a softmax along the rows, if it is written well.
+    Each element of x and of y takes `itemsize` bytes. The kernel is a good
+    one: it fetches what it needs once and stores what it makes once. Any
+    function of one element at a time is like this (a copy, ReLU, GELU), and
+    so is a softmax along the rows, if it is written well.
     """
     # BEGIN SOLUTION
     # STUB: return M * N * itemsize

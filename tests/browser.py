@@ -2,7 +2,7 @@
 
     python -m tests.browser notebooks/09_softmax.ipynb      # every cell run; pictures in build/screenshots
 
-The course is copied first, so nothing in the checkout changes.
+The course is copied first, with exercises/ as it is handed out, so nothing in the checkout changes or matters.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import urllib.request
 from pathlib import Path
 
 from gpukit import lab
+from gpukit.grading import stubs
 
 ROOT = Path(__file__).resolve().parents[1]
 SCREENSHOTS = ROOT / "build" / "screenshots"
@@ -55,9 +56,9 @@ class Lab:
     theme  "Light" or "Dark"
     """
 
-    def __init__(self, folder: Path, source: Path = ROOT, impl: str = "exercises", theme: str = "Light"):
+    def __init__(self, folder: Path, impl: str = "exercises", theme: str = "Light"):
         self.course = folder / "the course"  # a space, as in many people's paths
-        self.source, self.impl, self.theme, self.folder = source, impl, theme, folder
+        self.folder, self.impl, self.theme = folder, impl, theme
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Lab:
@@ -72,10 +73,10 @@ class Lab:
         self._stack.close()
 
     def _copy_course(self) -> None:
-        for name in ("notebooks", "exercises", "solutions"):
-            if (self.source / name).is_dir():
-                ignored = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
-                shutil.copytree(self.source / name, self.course / name, ignore=ignored)
+        ignored = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
+        for name in ("notebooks", "solutions"):
+            shutil.copytree(ROOT / name, self.course / name, ignore=ignored)
+        stubs.write(self.course)
 
     def _start_server(self, stack: contextlib.ExitStack) -> None:
         with socket.socket() as probe:
@@ -151,6 +152,13 @@ class Lab:
         """What a cell shows, as a person reads it."""
         return self.cell(cell_id).locator(".jp-Cell-outputWrapper").inner_text()
 
+    def failed_cells(self) -> list[str]:
+        """The ids of the cells that show an error."""
+        return self.page.evaluate(
+            "() => jupyterapp.shell.currentWidget.content.widgets.filter(c => c.model.type === 'code' &&"
+            " c.model.outputs.toJSON().some(output => output.output_type === 'error')).map(c => c.model.id)"
+        )
+
     def wait_for_output(self, cell_id: str, text: str, timeout_s: float = 60) -> str:
         """Wait until a cell shows `text`; its whole output."""
         self.cell(cell_id).locator(".jp-Cell-outputWrapper", has_text=text).wait_for(timeout=timeout_s * 1000)
@@ -221,10 +229,10 @@ class Lab:
             """old => {
                 const editor = jupyterapp.shell.currentWidget.content.editor;
                 const source = editor.model.sharedModel.getSource();
-                const start = source.indexOf(old);
+                const start = source.indexOf(old), end = start + old.length;
                 if (start < 0 || source.indexOf(old, start + 1) >= 0) return false;
                 editor.focus();
-                editor.setSelection({ start: editor.getPositionAt(start), end: editor.getPositionAt(start + old.length) });
+                editor.setSelection({ start: editor.getPositionAt(start), end: editor.getPositionAt(end) });
                 return true;
             }""",
             old,

@@ -1,4 +1,4 @@
-"""How fast: prints the table that CONTRIBUTING.md shows. `make measure`; with ARGS=--quick it leaves out the long runs."""
+"""How fast: prints the table in CONTRIBUTING.md. `make measure`; with ARGS=--quick it leaves out the long runs."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def measure_verdicts(repeat: int) -> None:
 
 
 def row(what: str, measured_s: float, at_most_s: float | None = None) -> None:
-    digits = 3 if measured_s < 1 else 1
-    print(f"| {what} | {measured_s:.{digits}f} s | {f'{at_most_s:g} s' if at_most_s else ''} |", flush=True)
+    shown = f"{measured_s:.1f} s" if measured_s >= 1 else f"{1000 * measured_s:.1f} ms"
+    print(f"| {what} | {shown} | {f'{at_most_s:g} s' if at_most_s else ''} |", flush=True)
 
 
 def seconds(call: Callable[[], object]) -> float:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from gpukit.grading.registry import UnknownExercise
 from gpukit.grading.registry import exercise as find
 from gpukit.grading.verdict import CheckFailed
 
-LIMIT_S = 2.0
+LIMIT_S = 20.0  # of the exercises here; a busy machine must not turn into a wrong verdict
 HINTS = ("one", "two", "three")
 
 
@@ -96,6 +97,18 @@ def double(*edits: tuple[str, str]):
     return judge_source(DOUBLE, source)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _close_servers():
+    yield
+    fresh_server()
+
+
+def fresh_server() -> None:
+    """The next check starts a server: in the environment and working directory of that moment."""
+    if server := judging._servers.pop("cpu", None):
+        server.close()
+
+
 def processes_below(pid: int) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -121,14 +134,12 @@ def processes_below(pid: int) -> list[int]:
         ("raise SystemExit", "error", "exception"),
         ("raise KeyboardInterrupt", "error", "exception"),
         ("return [0] * 10**12", "error", "exception"),
-        ("while True: pass", "timeout", "timeout"),
         ("print('x' * 10_000_000)\nreturn a + b", "pass", ""),
         ("import warnings\nreturn a + b", "error", "forbidden"),
         ("import os\nos._exit(0)", "error", "forbidden"),
         ("return (a).__class__", "error", "forbidden"),
         ("import typing\nreturn typing.sys.exit()", "error", "forbidden"),
         ("return eval('a + b')", "error", "forbidden"),
-        ("import torch\nreturn torch.tensor(a + b)", "pass", ""),
         ("return float(a + b)", "pass", ""),
         ("return str(a + b)", "fail", "type"),
         ("return True", "fail", "type"),
@@ -139,8 +150,23 @@ def test_state_of(body, state, diagnosis):
     start = time.monotonic()
     verdict = add(body)
     assert (verdict.state, verdict.diagnosis) == (state, diagnosis), str(verdict)
-    assert time.monotonic() - start < LIMIT_S + 5
+    assert time.monotonic() - start < LIMIT_S
     assert add("return a + b").passed  # the next exercise is graded as if nothing had happened
+
+
+@pytest.mark.parametrize("body", ["while True: pass", "import threading\n    while True: pass"])
+def test_endless_loop_ends_within_the_limit_and_five_seconds(body, monkeypatch):
+    monkeypatch.setattr(judging, "lint", lambda source: None)
+    start = time.monotonic()
+    verdict = judge_source(replace(ADD, timeout_s=1), f"def add(a, b):\n    {body}\n")
+    assert (verdict.state, verdict.diagnosis) == ("timeout", "timeout"), str(verdict)
+    assert time.monotonic() - start < 1 + 5
+    assert add("return a + b").passed
+
+
+def test_number_computed_with_torch_is_a_number():
+    source = "import torch\n\n\ndef add(a, b):\n    return torch.tensor(a + b)\n"
+    assert judge_source(ADD, source).passed
 
 
 @pytest.mark.parametrize(
@@ -262,7 +288,7 @@ def test_worker_environment_does_not_tell_that_it_is_graded():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPUKIT_VERDICTS", "/nowhere")
         patch.setattr(judging, "lint", lambda source: None)
-        judging._servers.pop("cpu", None)
+        fresh_server()
         detail = judge_source(ADD, probe).detail
     assert "TRITON_INTERPRET" in detail
     assert not any(word in detail for word in ("PYTEST", "GPUKIT", "JPY"))
@@ -290,7 +316,7 @@ def test_files_beside_the_exercise_cannot_shadow_the_judge(tmp_path, monkeypatch
     source = find("start.bytes_moved")
     (folder / "exercises" / f"{source.concept}.py").write_text("import torch\n")
     monkeypatch.chdir(folder / "notebooks")
-    judging._servers.pop("cpu", None)
+    fresh_server()
     verdict = judge(source.id)
     assert verdict.diagnosis == "missing-function", str(verdict)
 
@@ -299,7 +325,7 @@ def test_killed_judge_leaves_no_process():
     script = (
         "import sys, time; sys.path.insert(0, sys.argv[1]); sys.argv=['x']\n"
         "from tests.test_judge import ADD, judging\n"
-        "judging._server('cpu').fork(); print(judging._servers['cpu']._process.pid, flush=True); time.sleep(60)\n"
+        "worker = judging._server('cpu').fork(); print(judging._servers['cpu']._process.pid, flush=True); time.sleep(60)\n"
     )
     root = str(Path(__file__).parents[1])
     process = subprocess.Popen([sys.executable, "-c", script, root], stdout=subprocess.PIPE, text=True, cwd=root)

@@ -262,24 +262,21 @@ def _round_log2_cut(value: float, mantissa_bits: int) -> float:
 
 
 def _round_cases(rng: Random) -> list[Case]:
-    def number(k: int, low: int, high: int) -> float:
-        """With more bits than fit, and not near a tie."""
-        return math.ldexp(1 + (rng.randrange(2**k) + rng.choice((0.2, 0.3, 0.7, 0.8))) / 2**k, rng.randint(low, high))
-
-    def tie(k: int, odd: int) -> float:
-        return math.ldexp(2**k + 2 * rng.randrange(2 ** (k - 1)) + odd + 0.5, rng.randint(-6, 6))
+    def number(k: int, rest: float, low: int, high: int) -> float:
+        """An odd count of spacings and `rest` of one: twice or half the spacing gives another number."""
+        return math.ldexp(2**k + 2 * rng.randrange(2 ** (k - 1)) + 1 + rest, rng.randint(low, high) - k)
 
     cases = []
     for k in (10, 7, 3, 23):
         for what, value, tags in (
-            ("above 1", number(k, 1, 12), ""),
-            ("below 1", number(k, -12, -2), ""),
-            ("negative", -number(k, -5, 5), "negative"),
-            ("tie", tie(k, 0), "tie"),
-            ("tie", tie(k, 1), "tie"),
-            ("negative tie", -tie(k, 0), "negative tie"),
-            ("exact", math.ldexp(2**k + rng.randrange(2**k), rng.randint(-9, 9)), ""),
-            ("just below a power of 2", math.ldexp(2 - 2.0 ** -(k + 3), rng.randint(-9, 9)), ""),
+            ("above 1", number(k, -5 / 16, 1, 6), ""),
+            ("below 1", number(k, 5 / 16, -6, -2), ""),
+            ("negative", -number(k, 5 / 16, -4, 4), "negative"),
+            ("tie", number(k, 0.5, -4, 4), "tie"),
+            ("tie", number(k, -0.5, -4, 4), "tie"),
+            ("negative tie", -number(k, -0.5, -4, 4), "negative tie"),
+            ("exact", number(k, 0, -6, 6), ""),
+            ("just below a power of 2", math.ldexp(2 - 2.0 ** -(k + 3), rng.randint(-6, 6)), ""),
         ):
             cases.append(case(f"{value!r} to {k} bits ({what})", value, k, tags=tags))
     return [*cases, case("0 to 10 bits", 0.0, 10, tags="zero"), case("1e-300 to 10 bits", 1e-300, 10)]

@@ -52,11 +52,11 @@ def _fused_cases(rng: Random) -> list[Case]:
         make.case(make.normal(1, 781)),
         make.case(make.normal(3, 64)),
         make.case(make.normal(2, 1024, dtype="float16")),
-        make.case(make.normal(2, 1000, dtype="bfloat16")),
-        make.case(make.normal(2, 1025, dtype="float16"), tags="long"),
-        make.case(make.normal(37, 781)),
+        make.case(make.normal(2, 1025, dtype="bfloat16"), tags="long"),
         make.case(make.normal(3, 128) + shifts, tags="large", note="rows around 1e4, 300 and -1e4"),
         make.case(make.normal(2, 90) - 1e4, tags="large", note="around -1e4"),
+        make.case(make.normal(2, 1000)),
+        make.case(make.normal(37, 781)),
         make.case(masked, tags="masked", note="with -inf"),
         make.case(make.torch.full((1, 65536), 3.0).half(), tags="long constant", note="constant"),
     ]
@@ -69,7 +69,7 @@ def _strided_cases(rng: Random) -> list[Case]:
     heads = normal(2, 5, 3, 24).transpose(1, 2)
     channels = normal(2, 40, 3, dtype="float16").transpose(1, 2)
     last_first = normal(33, 2, 3, 2).permute(1, 2, 3, 0)
-    large = normal(2, 1025, 2).transpose(1, 2) + 1e4
+    large = normal(2, 1024, 2).transpose(1, 2) + 1e4
     return [
         make.case(normal(1, 1)),
         make.case(normal(781), note="one dimension"),
@@ -86,22 +86,30 @@ def _strided_cases(rng: Random) -> list[Case]:
 
 def _online_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng)
-    steps = make.torch.arange(512.0) // 64 * 40  # each block of 64 lies 40 above the one before
-    masked = make.normal(3, 300)
+    normal = make.normal
+    steps = make.torch.arange(512.0) // 64 * 40
+    masked = normal(3, 300)
     masked[0, :130] = masked[1, 64:] = masked[2, :299] = -float("inf")
     cases = [
-        make.case(make.normal(1, 1), 64),
-        make.case(make.normal(3, 64), 64),
-        make.case(make.normal(2, 1024, dtype="float16"), 128, tags="long"),
-        make.case(make.normal(5, 781), 128, tags="long"),
-        make.case(make.normal(2, 1000, dtype="bfloat16"), 256, tags="long"),
-        make.case(make.normal(2, 1025), 256, tags="long", note="one element in the last block"),
-        make.case(make.normal(2, 512) + steps, 64, tags="long rising", note="rising by 40 a block"),
-        make.case(make.normal(2, 512) - steps, 64, tags="long falling", note="falling by 40 a block"),
-        make.case(make.normal(2, 500) + 1e4, 128, tags="long large", note="around 1e4"),
+        make.case(normal(1, 1), 64),
+        make.case(normal(3, 64), 64),
+        make.case(normal(2, 1024, dtype="float16"), 128, tags="long"),
+        make.case(normal(2, 512) + 1e4, 128, tags="long large", note="around 1e4"),
+        make.case(normal(2, 512) + steps, 64, tags="long", note="rising by 40 a block"),
+        make.case(normal(2, 512) - steps, 64, tags="long", note="falling by 40 a block"),
+        make.case(normal(2, 1000, dtype="bfloat16"), 256, tags="long"),
+        make.case(normal(2, 1025), 256, tags="long", note="one element in the last block"),
+        make.case(normal(5, 781), 128, tags="long"),
         make.case(masked, 64, tags="long masked", note="with blocks of -inf"),
     ]
-    return [Case(f"{case.name}, BLOCK_N {case.args[1]}", case.args, case.tags) for case in cases]
+    return [
+        Case(
+            f"{case.name}, BLOCK_N {case.args[1]}",
+            case.args,
+            case.tags | {"partial"} if _block_padding(*case.args) else case.tags,
+        )
+        for case in cases
+    ]
 
 
 def _backward_cases(rng: Random) -> list[Case]:
@@ -116,7 +124,7 @@ def _backward_cases(rng: Random) -> list[Case]:
         make.case(normal(5, 781), normal(5, 781)),
         make.case(normal(2, 1000, dtype="bfloat16"), normal(2, 1000, dtype="bfloat16")),
         make.case(normal(2, 1025), normal(2, 1025) + 5, tags="long", note="dy around 5"),
-        make.case(normal(3, 50) * 3, normal(3, 1).expand(3, 50), tags="strided", note="dy expanded: stride 0"),
+        make.case(normal(3, 50), normal(1, 50).expand(3, 50), tags="strided", note="dy expanded: stride 0"),
         make.case(normal(3, 50), normal(50, 3).t(), tags="strided", note="dy transposed"),
         make.case(normal(2, 96) + 1e4, normal(2, 96), tags="large", note="around 1e4"),
         make.case(masked, normal(2, 100), tags="masked", note="with -inf"),
@@ -133,8 +141,8 @@ def _persistent_cases(rng: Random) -> list[Case]:
         make.case(make.normal(8, 64), 4, tags="many-rows"),
         make.case(make.normal(12, 1024, dtype="float16"), 4, tags="many-rows"),
         make.case(make.normal(37, 781), 8, tags="many-rows remainder"),
-        make.case(make.normal(7, 1000, dtype="bfloat16"), 4, tags="many-rows remainder"),
-        make.case(make.normal(5, 1025), 3, tags="many-rows remainder"),
+        make.case(make.normal(7, 1000), 4, tags="many-rows remainder"),
+        make.case(make.normal(5, 1025, dtype="bfloat16"), 3, tags="many-rows remainder"),
         make.case(make.normal(5, 128) + 1e4, 2, tags="many-rows remainder large", note="around 1e4"),
         make.case(masked, 2, tags="many-rows remainder masked", note="with -inf"),
         make.case(make.normal(6, 33), 1, tags="many-rows", note="one program"),
@@ -158,6 +166,12 @@ def _no_maximum(x: Tensor, *_: Any) -> Tensor:
 
 def _not_normalised(x: Tensor, *_: Any) -> Tensor:
     return (x.float() - x.float().amax(-1, keepdim=True)).exp()
+
+
+def _scaled_before_subtracting(x: Tensor, *_: Any) -> Tensor:
+    scaled = x.float() * 1.4426950408889634
+    e = (scaled - scaled.amax(-1, keepdim=True)).exp2()
+    return e / e.sum(-1, keepdim=True)
 
 
 def _as_if_contiguous(x: Tensor, *_: Any) -> Tensor:
@@ -187,34 +201,29 @@ def _blocks(x: Tensor, BLOCK_N: int) -> list[Tensor]:
     return list(x.float().split(BLOCK_N, -1))
 
 
-def _online(x: Tensor, BLOCK_N: int, rescale: float = 0.0, keep: slice = slice(None)) -> tuple[Tensor, Tensor]:
-    """The running maximum and sum over blocks; `rescale` is the sign of the correction's exponent, 0 for none."""
+def _online(x: Tensor, BLOCK_N: int, rescale: bool, keep: slice = slice(None)) -> tuple[Tensor, Tensor]:
+    """The running maximum and sum over blocks of x."""
     import torch
 
     m = torch.full((*x.shape[:-1], 1), -float("inf"))
     total = torch.zeros_like(m)
     for block in _blocks(x, BLOCK_N)[keep]:
         m_new = torch.maximum(m, block.amax(-1, keepdim=True))
-        if rescale:
-            total = torch.where(m.isinf(), 0.0, total * (rescale * (m - m_new)).exp())
         shift = torch.where(m_new.isinf(), 0.0, m_new)
-        total = total + (block - shift).exp().sum(-1, keepdim=True)
+        if rescale:
+            total = total * (m - shift).exp()
+        total = total + _row((block - shift).exp())
         m = m_new
     return m, total
 
 
 def _no_rescale(x: Tensor, BLOCK_N: int) -> Tensor:
-    m, total = _online(x, BLOCK_N)
-    return (x.float() - m).exp() / total
-
-
-def _rescale_upside_down(x: Tensor, BLOCK_N: int) -> Tensor:
-    m, total = _online(x, BLOCK_N, rescale=-1.0)
+    m, total = _online(x, BLOCK_N, rescale=False)
     return (x.float() - m).exp() / total
 
 
 def _last_block_not_counted(x: Tensor, BLOCK_N: int) -> Tensor:
-    m, total = _online(x, BLOCK_N, rescale=1.0, keep=slice(x.shape[-1] // BLOCK_N))
+    m, total = _online(x, BLOCK_N, rescale=True, keep=slice(x.shape[-1] // BLOCK_N))
     return (x.float() - m).exp() / total
 
 
@@ -228,7 +237,7 @@ def _last_maximum(x: Tensor, BLOCK_N: int) -> Tensor:
     """The sum is right, but the second pass subtracts each block's own maximum."""
     import torch
 
-    _, total = _online(x, BLOCK_N, rescale=1.0)
+    _, total = _online(x, BLOCK_N, rescale=True)
     return torch.cat([_not_normalised(block) / total for block in _blocks(x, BLOCK_N)], -1)
 
 
@@ -244,7 +253,7 @@ def _forgets_the_maximum(x: Tensor, BLOCK_N: int) -> Tensor:
 
 
 def _log_sum_exp(x: Tensor, BLOCK_N: int) -> Tensor:
-    m, total = _online(x, BLOCK_N, rescale=1.0)
+    m, total = _online(x, BLOCK_N, rescale=True)
     return (x.float() - (m + total.log())).exp()
 
 
@@ -352,6 +361,12 @@ FUSED = KernelExercise(
     misconceptions=(
         *_common(_row_padding),
         Misconception(
+            "lost-digits",
+            "x * log2(e) is rounded before the maximum is subtracted: near 1e4 float32 numbers are 0.001 apart. "
+            "What size are the numbers if the subtraction comes first?",
+            gives=_scaled_before_subtracting,
+        ),
+        Misconception(
             "low-precision-sum",
             "the sum was kept in float16, which ends at 65504: 65,536 terms of 1 are already too many. "
             "Where does the kernel go over to float32?",
@@ -368,8 +383,8 @@ FUSED = KernelExercise(
             "How long must a block be that holds any N?",
             when=lambda evidence: evidence.tag("long"),
         ),
-        Misconception("traffic", "  one load is enough if the row stays in registers between the maximum and the sum"),
-        Misconception("race", "  rows overlap: does the store reach beyond the N elements of its own row?"),
+        Misconception("traffic", "one load is enough if the row stays in registers between the maximum and the sum"),
+        Misconception("race", "rows overlap: does the store reach beyond the N elements of its own row?"),
     ),
     wrong=(
         Variant("pads-with-zero", (_F_ZERO,), diagnosis="tail-mask"),
@@ -395,6 +410,16 @@ FUSED = KernelExercise(
             "sums-in-own-dtype",
             ((_F_MATHS, _F_MATHS.replace("axis=0))\n", "axis=0)).to(y_ptr.dtype.element_ty)\n", 1)),),
             diagnosis="low-precision-sum",
+        ),
+        Variant(
+            "scales-before-subtracting",
+            (
+                (
+                    _F_MATHS,
+                    "    x = x * 1.4426950408889634\n" + _F_MATHS.replace("tl.exp(", "tl.exp2("),
+                ),
+            ),
+            diagnosis="lost-digits",
         ),
         Variant("no-store-mask", ((_F_STORE, _F_STORE.replace(", mask=mask_n", "")),), diagnosis="out-of-bounds"),
         Variant(
@@ -439,8 +464,7 @@ FUSED = KernelExercise(
             (
                 (
                     _F_MATHS,
-                    "    scaled = x * 1.4426950408889634\n"
-                    "    numerator = tl.exp2(scaled - tl.max(scaled, axis=0))\n"
+                    "    numerator = tl.exp2((x - tl.max(x, axis=0)) * 1.4426950408889634)\n"
                     "    y = numerator * (1.0 / tl.sum(numerator, axis=0))\n" + _F_STORE,
                 ),
             ),
@@ -576,7 +600,14 @@ STRIDED = KernelExercise(
         ),
         Variant(
             "stores-with-strides-of-x",
-            ((_S_MATHS, _S_MATHS.replace("y_ptr + row * N + offs_n", "y_ptr + (x_row - x_ptr) + offs_n * stride_xn")),),
+            (
+                (
+                    _S_MATHS,
+                    _S_MATHS.replace(
+                        "row * N + offs_n", "a * stride_xa + b * stride_xb + c * stride_xc + offs_n * stride_xn"
+                    ),
+                ),
+            ),
             diagnosis="output-strides",
         ),
         Variant("copies-first", ((_S_VIEW, _S_VIEW.replace("x[", "x.contiguous()[")),), diagnosis="traffic"),
@@ -623,7 +654,10 @@ _O_START = (
 )
 _O_SECOND = "        m_i = m_new\n    for start in range(0, N, BLOCK_N):\n"
 _O_MAX = "        m_new = tl.maximum(m_i, tl.max(x, axis=0))\n"
-_O_SHIFT = '        shift = tl.where(m_new == -float("inf"), 0.0, m_new)\n'
+_O_SHIFT = (
+    "        # Nothing but -inf so far: -inf - (-inf) would be NaN, so subtract 0 until there is a number.\n"
+    '        shift = tl.where(m_new == -float("inf"), 0.0, m_new)\n'
+)
 _O_UPDATE = "        l_i = l_i * tl.exp(m_i - shift) + tl.sum(tl.exp(x - shift), axis=0)\n"
 _O_LOAD = '        x = tl.load(x_ptr + row + start + offs_n, mask=mask_n, other=-float("inf")).to(tl.float32)\n'
 _O_STORE = "        tl.store(y_ptr + row + start + offs_n, tl.exp(x - m_i) / l_i, mask=mask_n)\n"
@@ -659,15 +693,21 @@ ONLINE = KernelExercise(
         ),
         Misconception(
             "rescale-sign",
-            "the old sum was multiplied by exp(m_new - m_old), which is at least 1 (and infinite at the first block). "
-            "When the maximum rises, must the old sum grow or shrink?",
-            gives=_rescale_upside_down,
+            "everything that was stored is NaN, from the first block on. There m_old is -inf and m_new is a number: in "
+            "which order must they be subtracted, so that exp gives 0 and not infinity?",
+            when=lambda evidence: evidence.kind == "nan" and not evidence.passed and evidence.first.reply["stored"],
         ),
         Misconception(
             "tail-block",
             "the sum lacks the last block of the row, where that block is not full. "
             "How many blocks of BLOCK_N does it take to cover N?",
             gives=_last_block_not_counted,
+        ),
+        Misconception(
+            "tail-block",
+            "the last block of a row was not written where that block is not full. "
+            "How many blocks of BLOCK_N does it take to cover N?",
+            when=lambda evidence: evidence.kind == "nan" and evidence.tag("partial"),
         ),
         Misconception(
             "block-alone",
@@ -713,7 +753,7 @@ ONLINE = KernelExercise(
         Variant(
             "last-block-dropped",
             ((_O_START, _O_START.replace(_O_ALL, _O_SHORT)), (_O_SECOND, _O_SECOND.replace(_O_ALL, _O_SHORT))),
-            diagnosis="nan",
+            diagnosis="tail-block",
         ),
         Variant(
             "each-block-alone",
@@ -900,6 +940,7 @@ BACKWARD = KernelExercise(
             "what does it do in a sum of products?",
             when=lambda evidence: evidence.tag("tail"),
         ),
+        Misconception("launches", "the forward pass has y in its hands already: what does it cost to keep it?"),
     ),
     wrong=(
         _dx_wrong("(dy - tl.sum(y * dy, axis=0))", "dy", "no-row-sum", "missing-row-sum"),
@@ -971,6 +1012,17 @@ _P_LAUNCH = (
 )
 _P_STEP = "tl.num_programs(0), num_stages"
 
+
+def _at_most_max_programs(case: Case, launches: list[dict]) -> tuple[str, str] | None:
+    (x, max_programs), programs = case.args, launches[0]["programs"]
+    if programs <= max_programs:
+        return None
+    return "programs", (
+        f"{programs} programs for {len(x)} rows, where the GPU holds {max_programs} at a time: "
+        "who takes the rows that are left over?"
+    )
+
+
 PERSISTENT = KernelExercise(
     id="softmax.persistent",
     title="A few programs that walk over all rows",
@@ -988,11 +1040,17 @@ PERSISTENT = KernelExercise(
     cases=_persistent_cases,
     reference=reference,
     traffic=Traffic(reads=1, writes=1),
+    launch_rule=_at_most_max_programs,
     misconceptions=(
         Misconception(
             "rows-left-over",
             "rows stay unwritten exactly where M is not a multiple of the number of programs. Who takes the remainder?",
             when=lambda evidence: evidence.tag("remainder"),
+        ),
+        Misconception(
+            "program-id",
+            "the other programs left no rows of their own. Where does each of them begin?",
+            when=_only_row_0,
         ),
         Misconception(
             "rows-skipped",
@@ -1001,6 +1059,7 @@ PERSISTENT = KernelExercise(
             when=lambda evidence: evidence.tag("many-rows"),
         ),
         *_common(_row_padding),
+        Misconception("launches", "one launch starts every program; walking over the rows is a loop inside the kernel"),
         Misconception(
             "traffic", "each row belongs to one program: where does a program begin, and where does it step to?"
         ),
@@ -1022,7 +1081,7 @@ PERSISTENT = KernelExercise(
             ((_P_FOR, _P_FOR.replace(_P_STEP, "tl.num_programs(0) + 1, num_stages")),),
             diagnosis="rows-skipped",
         ),
-        Variant("starts-at-0", ((_P_FOR, _P_FOR.replace("tl.program_id(0)", "0")),), diagnosis="traffic"),
+        Variant("starts-at-0", ((_P_FOR, _P_FOR.replace("tl.program_id(0)", "0")),), diagnosis="program-id"),
         Variant("step-1", ((_P_FOR, _P_FOR.replace(_P_STEP, "1, num_stages")),), diagnosis="traffic"),
         Variant(
             "one-row-a-program",

@@ -120,9 +120,12 @@ class KernelExercise(Exercise):
                n > 0: the last argument of each case is dy, the upstream gradient; y and the n gradients are compared
     torch_ops  aten operations that the host code may use besides allocation, views and copies
     traffic    the bound on bytes moved, or None where the exercise does not grade it
+    launch_rule  (case, launches) -> (label, sentence) if the launches break a rule of the exercise, else None; a launch is
+               {"kernel", "grid", "programs", "load_bytes", "store_bytes", "accesses"}
     """
 
     reference: Callable[..., Any] = field(kw_only=True)
     gradients: int = 0
     torch_ops: frozenset[str] = frozenset()
     traffic: Traffic | None = None
+    launch_rule: Callable[[Case, list[dict]], tuple[str, str] | None] | None = None

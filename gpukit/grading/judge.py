@@ -127,7 +127,9 @@ class _Run:
             if kernel:
                 server.prepare()  # loads while the cases are made
             cases = self.exercise.cases(random.Random(self.seed))
-            self.total = len(cases) + (3 + (self.exercise.traffic is not None) if kernel else 0)
+            self.total = len(cases)
+            if kernel:  # no stray access, inputs unchanged, own kernel; then what the exercise bounds
+                self.total += 3 + (self.exercise.traffic is not None) + (self.exercise.launch_rule is not None)
             outcomes = self._run_cases(server, "cpu" if kernel else "function", cases)
             self._judge_outcomes(outcomes)
             if kernel and _gpu_present():
@@ -244,6 +246,13 @@ class _Run:
         self.passed += 2  # no access outside a tensor (that raises), inputs unchanged
         self._own_kernel(outcomes)
         self.passed += 1
+        if self.exercise.launch_rule is not None:
+            for outcome in outcomes:
+                if broken := self.exercise.launch_rule(outcome.case, outcome.reply["launches"]):
+                    label, sentence = broken
+                    text = f"right values, but {sentence}"
+                    raise self._found("fail", label, text, f"in case {outcome.case.name}")
+            self.passed += 1
         if self.exercise.traffic is not None:
             self._traffic(outcomes)
 
@@ -284,13 +293,7 @@ class _Run:
             if substance and all(outcome.reply.get("same_without_kernels") for outcome in substance):
                 reason = "the result is the same when its kernels do nothing"
         if reason:
-            raise self._found(
-                "fail",
-                "not-your-kernel",
-                "right values, but not your kernel",
-                reason,
-                head="right values, but not your kernel",
-            )
+            raise self._found("fail", "not-your-kernel", "right values, but not your kernel", reason)
 
     def _traffic(self, outcomes: list[Outcome]) -> None:
         bound = self.exercise.traffic
@@ -346,7 +349,7 @@ class _Run:
 
     # -- endings -------------------------------------------------------------------------------------------------------
 
-    def _found(self, state: str, label: str, text: str, *more: str, head: str = "") -> _Found:
+    def _found(self, state: str, label: str, text: str, *more: str) -> _Found:
         lines = [f"{self.exercise.id}: {text}", *(line if line.startswith("  ") else f"  {line}" for line in more)]
         return _Found(state, label, diagnose.finish(lines, self.hint))
 

@@ -126,7 +126,7 @@ def _call_kernel(function: Any, args: tuple, job: dict) -> dict:
         "copied_read_bytes": sum(op.read_bytes for op in traced.torch_ops),
         "copied_write_bytes": sum(op.write_bytes for op in traced.torch_ops),
         "stored": any(launch.store_bytes for launch in own),
-        "loaded": any(bool(traced.loaded(arg).any()) for arg in inputs.values()),
+        "loaded": any(launch.load_bytes for launch in own),
     }
     with contextlib.suppress(BaseException), _host_watch(job["path"]), trace(dry=True):
         replay = _outputs(function, args, job["gradients"], names)

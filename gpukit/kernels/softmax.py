@@ -1,13 +1,15 @@
 """Softmax over the last dimension: y = exp(x - max x) / sum(exp(x - max x)), and its gradient dx = y (dy - sum(y dy)).
 
-Traffic for M rows of N: forward one read and one write, backward two reads and one write, which is the least possible. It
-holds while a row stays in one program's registers (N <= 65,536, backward 32,768). A longer row is read a second time,
-from its end backwards: its last part is still in cache then, and with one program per SM nearly all of it is.
+Traffic for M rows of N: forward one read and one write, backward two reads and one write, the least possible. That
+holds while a row stays in the registers of one program (N <= 65,536, backward 32,768). A longer row is read a second
+time, from its end backwards: the part read last is still in cache, and with one program per SM nearly all of it is.
 
 Limits: a row of -inf alone is NaN, as in torch.softmax; the gradient cannot be differentiated again.
 Sources: Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867 (one pass for maximum and sum);
 https://triton-lang.org/main/getting-started/tutorials/02-fused-softmax.html (the persistent form).
 """
+
+from functools import cache
 
 import torch
 import triton
@@ -113,7 +115,7 @@ def softmax_bwd_online_kernel(
     N,
     BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """One row per program, longer than its registers: a pass for sum(y dy), then a pass that writes, as in the forward."""
+    """One row per program, longer than its registers: a pass for sum(y dy), then a pass that writes."""
     pid_m = tl.program_id(0).to(tl.int64)
     y_ptr += pid_m * N
     dy_ptr += pid_m * stride_dym
@@ -141,33 +143,41 @@ def softmax_bwd_online_kernel(
 # The longest row that 1,024 threads hold in registers: 64 fp32 values a thread forward, 32 of y and 32 of dy backward.
 RESIDENT_FWD = 65536
 RESIDENT_BWD = 32768
-_LANE_BYTES = {torch.float64: 8, torch.float32: 4, torch.float16: 4, torch.bfloat16: 4}  # of one value in a register
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def _is_resident(N: int, dtype: torch.dtype, limit: int) -> bool:
+    return N <= (limit // 2 if dtype == torch.float64 else limit)
 
 
 def _acc(dtype: torch.dtype) -> tl.dtype:
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
+@cache
 def _resident_config(N: int) -> dict:
-    """Launch configuration for rows that fit: about 4,096 elements a program, so that rows shorter than that share one."""
+    """Rows that fit in registers: about 4,096 elements a program, so that shorter rows share one."""
     BLOCK_N = triton.next_power_of_2(N)
-    BLOCK_M = max(1, 4096 // BLOCK_N)
-    return {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "num_warps": min(max(BLOCK_N // 1024, 4), 32)}
+    return {"BLOCK_M": max(1, 4096 // BLOCK_N), "BLOCK_N": BLOCK_N, "num_warps": min(max(BLOCK_N // 1024, 4), 32)}
 
 
-def _online_config() -> dict:
-    """Launch configuration for longer rows. 32 warps are half the threads of an SM and all its registers, so one program
-    runs per SM: 132 rows of 131,072 halves are 35 MB, which an H200's L2 (60 MB) keeps for the second pass."""
-    return {"BLOCK_N": 8192, "NUM_STAGES": 4, "num_warps": 32}
+def _online_config(itemsize: int) -> dict:
+    """Longer rows. 32 warps with more than 32 registers a thread leave room for one program per SM: 132 rows of 131,072
+    halves are 35 MB, which an H200's L2 (60 MB) keeps for the second pass. Three blocks of 16 KiB on their way keep the
+    memory busy; for two tensors (the backward) that is 96 KiB, all the shared memory that smaller GPUs have."""
+    return {"BLOCK_N": 16384 // itemsize, "NUM_STAGES": 4, "num_warps": 32}
 
 
 def _rows(x: Tensor) -> Tensor:
-    """x [..., N] as [M, N]: a view where the strides allow it, else a copy. Interleaved rows (a transposed matrix) are
-    copied too: a program would fetch a 32-byte sector for each element, up to 16 times the bytes."""
+    """x [..., N] as [M, N]: a view where the strides allow it, else a copy.
+
+    Interleaved rows (a transposed matrix) are copied too, since a program would fetch a 32-byte sector for each
+    element, up to 16 times the bytes; so are rows that span 2^31 elements, because offsets within a row are int32."""
     x = x.reshape(-1, x.shape[-1])
     stride_m, stride_n = x.stride()
-    offsets_fit_int32 = x.shape[1] * stride_n < 2**31
-    return x.contiguous() if 0 < stride_m < stride_n or not offsets_fit_int32 else x
+    if 0 < stride_m < stride_n or x.shape[1] * stride_n >= 2**31:
+        return x.contiguous()
+    return x
 
 
 def softmax_fwd(x: Tensor) -> Tensor:
@@ -178,12 +188,12 @@ def softmax_fwd(x: Tensor) -> Tensor:
     M, N = x.shape
     acc = _acc(x.dtype)
     with torch.cuda.device_of(x):
-        if N * _LANE_BYTES[x.dtype] <= RESIDENT_FWD * 4:
+        if _is_resident(N, x.dtype, RESIDENT_FWD):
             config = _resident_config(N)
-            grid = (triton.cdiv(M, config["BLOCK_M"]),)
+            grid = (-(-M // config["BLOCK_M"]),)  # rounds up; triton.cdiv costs the CPU 2 us
             softmax_fwd_kernel[grid](x, y, *x.stride(), M, N, ACC=acc, **config)
         else:
-            softmax_fwd_online_kernel[(M,)](x, y, *x.stride(), N, ACC=acc, **_online_config())
+            softmax_fwd_online_kernel[(M,)](x, y, *x.stride(), N, ACC=acc, **_online_config(x.itemsize))
     return y
 
 
@@ -207,12 +217,12 @@ def softmax_bwd(y: Tensor, dy: Tensor) -> Tensor:
     M, N = dy.shape
     acc = _acc(y.dtype)
     with torch.cuda.device_of(y):
-        if N * _LANE_BYTES[y.dtype] <= RESIDENT_BWD * 4:
+        if _is_resident(N, y.dtype, RESIDENT_BWD):
             config = _resident_config(N)
-            grid = (triton.cdiv(M, config["BLOCK_M"]),)
+            grid = (-(-M // config["BLOCK_M"]),)
             softmax_bwd_kernel[grid](y, dy, dx, *dy.stride(), M, N, ACC=acc, **config)
         else:
-            softmax_bwd_online_kernel[(M,)](y, dy, dx, *dy.stride(), N, ACC=acc, **_online_config())
+            softmax_bwd_online_kernel[(M,)](y, dy, dx, *dy.stride(), N, ACC=acc, **_online_config(y.itemsize))
     return dx
 
 
@@ -229,17 +239,8 @@ class SoftmaxFunction(torch.autograd.Function):
         return softmax_bwd(*ctx.saved_tensors, dy)
 
 
-# torch.compile sees these two operators instead of the launchers: opaque, so any shape works and no graph breaks. Outside
-# it the autograd.Function is called, because a custom operator costs 9 us a call on the CPU (17 with a gradient) and the
-# Function 4 to 5.
-def _softmax_op(x: Tensor) -> Tensor:
-    return softmax_fwd(x)
-
-
-def _softmax_bwd_op(y: Tensor, dy: Tensor) -> Tensor:
-    return softmax_bwd(y, dy)
-
-
+# What torch.compile sees: operators that it does not look into, so that any shape works and no graph breaks. Outside it
+# the Function is called, which costs the CPU 4 to 5 us a call; a custom operator costs 9, and 17 with a gradient.
 softmax_op = torch.library.custom_op("gpukit::softmax", softmax_fwd, mutates_args=())
 softmax_bwd_op = torch.library.custom_op("gpukit::softmax_bwd", softmax_bwd, mutates_args=())
 softmax_op.register_fake(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
@@ -259,7 +260,7 @@ def softmax(x: Tensor) -> Tensor:
     Returns y, contiguous, in x's shape and dtype. Raises TypeError for another dtype, ValueError for a tensor without
     dimensions or on a device that Triton cannot use.
     """
-    if x.dtype not in _LANE_BYTES:
+    if x.dtype not in _DTYPES:
         raise TypeError(f"softmax: x must be float16, bfloat16, float32 or float64, got {x.dtype}")
     if x.ndim == 0:
         raise ValueError("softmax: x must have at least one dimension, got a scalar of shape []")

@@ -12,8 +12,8 @@ def softmax(x: Tensor) -> Tensor:
     """Softmax of x [..., N] over N, one pass over memory per line: five kernels where one would do.
 
     In PyTorch these lines read 5 M N + 2 M elements and write 3 M N + 2 M, for M rows: four times the fused minimum.
-    A row of nothing but -inf has no softmax: its maximum is -inf, -inf - -inf is NaN, and so is the whole row, here as in
-    torch.softmax and in the kernel. Rows that hold +inf or NaN become NaN too.
+    A row of nothing but -inf has no softmax: its maximum is -inf, -inf - -inf is NaN, and so is the whole row, here as
+    in torch.softmax and in the kernel. A row that holds +inf or NaN becomes NaN too.
     """
     maximum = x.amax(dim=-1, keepdim=True)
     shifted = x - maximum
@@ -71,7 +71,7 @@ def cost(shape: tuple[int, ...], dtype: torch.dtype) -> Cost:
 
 
 def cost_bwd(shape: tuple[int, ...], dtype: torch.dtype) -> Cost:
-    """Backward, dx = y (dy - sum(y dy)): y and dy read once, dx written once; a product, a sum, a difference, a product."""
+    """Backward, dx = y (dy - sum(y dy)): y and dy read once, dx written once; two products, a sum and a difference."""
     elements = math.prod(shape)
     return Cost(2 * elements * dtype.itemsize, elements * dtype.itemsize, 4 * elements)
 

@@ -1,7 +1,7 @@
 """Triton's interpreter made safe and right. The only module that uses private Triton names.
 
-`install()` changes Triton's interpreter in this process: bf16 is rounded as a GPU rounds it, `@triton.autotune` runs its
-first config, Triton 3.6 works with NumPy >= 2.4, every load, store and atomic is checked against the live tensors
+`install()` changes Triton's interpreter in this process: bf16 is rounded as a GPU rounds it, `@triton.autotune` runs
+its first config, Triton 3.6 works with NumPy >= 2.4, every load, store and atomic is checked against the live tensors
 before memory is touched (`MemoryFault`), and so are two programs on one address (`RaceFault`).
 
 How it hangs together: a launch makes one `Memory`. Each pointer argument carries its `Parameter` through the pointer
@@ -13,8 +13,9 @@ import importlib
 import inspect
 import os
 import sys
+import sysconfig
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import SimpleNamespace, TracebackType
 
 import numpy as np
 import triton
@@ -23,7 +24,7 @@ from triton.runtime.errors import InterpreterError
 
 from gpukit.simulator.memory import Access, Fault, Memory, MemoryFault, RaceFault, guard, unguard_all
 
-__all__ = ["Call", "MemoryFault", "RaceFault", "busy", "guard", "install", "original", "uninstall", "unguard_all", "watchers"]
+__all__ = ["Call", "MemoryFault", "RaceFault", "busy", "guard", "install", "original", "unguard_all", "watchers"]
 
 SUPPORTED = "3.6 to 3.9"
 _PARAMETER = "gpukit.parameter"  # key under which a pointer handle carries the Parameter it came from
@@ -69,6 +70,7 @@ def busy() -> bool:
 # ---- where the learner's code is ----------------------------------------------------------------------------------
 
 _OURS = (os.path.dirname(os.path.abspath(triton.__file__)), os.path.dirname(os.path.abspath(__file__)))
+_LIBRARIES = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _internal: dict[str, bool] = {}
 
 
@@ -87,6 +89,29 @@ def _where() -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
+def _user_frames(frames):
+    """A traceback of (frame, last instruction, line) triples, outermost first, without Triton's frames and ours."""
+    trace = None
+    for frame, instruction, line in reversed([f for f in frames if not _is_internal(f[0].f_code.co_filename)]):
+        trace = TracebackType(trace, frame, instruction, line)
+    return trace
+
+
+def _frames_of(trace):
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lasti, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def _frames_inside_the_launch():
+    frames = []
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not _launch.__code__:
+        frames.append((frame, frame.f_lasti, frame.f_lineno))
+        frame = frame.f_back
+    return frames[::-1]
+
+
 def original(exc: BaseException) -> tuple[BaseException, str | None, int | None]:
     """The exception behind Triton's InterpreterErrors, and the file and line of user code that it came from."""
     while isinstance(exc, InterpreterError) and exc.__cause__ is not None:
@@ -96,12 +121,10 @@ def original(exc: BaseException) -> tuple[BaseException, str | None, int | None]
     if isinstance(exc, SyntaxError) and exc.filename:
         return exc, exc.filename, exc.lineno
     file = line = None
-    trace = exc.__traceback__
-    while trace is not None:
-        filename = trace.tb_frame.f_code.co_filename
-        if not _is_internal(filename) and "site-packages" not in filename:
-            file, line = filename, trace.tb_lineno
-        trace = trace.tb_next
+    for frame, _, number in _frames_of(exc.__traceback__):
+        filename = frame.f_code.co_filename
+        if not (_is_internal(filename) or filename.startswith(_LIBRARIES)):
+            file, line = filename, number
     return exc, file, line
 
 
@@ -119,8 +142,7 @@ def _run(plain):
         try:
             _launch(self, args, kwargs, grid)
         except Fault as fault:
-            # Its sentence names the line; the frames in between are the interpreter's.
-            raise fault.with_traceback(None) from None
+            raise fault.with_traceback(_user_frames(_frames_of(fault.__traceback__))) from None
         finally:
             _running = None
 
@@ -168,6 +190,8 @@ def _launch(function, args, kwargs, grid) -> None:
                     x, rest = linear % axes[0], linear // axes[0]
                     builder.set_grid_idx(x, rest % axes[1], rest // axes[1])
                     fn(**values)
+            if memory.race:
+                raise memory.race
         except Fault:
             raise
         except Exception as exc:
@@ -275,6 +299,13 @@ def _admit(kind: str, ptrs, mask, width: int) -> Access:
     return access
 
 
+def _locate_race() -> None:
+    """A race is raised when the launch ends; its traceback shows where it happened."""
+    race = _running.memory.race
+    if race is not None and race.__traceback__ is None:
+        race.__traceback__ = _user_frames(_frames_inside_the_launch())
+
+
 def _width(ptrs) -> int:
     return max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
 
@@ -283,6 +314,7 @@ def _masked_load(plain):
     def create_masked_load(self, ptrs, mask, *rest, **kwargs):
         if _running is not None:
             _running.memory.load(_admit("load", ptrs, mask, _width(ptrs)))
+            _locate_race()
         return plain(self, ptrs, mask, *rest, **kwargs)
 
     return create_masked_load
@@ -294,6 +326,7 @@ def _masked_store(plain):
             # Triton writes items of the value's own size, whatever the pointer says
             access = _admit("store", ptrs, mask, value.data.itemsize)
             _running.memory.store(access, value.data)
+            _locate_race()
         return plain(self, ptrs, value, mask, *rest, **kwargs)
 
     return create_masked_store

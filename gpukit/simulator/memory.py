@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 SECTOR_BYTES = 32
+_MAX_PENDING_LANES = 1 << 22  # of addresses kept per program, 32 MiB: beyond it races with earlier loads go unseen
 
 
 class Fault(Exception):
@@ -185,12 +186,11 @@ class Parameter:
 class Access:
     """One executed tl.load, tl.store or atomic of one program: the addresses of the lanes that are not masked off."""
 
-    __slots__ = ("_contiguous", "_offsets", "addresses", "buffer", "high", "kind", "live", "low", "masked", "parameter", "width")
-
     def __init__(self, kind: str, addresses: np.ndarray, live: np.ndarray | None, width: int):
         self.kind, self.width, self.live = kind, width, None
         lanes = addresses.size
         if live is not None and not live.all():
+            live = live.astype(bool, copy=False)
             if live.shape != addresses.shape:
                 live = np.broadcast_to(live, addresses.shape)
             self.live, addresses = live, addresses[live]
@@ -267,10 +267,12 @@ class Memory:
 
     def __init__(self, grid: tuple[int, ...], where):
         self.grid = grid
+        self.alone = math.prod(grid) == 1  # one program races with nobody
         self.where = where  # () -> (file, line) of the running access
         self.buffers: dict[int, Buffer] = {}
         self.parameters: list[Parameter] = []
         self.linear = 0
+        self.race: RaceFault | None = None
         self._released: dict[int, set[int]] = {}  # address of an atomic -> programs that passed through it
         self.start_program(0)
 
@@ -294,6 +296,7 @@ class Memory:
     def start_program(self, linear: int) -> None:
         self.linear = linear
         self._pending: list[Access] = []  # loads of this program from storages nobody has stored to yet
+        self._pending_lanes = 0
         self._ordered: set[int] | None = None  # programs that atomics put before this one
 
     @property
@@ -369,15 +372,19 @@ class Memory:
         return MemoryFault(where=where, **fields)
 
     # A race is a pair of accesses by two programs that no atomic orders, at least one of them a store. Programs run
-    # one after another here, so it is enough to compare each access with what earlier programs left behind.
+    # one after another here, so it is enough to compare each access with what earlier programs left behind. The first
+    # one is kept in `race` and raised when the launch ends: a store without its mask races with the next row long
+    # before it leaves the tensor, and leaving the tensor is the better diagnosis.
 
     def load(self, access: Access) -> None:
-        """Note a load that was admitted. Raises RaceFault."""
-        if not access.lanes:
+        """Note a load that was admitted."""
+        if self.alone or self.race or not access.lanes:
             return
         history = access.buffer.history
         if history is None:
-            self._pending.append(access)
+            self._pending_lanes += access.lanes
+            if self._pending_lanes <= _MAX_PENDING_LANES:
+                self._pending.append(access)
             return
         index = access.index(history.unit)
         if index is None:
@@ -388,7 +395,7 @@ class Memory:
         if clash.any():
             clash &= ~self._is_ordered(writer)
             if clash.any():
-                raise self._race(access, clash, writer, "store", history)
+                self.race = self._race(access, clash, writer, "store")
         self._note_reader(history, index, me)
 
     def _note_reader(self, history: _History, index, me: int) -> None:
@@ -401,8 +408,8 @@ class Memory:
             history.reader[index] = np.where(others, shared, np.where(reader == -me, reader, me))
 
     def store(self, access: Access, values: np.ndarray) -> None:
-        """Note a store that was admitted, before it happens. Raises RaceFault."""
-        if not access.lanes:
+        """Note a store that was admitted, before it happens."""
+        if self.alone or self.race or not access.lanes:
             return
         me = self.linear + 1
         history = access.buffer.history
@@ -421,10 +428,10 @@ class Memory:
             clash &= self._changes(access, values, history.unit, index)
             clash &= ~np.where(stored, self._is_ordered(writer), self._is_ordered(reader))
             if clash.any():
-                first = np.flatnonzero(clash)[0]
-                if stored[first]:
-                    raise self._race(access, clash & stored, writer, "store", history)
-                raise self._race(access, clash & ~stored, reader, "load", history)
+                if stored[np.flatnonzero(clash)[0]]:
+                    self.race = self._race(access, clash & stored, writer, "store")
+                else:
+                    self.race = self._race(access, clash & ~stored, reader, "load")
         history.writer[index] = me
 
     def _changes(self, access: Access, values: np.ndarray, unit: int, index) -> np.ndarray:
@@ -452,7 +459,7 @@ class Memory:
             self._ordered = set(passed)
         passed.add(self.linear + 1)
 
-    def _race(self, access: Access, clash: np.ndarray, others: np.ndarray, did: str, history: _History) -> RaceFault:
+    def _race(self, access: Access, clash: np.ndarray, others: np.ndarray, did: str) -> RaceFault:
         other = int(others[np.flatnonzero(clash)[0]])
         bad = clash.reshape(access.lanes, -1).any(axis=1)  # several units per lane where a lane is wider than a unit
         known = other > 0 and other != self.linear + 1

@@ -41,7 +41,8 @@ class Access:
 
 @dataclass
 class Event:
-    """One executed access (trace(detail=True)): `offsets` in elements from the tensor's first one, `masked` lanes off."""
+    """One executed access, kept by trace(detail=True): `offsets` of its lanes in elements from the tensor's first one,
+    in lane order, and how many lanes were `masked` off."""
 
     program: tuple[int, ...]
     kind: str
@@ -84,6 +85,10 @@ class Launch:
     def write_bytes(self) -> int:
         return self.store_bytes + self.atomic_bytes
 
+    @property
+    def bytes(self) -> int:
+        return self.read_bytes + self.write_bytes
+
 
 @dataclass
 class TorchOp:
@@ -92,6 +97,10 @@ class TorchOp:
     name: str
     read_bytes: int
     write_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        return self.read_bytes + self.write_bytes
 
 
 class _Marks:
@@ -255,7 +264,7 @@ class Trace:
         return torch.from_numpy(marks.of(kind, tensor))
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        """Column titles and rows; equal steps that follow each other share a row, steps that move nothing are left out."""
+        """Column titles and rows; equal steps in a row share one line, steps that move nothing have none."""
         titles = ["step", "times", "programs", "read (bytes)", "written (bytes)"]
         titles += ["load sectors", "store sectors", "dot (FLOP)"]
         rows: list[list] = []
@@ -399,15 +408,21 @@ def _count(func, args, kwargs, out) -> tuple[int, int]:
 
 
 class _CountOps(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True, the default, imports torch._dynamo at the first op: one to three seconds
+
     def __init__(self, trace: Trace):
         super().__init__()
         self.trace = trace
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        events = self.trace.events
+        before = len(events)
         out = func(*args, **kwargs)
-        if interpreter is None or not interpreter.busy():
-            namespace, name = func._schema.name.split("::")
+        launched = len(events) > before  # a custom op that is made of launches: they have been counted
+        if not launched and (interpreter is None or not interpreter.busy()):
             read, write = _count(func, args, kwargs, out)
-            self.trace.events.append(TorchOp(f"{namespace}.{name}", read, write))
+            events.append(TorchOp(func._schema.name.replace("::", "."), read, write))
         return out

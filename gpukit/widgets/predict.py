@@ -37,7 +37,7 @@ _OPERATORS = {
     ast.Pow: operator.pow,
     ast.USub: operator.neg,
 }
-_SUFFIX = re.compile(r"(?<=[\d\s).])(?P<suffix>[A-Za-zµ%]+)\s*$")
+_TOKEN = re.compile(r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<unit>[A-Za-zµ]+)|.")
 
 _units: dict[str, dict[str, str]] = {}  # of every prediction asked for in this kernel
 _committed: dict[str, dict[str, float]] = {}
@@ -48,13 +48,12 @@ def parse(text: str, unit: str = "") -> float:
 
     Raises ValueError with a sentence for the learner.
     """
-    expression, scale = text.strip().replace(",", "").replace("^", "**").replace("\u00d7", "*"), 1.0
-    match = _SUFFIX.search(expression)
-    if match:
-        expression, scale = expression[: match.start()], _scale(match["suffix"], unit)
+    plain = text.strip().replace(",", "").replace("^", "**").replace("\u00d7", "*")
+    tokens = _TOKEN.finditer(plain)
+    expression = "".join(f"*{_scale(token['unit'], unit)!r}" if token["unit"] else token[0] for token in tokens)
     try:
-        value = _evaluate(ast.parse(expression.strip(), mode="eval").body) * scale
-    except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError):
+        value = _evaluate(ast.parse(expression, mode="eval").body)
+    except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError):
         raise ValueError(f"{text.strip()!r} is not a number; 3.4e9, 2 * 4096**2 and 16 MiB are") from None
     if isinstance(value, complex) or not 0 < value < math.inf:
         raise ValueError(f"{text.strip()!r} is not a positive number")
@@ -80,8 +79,9 @@ def _scale(suffix: str, unit: str) -> float:
         return 1.0
     if suffix in _PREFIXES | _BINARY:  # "3.4G" of whatever the field asks for
         return (_PREFIXES | _BINARY)[suffix]
-    allowed = next((units for units in _QUANTITIES.values() if unit in units), {unit: 1})
-    raise ValueError(f"{suffix!r} is not a unit here: give {', '.join(u for u in allowed if u) or 'a plain number'}")
+    raise ValueError(
+        f"{suffix!r} does not fit a number of {unit}" if unit else f"{suffix!r} does not fit a plain number"
+    )
 
 
 class Prediction(widgets.VBox):
@@ -216,12 +216,12 @@ def _sentence(actual: Mapping[str, float], committed: Mapping[str, float]) -> st
     ratios = {name: committed[name] / value if value else math.inf for name, value in actual.items()}
     worst = max(ratios, key=lambda name: max(ratios[name], 1 / ratios[name]))
     off = max(ratios[worst], 1 / ratios[worst])
-    subject = f"{worst}: " if len(actual) > 1 else ""
+    subject = f" for {worst}" if len(actual) > 1 else ""
     if off <= 1.1:
         return "Right, within 10 %." if len(actual) == 1 else "Right, every one within 10 %."
     if off <= 2.0 * (1 + 1e-9):
-        return f"{subject}within a factor of two. Which term is counted once too often, or once too few?"
-    return f"{subject}off by {number(off)}x. Being wrong here is the lesson: which term did you not see?"
+        return f"Within a factor of two{subject}. Which term is counted once too often, or once too few?"
+    return f"Off by {number(off)}x{subject}. Being wrong here is the lesson: which term did you not see?"
 
 
 def reveal(key: str, actual: Mapping[str, float], how: str = "counted") -> Reveal:

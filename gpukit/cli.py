@@ -1,0 +1,285 @@
+"""The command `gpukit`. Each subcommand is a function of its arguments that returns an exit status: 0, 1 for a failed check,
+2 for a mistake in how it was called."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpukit import course
+
+_MAX_SOURCE_BYTES = 1 << 20
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but a mistake is one sentence and not the whole usage."""
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: {message}  (more: {self.prog} --help)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["lab"] and not {"-h", "--help"} & set(arguments[1:2]):  # the rest is JupyterLab's to read
+        from gpukit.lab import lab
+
+        return lab(arguments[1:])
+    args = _parser().parse_args(arguments)
+    try:
+        return args.run(args)
+    except course.CourseError as error:
+        return _refuse(str(error))
+    except BrokenPipeError:  # gpukit progress | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return _refuse("interrupted", 130)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="gpukit", description="A course on making language models fast on GPUs: exercises and grading.")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(name: str, run, summary: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        added.set_defaults(run=run)
+        return added
+
+    command("lab", None, "open the course in JupyterLab; options go to JupyterLab (--port=9000, --no-browser)")
+
+    added = command("check", _check, "check exercises, as gpukit.check does in a notebook")
+    added.add_argument("ids", nargs="*", metavar="ID", help="softmax.fused, softmax (all of a concept) or all (default)")
+    added.add_argument("-v", "--verbose", action="store_true", help="show what your code printed and the whole traceback")
+    _add_impl(added)
+    added.add_argument("--seed", type=int, metavar="N", help="replay the inputs of an earlier run (default: fresh ones)")
+
+    added = command("hint", _hint, "show a hint for an exercise")
+    added.add_argument("id", metavar="ID")
+    added.add_argument("number", nargs="?", type=int, default=1, metavar="N", help="1 to 3, each more explicit (default: 1)")
+
+    added = command("progress", _progress, "list the exercises and what the last check of each said")
+
+    added = command("grade", _grade, "grade all exercises and write reports; exit status 0 when all pass")
+    added.add_argument("--submission", metavar="DIR", help="grade the .py files in DIR or DIR/exercises, and nothing else of it")
+    for kind in ("json", "markdown", "junit"):
+        added.add_argument(f"--{kind}", metavar="FILE", help=f"write the report as {kind}")
+    _add_impl(added)
+    added.add_argument("--seed", type=int, metavar="N", help=argparse.SUPPRESS)
+
+    added = command("doctor", _doctor, "say what this machine has, what is missing and what mends it")
+
+    added = command("nb", None, "run notebooks, or put them in the form that git should hold")
+    actions = added.add_subparsers(title="actions", metavar="ACTION", required=True)
+    action = actions.add_parser("run", help="execute on the solutions and save the outputs in canonical form")
+    action.add_argument("files", nargs="*", metavar="FILE", help="default: all notebooks")
+    action.add_argument("--refresh", action="store_true", help="replace saved measurements (cells tagged nbval-ignore-output)")
+    action.add_argument("--timeout", type=float, default=120, metavar="S", help="seconds a cell may take (default: 120)")
+    action.set_defaults(run=_nb_run)
+    action = actions.add_parser("clean", help="put notebooks in canonical form, without running them")
+    action.add_argument("files", nargs="*", metavar="FILE", help="default: all notebooks")
+    action.add_argument("--check", action="store_true", help="change nothing; list what is wrong and solutions that leak")
+    action.set_defaults(run=_nb_clean)
+
+    added = command("stubs", _stubs, "make exercises/ from solutions/ (for contributors)")
+    added.add_argument("--check", action="store_true", help="change nothing; list the files that differ")
+    return parser
+
+
+def _add_impl(parser: argparse.ArgumentParser) -> None:
+    choice = "exercises (default) or solutions; goes before GPUKIT_IMPL"
+    parser.add_argument("--impl", choices=course.IMPLS, help=choice)
+
+
+def _check(args: argparse.Namespace) -> int:
+    root = _root()
+    impl = args.impl or course.impl()
+    verdicts = []
+    for exercise_id in _chosen(args.ids):
+        verdict = _judge(exercise_id, impl, root, args.seed)
+        verdicts.append(verdict)
+        print(verdict, flush=True)
+        if args.verbose:
+            print(f"  {verdict.seconds:.1f} s, --seed {verdict.seed}")
+            if verdict.detail:
+                print(_indented(verdict.detail))
+    if len(verdicts) > 1:
+        print(f"\n{sum(v.passed for v in verdicts)} of {len(verdicts)} exercises pass")
+    return 0 if all(v.state in ("pass", "no-gpu") for v in verdicts) else 1
+
+
+def _chosen(names: list[str]) -> list[str]:
+    """The ids that a learner's words stand for, in the course's order. Raises UnknownExercise."""
+    from gpukit.grading import registry
+
+    known = registry.exercises()
+    chosen: set[str] = set()
+    for name in names or ["all"]:
+        of_concept = [exercise_id for exercise_id, e in known.items() if name in ("all", e.concept)]
+        chosen.update(of_concept or [registry.exercise(name).id])
+    return [exercise_id for exercise_id in known if exercise_id in chosen]
+
+
+def _hint(args: argparse.Namespace) -> int:
+    from gpukit.grading.registry import exercise
+
+    hints = exercise(args.id).hints
+    if not 1 <= args.number <= len(hints):
+        return _refuse(f"hint number must be 1 to {len(hints)}, got {args.number}")
+    print(f"hint {args.number} of {len(hints)} for {args.id}: {hints[args.number - 1]}")
+    if args.number < len(hints):
+        print(f"next: gpukit hint {args.id} {args.number + 1}")
+    return 0
+
+
+def _progress(args: argparse.Namespace) -> int:
+    from gpukit.grading.registry import exercises
+    from gpukit.grading.report import recorded, table
+
+    done = recorded(_root())
+    rows = [("exercise", "state", "checks", "level", "minutes", "notebook", "what it asks")]
+    for e in exercises().values():
+        last = done.get(e.id)
+        state = "not tried" if last is None else last["state"] + (", edited since" if last["edited"] else "")
+        checks = f"{last['checks_passed']}/{last['checks_total']}" if last else ""
+        rows.append((e.id, state, checks, f"{e.label.difficulty}/5", f"{e.label.minutes}", e.notebook, e.title))
+    print("\n".join(table(rows)))
+    passed = sum(done.get(exercise_id, {}).get("state") == "pass" for exercise_id in exercises())
+    print(f"\n{passed} of {len(exercises())} exercises pass")
+    return 0
+
+
+def _grade(args: argparse.Namespace) -> int:
+    from gpukit.grading.registry import exercises
+    from gpukit.grading.report import Report, missing
+
+    impl = args.impl or ("exercises" if args.submission else course.impl())
+    if args.submission and impl == "solutions":
+        return _refuse("--submission grades a learner's files; --impl solutions grades the course's own: give one of them")
+    reports = {"json": args.json, "markdown": args.markdown, "junit": args.junit}
+    for path in filter(None, reports.values()):
+        if not Path(path).absolute().parent.is_dir():
+            return _refuse(f"{path} cannot be written: there is no folder {Path(path).parent}")
+    root = _root()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a killed run still writes what it has
+    with tempfile.TemporaryDirectory(prefix="gpukit-") as folder:
+        refused: dict[str, str] = {}
+        if args.submission:
+            root = Path(folder).resolve()
+            refused = _pristine_copy(Path(args.submission), root, {e.concept for e in exercises().values()})
+        report = Report(impl, root)
+        if impl == "solutions":
+            print("solutions: an instructor's run, not a grade\n")
+        try:
+            for exercise_id, e in exercises().items():
+                why = refused.get(e.concept)
+                verdict = missing(exercise_id, why) if why else _judge(exercise_id, impl, root, args.seed)
+                report.add(verdict)
+                print(f"{verdict}\n" if verdict.lines else verdict, flush=True)
+        except KeyboardInterrupt:
+            report.interrupted = True
+        finally:
+            report.write(**reports)
+    print(("interrupted: the report is incomplete\n" if report.interrupted else "") + report.summary)
+    return 130 if report.interrupted else 0 if report.all_passed else 1
+
+
+def _pristine_copy(submission: Path, root: Path, concepts: set[str]) -> dict[str, str]:
+    """Copy a submission's exercise files, and nothing else of it, into the empty folder `root`. By concept, why there is
+    none. Raises CourseError if `submission` holds no exercise at all."""
+    source = submission / "exercises" if (submission / "exercises").is_dir() else submission
+    if not source.is_dir():
+        raise course.CourseError(f"there is no folder {submission}")
+    for name in ("exercises", "notebooks"):
+        (root / name).mkdir()
+    refused = {}
+    for concept in sorted(concepts):
+        path = source / f"{concept}.py"
+        # A link could point at anything on the machine that grades, the solutions among them.
+        if path.is_symlink():
+            refused[concept] = f"{path.name} is a symbolic link, not a file"
+        elif not path.is_file():
+            refused[concept] = f"the submission has no {path.name}"
+        elif path.stat().st_size > _MAX_SOURCE_BYTES:
+            refused[concept] = f"{path.name} is larger than 1 MiB"
+        else:
+            try:
+                (root / "exercises" / path.name).write_bytes(path.read_bytes())
+            except OSError as error:
+                refused[concept] = f"{path.name} cannot be read: {error.strerror}"
+    if all("has no" in refused.get(concept, "") for concept in concepts):
+        files = ", ".join(f"{concept}.py" for concept in sorted(concepts))
+        raise course.CourseError(f"{submission} holds none of the exercises ({files})")
+    return refused
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from gpukit import doctor
+
+    rows = doctor.examine()
+    print(doctor.as_text(rows))
+    return 1 if any(row.state == doctor.MISSING for row in rows) else 0
+
+
+def _nb_run(args: argparse.Namespace) -> int:
+    from gpukit import notebooks
+
+    for path in notebooks.find(args.files, _root()):
+        changed = notebooks.run(path, refresh=args.refresh, timeout_s=args.timeout)
+        print(f"{path.name}: {'outputs changed' if changed else 'unchanged'}", flush=True)
+    return 0
+
+
+def _nb_clean(args: argparse.Namespace) -> int:
+    from gpukit import notebooks
+    from gpukit.grading import stubs
+
+    root = _root()
+    paths = notebooks.find(args.files, root)
+    if args.check:
+        found = [problem for path in paths for problem in notebooks.problems(path)]
+        found += stubs.leaks(root)
+        print("\n".join(found) or f"{len(paths)} notebooks are canonical")
+        return 1 if found else 0
+    for path in paths:
+        text = notebooks.write(notebooks.clean(notebooks.read(path)))
+        if text != path.read_text(encoding="utf-8"):
+            path.write_text(text, encoding="utf-8")
+            print(f"{path.name}: cleaned")
+    return 0
+
+
+def _stubs(args: argparse.Namespace) -> int:
+    from gpukit.grading import stubs
+
+    lines = stubs.drift(_root()) if args.check else stubs.write(_root())
+    print("\n".join(lines) or "exercises/ is what solutions/ makes it")
+    return 1 if args.check and lines else 0
+
+
+def _judge(exercise_id: str, impl: str, root: Path, seed: int | None):
+    from gpukit.grading.judge import judge
+
+    return judge(exercise_id, impl=impl, root=root, seed=seed)
+
+
+def _root() -> Path:
+    """The course's folder, with this process's imports protected from the files in it."""
+    from gpukit.grading.notebook import protect_imports
+
+    root = course.root()
+    protect_imports(root)
+    return root
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  | {line}" for line in text.rstrip().splitlines())
+
+
+def _refuse(sentence: str, status: int = 2) -> int:
+    print(f"gpukit: {sentence}", file=sys.stderr)
+    return status

@@ -1,0 +1,195 @@
+"""exercises/ is solutions/ with the marked regions cleared: `gpukit stubs` rewrites it, `gpukit stubs --check` compares.
+
+A region lies between the lines `# BEGIN SOLUTION` and `# END SOLUTION`, inside a function. In a kernel it becomes `pass`,
+elsewhere it raises NotImplementedError with the exercise's id, which the check reports as todo. Lines `# STUB: code` in the
+region are put there instead: an exercise may start from code that is wrong.
+"""
+
+from __future__ import annotations
+
+import ast
+import html
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpukit.course import CourseError
+from gpukit.grading import registry
+
+_BEGIN = re.compile(r"\s*# BEGIN SOLUTION\s*")
+_END = re.compile(r"\s*# END SOLUTION\s*")
+_STUB = re.compile(r"\s*# STUB: (.*)")
+BACKUP = ".gpukit/backup"
+
+
+class BadMarkers(CourseError):
+    """Marked regions that do not pair up or lie outside a function; the message gives the line."""
+
+
+def regions(source: str) -> list[tuple[int, int]]:
+    """The lines (counted from 0) of each region's markers: [(begin, end)]. Raises BadMarkers."""
+    found: list[tuple[int, int]] = []
+    begin = None
+    lines = source.splitlines()
+    for number, line in enumerate(lines):
+        if _BEGIN.fullmatch(line):
+            if begin is not None:
+                raise BadMarkers(f"line {number + 1}: # BEGIN SOLUTION inside the region that begins in line {begin + 1}")
+            begin = number
+        elif _END.fullmatch(line):
+            if begin is None:
+                raise BadMarkers(f"line {number + 1}: # END SOLUTION without # BEGIN SOLUTION")
+            if any(text.strip() and _indent(text) < _indent(lines[begin]) for text in lines[begin:number]):
+                raise BadMarkers(f"line {begin + 1}: the region reaches outside its block")
+            found.append((begin, number))
+            begin = None
+    if begin is not None:
+        raise BadMarkers(f"line {begin + 1}: # BEGIN SOLUTION without # END SOLUTION")
+    return found
+
+
+def clear(source: str, ids: Mapping[str, str] | None = None) -> str:
+    """`source` with every region replaced by a gap.
+
+    `ids` maps the name of an exercise's function to the exercise's id. A gap belongs to the exercise whose function holds
+    it or is the next one below: helpers and kernels stand above the function that uses them. Without `ids` the gap is
+    called after the function that it is in. Raises BadMarkers.
+    """
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    exercises = sorted((f.end_lineno, ids[f.name]) for f in functions if ids and f.name in ids)
+    lines = source.splitlines()
+    kept: list[str] = []
+    after = 0
+    for begin, end in regions(source):
+        around = [f for f in functions if f.lineno <= begin < f.end_lineno]
+        if not around:
+            raise BadMarkers(f"line {begin + 1}: # BEGIN SOLUTION outside a function")
+        function = max(around, key=lambda f: f.lineno)
+        name = next((exercise_id for last, exercise_id in exercises if last > begin), function.name)
+        gap = [match[1] for line in lines[begin:end] if (match := _STUB.fullmatch(line))]
+        gap = gap or ["pass" if _is_kernel(function) else f'raise NotImplementedError("{name}")']
+        gap[0] += "  # your code here"
+        indent = " " * _indent(lines[begin])
+        kept += lines[after:begin] + [indent + line for line in gap]
+        after = end + 1
+    return "\n".join([*kept, *lines[after:]]) + "\n"
+
+
+def write(root: Path) -> list[str]:
+    """Make root/exercises from root/solutions. What it did, a line for each file that changed.
+
+    Whatever a file held before is kept in .gpukit/backup: it may be someone's work.
+    """
+    done = []
+    for path, stub in _stubs(root).items():
+        before = path.read_bytes() if path.exists() else None
+        if before == stub.encode():
+            continue
+        kept = f"; what it held is in {_back_up(path, root)}" if before else ""
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(stub, encoding="utf-8")
+        done.append(f"exercises/{path.name}: written{kept}")
+    return done
+
+
+def drift(root: Path) -> list[str]:
+    """How root/exercises differs from what `write` would make: a line for each file, none if it does not."""
+    stubs = _stubs(root)
+    problems = [
+        f"exercises/{path.name} {'differs from' if path.exists() else 'is missing; it is made from'} solutions/{path.name}"
+        for path, stub in stubs.items()
+        if not path.exists() or path.read_bytes() != stub.encode()
+    ]
+    without = [path for path in sorted((root / "exercises").glob("*.py")) if path not in stubs]
+    return problems + [f"exercises/{path.name} has no solutions/{path.name}" for path in without]
+
+
+def leaks(root: Path) -> list[str]:
+    """Where a solution can be read: three lines of a region in a row in exercises/, or in a notebook's cells and outputs.
+
+    Comments, blank lines and spacing do not matter.
+    """
+    secrets: dict[tuple[str, ...], str] = {}
+    for path in sorted((root / "solutions").glob("*.py")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for begin, end in regions("\n".join(lines)):
+            code = normalised("\n".join(lines[begin + 1 : end]))
+            for run in _runs(code, 3):
+                secrets.setdefault(run, f"solutions/{path.name}, line {begin + 1}")
+    found = []
+    for path in sorted((root / "exercises").glob("*.py")):
+        found += _leaked(path.read_text(encoding="utf-8"), secrets, f"exercises/{path.name}")
+    for path in sorted((root / "notebooks").glob("*.ipynb")):
+        found += _leaked(_notebook_text(path), secrets, f"notebooks/{path.name}")
+    return found
+
+
+def normalised(code: str) -> list[str]:
+    """The lines of code without comments, blank lines and spacing."""
+    lines = (re.sub(r"\s+", "", line.partition("#")[0]) for line in code.splitlines())
+    return [line for line in lines if line]
+
+
+def _runs(lines: list[str], length: int) -> set[tuple[str, ...]]:
+    return {tuple(lines[i : i + length]) for i in range(len(lines) - length + 1)}
+
+
+def _leaked(text: str, secrets: dict[tuple[str, ...], str], where: str) -> list[str]:
+    # A second look without tags: highlighted source in HTML.
+    texts = (text, html.unescape(re.sub(r"<[^<>\n]*>", "", text)))
+    common = {run for each in texts for run in _runs(normalised(each), 3)} & secrets.keys()
+    return sorted({f"{where} shows the solution in {secrets[run]}" for run in common})
+
+
+def _notebook_text(path: Path) -> str:
+    """Everything in a notebook that a person can read: sources and text outputs, one after the other."""
+    def strings(value) -> list[str]:
+        if isinstance(value, str):
+            return [value]
+        if isinstance(value, list):
+            joined = all(isinstance(item, str) for item in value)  # nbformat stores text as a list of lines
+            return ["".join(value)] if joined else [text for item in value for text in strings(item)]
+        return [text for item in value.values() for text in strings(item)] if isinstance(value, dict) else []
+
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    except (ValueError, KeyError, TypeError):
+        return ""  # what is wrong with it, `gpukit nb clean --check` says
+    return "\n".join(strings(cells))
+
+
+def _stubs(root: Path) -> dict[Path, str]:
+    solutions = sorted((root / "solutions").glob("*.py"))
+    if not solutions:
+        raise CourseError("there is no solutions/ folder here, so there is nothing to make exercises/ from")
+    made = {}
+    for path in solutions:
+        concept = path.stem
+        ids = {e.function: e.id for e in registry.exercises().values() if e.concept == concept}
+        try:
+            made[root / "exercises" / path.name] = clear(path.read_text(encoding="utf-8"), ids)
+        except BadMarkers as error:
+            raise BadMarkers(f"solutions/{path.name}, {error}") from None
+        except SyntaxError as error:
+            raise BadMarkers(f"solutions/{path.name}, line {error.lineno}: {error.msg}") from None
+    return made
+
+
+def _back_up(path: Path, root: Path) -> Path:
+    folder = root / BACKUP
+    folder.mkdir(parents=True, exist_ok=True)
+    free = next(n for n in range(1, 10_000) if not (folder / f"{path.stem}-{n}.py").exists())
+    backup = folder / f"{path.stem}-{free}.py"
+    backup.write_bytes(path.read_bytes())
+    return backup.relative_to(root)
+
+
+def _is_kernel(function: ast.FunctionDef) -> bool:
+    """Whether one of the decorators is triton.jit (or jit), called or not."""
+    decorators = [d.func if isinstance(d, ast.Call) else d for d in function.decorator_list]
+    return any(ast.unparse(d) in ("triton.jit", "jit") for d in decorators)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())

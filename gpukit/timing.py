@@ -1,0 +1,206 @@
+"""How long a call takes, measured so that the number can be believed. The only caller of triton.testing.do_bench.
+
+On a GPU every run starts with a cold L2 cache, because a kernel inside a model finds somebody else's data there. Under
+about 20 us launching is a large share of the time: `graph=True` takes the CPU out of it. Triton's interpreter is never
+timed: its time says nothing about a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpukit import hardware
+from gpukit.op import Cost
+
+LAUNCH_BOUND_MS = 0.020
+_GRAPH_CALLS = 50
+_INTERPRETERS = ("triton.runtime.interpreter", "gpukit.simulator.interpreter")
+_PEAK_NAME = {torch.float64: "fp64", torch.float32: "tf32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+class NotTimed(RuntimeError):
+    """There is no time worth reporting; the message says why."""
+
+
+class ImpossibleTime(RuntimeError):
+    """The time would need more than the GPU has, so it was not the time of this work."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds for one call: the median, and the times that 20 and 80 percent of the runs stayed below.
+
+    how  "events" (CUDA events around each call, cold L2), "graph" (replays of a CUDA graph, cold L2) or "cpu"
+    """
+
+    median_ms: float
+    p20_ms: float
+    p80_ms: float
+    how: str
+    device: str
+
+    @property
+    def launch_bound(self) -> bool:
+        """Whether launching took a large share of the time: fast kernels look alike then."""
+        return self.how == "events" and self.median_ms < LAUNCH_BOUND_MS
+
+    def __str__(self) -> str:
+        note = ", launch-bound" if self.launch_bound else ""
+        return f"{self.median_ms:.4g} ms ({self.p20_ms:.4g} to {self.p80_ms:.4g}) on {self.device}{note}"
+
+
+def time_ms(
+    fn: Callable,
+    *inputs,
+    graph: bool = False,
+    warmup_ms: float = 25,
+    rep_ms: float = 100,
+    grad_to_none: Iterable[Tensor] | None = None,
+    cost: Cost | None = None,
+    dtype: torch.dtype | None = None,
+) -> Timing:
+    """Time fn(*inputs), on a GPU if there is one and no input tensor is on the CPU, else on the CPU.
+
+    graph         time replays of a CUDA graph of at least 50 calls. Inputs are copied and results kept until they make
+                  three times the L2, and the calls take turns on them, so that each still reads and writes memory. The
+                  percentiles are then over replays, each the mean of its calls.
+    grad_to_none  tensors whose .grad is cleared before each run
+    cost, dtype   the least that fn must do, and in which dtype: held against the GPU's peaks
+    Raises NotTimed if fn runs a kernel in Triton's interpreter, ImpossibleTime above the GPU's peak, ValueError for a
+    graph without a GPU or without input tensors. On the CPU caches stay warm.
+    """
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        _refuse_interpreter(fn, inputs)
+    if not torch.cuda.is_available() or any(not x.is_cuda for x in tensors):
+        if graph:
+            raise ValueError("graph: CUDA graphs need a GPU and inputs on it, got none")
+        return _time_cpu(fn, inputs, warmup_ms, rep_ms, grad_to_none)
+    if graph and not tensors:
+        raise ValueError("graph: pass the tensors that fn reads as inputs, so that copies of them can keep the L2 cold")
+    if graph:
+        percentiles = _time_graph(fn, inputs, warmup_ms, rep_ms)
+    else:
+        percentiles = _time_events(fn, inputs, warmup_ms, rep_ms, grad_to_none)
+    timing = Timing(*percentiles, "graph" if graph else "events", torch.cuda.get_device_name())
+    if cost is not None:
+        check_possible(timing.median_ms, cost, dtype, timing.device)
+    return timing
+
+
+def check_possible(median_ms: float, cost: Cost, dtype: torch.dtype | None, device: str) -> None:
+    """Raise ImpossibleTime if `cost` in `median_ms` exceeds the bandwidth or the arithmetic peak of `device`.
+
+    fp32 is held against the tf32 peak, since a matmul may be allowed to use it. A GPU that gpukit.hardware does not
+    know is not checked.
+    """
+    try:
+        gpu = hardware.gpu(device)
+    except ValueError:
+        return
+    gbps = cost.bytes / median_ms / 1e6
+    if gbps > gpu.hbm_gbps:
+        raise ImpossibleTime(
+            f"{cost.bytes:,} bytes in {median_ms:.4g} ms are {gbps:,.0f} GB/s, and {gpu.name} has {gpu.hbm_gbps:,.0f}: "
+            "the data came out of a cache, or the work was not done"
+        )
+    peak = gpu.peak_flops.get(_PEAK_NAME.get(dtype, ""), math.inf)
+    flops = cost.flops / median_ms * 1e3
+    if flops > peak:
+        raise ImpossibleTime(
+            f"{cost.flops:,} FLOPs in {median_ms:.4g} ms are {flops / 1e12:,.0f} TFLOP/s, and {gpu.name} has "
+            f"{peak / 1e12:,.0f} in {_PEAK_NAME[dtype]}: the work was not done"
+        )
+
+
+def _time_events(fn, inputs, warmup_ms, rep_ms, grad_to_none) -> list[float]:
+    from triton.testing import do_bench
+
+    return do_bench(
+        lambda: fn(*inputs), warmup=warmup_ms, rep=rep_ms, grad_to_none=grad_to_none, quantiles=[0.5, 0.2, 0.8]
+    )
+
+
+def _time_graph(fn, inputs, warmup_ms, rep_ms) -> tuple[float, float, float]:
+    result = fn(*inputs)  # compiles, which a capture cannot
+    call_bytes = sum(x.nbytes for x in [*inputs, result] if isinstance(x, Tensor))
+    del result
+    l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    copies = max(2, math.ceil(3 * l2_bytes / max(call_bytes, 1)))
+    calls = copies * math.ceil(_GRAPH_CALLS / copies)
+    rotation = [tuple(x.clone() if isinstance(x, Tensor) else x for x in inputs) for _ in range(copies)]
+
+    graph = torch.cuda.CUDAGraph()
+    results = deque(maxlen=copies)  # so a result's memory is free again only after `copies` others were written
+    with torch.cuda.graph(graph):
+        for i in range(calls):
+            results.append(fn(*rotation[i % copies]))
+
+    def replay_ms() -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    first = replay_ms()
+    for _ in range(int(warmup_ms / first)):
+        replay_ms()
+    return _percentiles([replay_ms() / calls for _ in range(max(5, int(rep_ms / first)))])
+
+
+def _time_cpu(fn, inputs, warmup_ms, rep_ms, grad_to_none) -> Timing:
+    def run_ms() -> float:
+        for x in grad_to_none or ():
+            x.grad = None
+        start = time.perf_counter()
+        fn(*inputs)
+        return (time.perf_counter() - start) * 1e3
+
+    first = run_ms()
+    for _ in range(min(1000, int(warmup_ms / max(first, 1e-3)))):
+        run_ms()
+    runs, until = [], time.perf_counter() + rep_ms / 1e3
+    while len(runs) < 5 or time.perf_counter() < until:
+        runs.append(run_ms())
+    return Timing(*_percentiles(runs), "cpu", "cpu")
+
+
+def _percentiles(runs: list[float]) -> tuple[float, float, float]:
+    fifths = statistics.quantiles(runs, n=5, method="inclusive")
+    return statistics.median(runs), fifths[0], fifths[3]
+
+
+class _InterpreterSeen(BaseException):  # not an Exception: nothing between here and the kernel may swallow it
+    pass
+
+
+def _refuse_interpreter(fn, inputs) -> None:
+    """Call fn once, and stop at the first line that Triton's interpreter runs."""
+
+    def watch(frame, event, _):
+        if event == "call" and frame.f_globals.get("__name__") in _INTERPRETERS:
+            raise _InterpreterSeen
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        fn(*inputs)
+    except _InterpreterSeen:
+        raise NotTimed(
+            "fn ran a kernel in Triton's interpreter, whose time says nothing about a GPU: count its traffic with "
+            "gpukit.trace() instead, or read the recorded times with gpukit.benchmark.rows()"
+        ) from None
+    finally:
+        sys.setprofile(before)

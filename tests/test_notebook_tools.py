@@ -1,0 +1,198 @@
+"""Canonical notebooks: `gpukit nb clean` and `gpukit nb run`, on notebooks made here; then the course's own."""
+
+import base64
+import copy
+import json
+import os
+
+import nbformat
+import pytest
+
+from gpukit import course, notebooks
+from gpukit.notebooks import NotebookFailed, clean, problems, run, write
+
+PNG = base64.b64encode(b"\x89PNG" + bytes(60)).decode()
+ADDRESS = "<matplotlib.lines.Line2D at 0x7f12ab34cd56>"
+
+
+def code(source, *outputs, cell_id="a", **more):
+    content = {"cell_type": "code", "id": cell_id, "metadata": {}, "execution_count": 7, "source": source}
+    return {**content, "outputs": list(outputs), **more}
+
+
+def stream(text, name="stdout"):
+    return {"output_type": "stream", "name": name, "text": text}
+
+
+def shown(kind="display_data", metadata=None, **data):
+    data = {mime.replace("__", "/"): value for mime, value in data.items()}
+    count = {"execution_count": 41} if kind == "execute_result" else {}
+    return {"output_type": kind, "data": data, "metadata": metadata or {}, **count}
+
+
+def notebook(*cells, **metadata):
+    return {"cells": list(cells), "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+
+
+MESSY = notebook(
+    {"cell_type": "markdown", "id": "intro", "metadata": {"collapsed": True}, "source": ["# Title  \n", "text"]},
+    code(
+        "import time  \nprint(1)\n",
+        stream(["1  \n", "2\n"]),
+        stream("late\n", "stderr"),
+        stream("10%\r100%\n3\n"),
+        metadata={"tags": ["keep"], "execution": {"iopub.status.busy": "2025"}, "scrolled": True, "jupyter": {}},
+    ),
+    code(
+        "plot()",
+        shown("execute_result", text__plain=[ADDRESS]),
+        shown(image__png=PNG + "\n", text__plain="<Figure size 640x320 with 1 Axes>", metadata={"needs_background": "light"}),
+        shown(**{notebooks._WIDGET_VIEW: {"model_id": "abc"}, "text/plain": "bit viewer", "text/html": "<b>1</b>"}),
+        shown(**{notebooks._WIDGET_VIEW: {"model_id": "abc"}}),
+    ),  # the same id again
+    code("1 / 0", {"output_type": "error", "ename": "E", "evalue": "\x1b[1mno\x1b[0m", "traceback": ["/home/me/x"]}),
+    code('import gpukit; gpukit.check("alpha.first")', stream("PASS\n"), cell_id="no good id"),
+    code("", execution_count=None, outputs=[]) | {"id": None},
+    kernelspec={"name": "my-env", "display_name": "mine"},
+    language_info={"name": "python", "version": "3.12.1"},
+    widgets={"application/vnd.jupyter.widget-state+json": {"state": {}}},
+)  # fmt: skip
+
+
+def test_clean_makes_the_canonical_form():
+    before = copy.deepcopy(MESSY)
+    nb = clean(MESSY)
+    assert MESSY == before
+    nbformat.validate(nbformat.from_dict(nb))
+    assert nb["metadata"] == notebooks._METADATA
+    assert [cell["id"] for cell in nb["cells"]] == ["intro", "a", "cell-3", "cell-4", "cell-5", "cell-6"]
+    assert [cell["execution_count"] for cell in nb["cells"][1:]] == [1, 2, 3, 4, 5]
+    assert nb["cells"][0] == {"cell_type": "markdown", "id": "intro", "metadata": {}, "source": "# Title\ntext"}
+    first, plot, failing, check, empty = nb["cells"][1:]
+    assert first["source"] == "import time\nprint(1)"
+    assert first["metadata"] == {"tags": ["keep"]}
+    assert first["outputs"] == [stream("1\n2\n100%\n3\n"), stream("late\n", "stderr")]
+    assert [output["data"] for output in plot["outputs"]] == [
+        {"text/plain": "<matplotlib.lines.Line2D at 0x...>"},
+        {"image/png": PNG, "text/plain": "<Figure size 640x320 with 1 Axes>"},
+        {"text/plain": "bit viewer", "text/html": "<b>1</b>"},
+    ]
+    assert plot["outputs"][0]["execution_count"] == 2
+    assert failing["outputs"] == [{"output_type": "error", "ename": "E", "evalue": "no", "traceback": []}]
+    assert check["outputs"] == [] and empty["outputs"] == []
+
+
+def test_clean_is_idempotent_and_leaves_numbers_alone():
+    once = clean(MESSY)
+    assert clean(once) == once
+    assert write(clean(json.loads(write(once)))) == write(once)
+    text = "inf is 0x7f800000 and 0x7f80000000, at 0x10000000."
+    assert clean(notebook(code("x", stream(text))))["cells"][0]["outputs"] == [stream(text)]
+
+
+def test_file_is_written_as_nbformat_writes_it(tmp_path):
+    path = tmp_path / "x.ipynb"
+    nbformat.write(nbformat.from_dict(clean(MESSY)), path)
+    assert path.read_text() == write(clean(MESSY))
+
+
+def test_problems_are_lines(tmp_path):
+    path = tmp_path / "x.ipynb"
+    path.write_text(json.dumps(MESSY))
+    assert problems(path) == ["x.ipynb is not canonical: gpukit nb clean x.ipynb"]
+    path.write_text(write(clean(MESSY)))
+    assert problems(path) == []
+    large = base64.b64encode(os.urandom(100_001)).decode()
+    path.write_text(write(clean(notebook(code("plot()", shown(image__png=large))))))
+    assert problems(path) == ["x.ipynb, cell a: image/png of 100,001 bytes, allowed are 100,000"]
+    path.write_text(write(clean(notebook(code("print(1)", stream("1\n" * 400_000))))))
+    assert "bytes, allowed are 1,000,000" in problems(path)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (b"{\n]", "x.ipynb is not JSON: line 2, "),
+        (b"\xff\xfe", "x.ipynb is not UTF-8 text"),
+        (b"{}", "x.ipynb has no list of cells"),
+        (b'{"cells": [1]}', "x.ipynb has no list of cells"),
+    ],
+)
+def test_damaged_files_get_a_sentence(tmp_path, text, sentence):
+    (tmp_path / "x.ipynb").write_bytes(text)
+    assert problems(tmp_path / "x.ipynb")[0].startswith(sentence)
+    with pytest.raises(NotebookFailed, match=sentence):
+        run(tmp_path / "x.ipynb")
+
+
+def test_find(tmp_path, monkeypatch):
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    for name in ("01_b", "00_a"):
+        (folder / f"{name}.ipynb").write_text("{}")
+    monkeypatch.chdir(folder)
+    paths = sorted(folder.glob("*.ipynb"))
+    assert notebooks.find([], tmp_path) == paths
+    assert notebooks.find(["00_a.ipynb", "01_b", "../notebooks/00_a.ipynb"], tmp_path) == [paths[0], paths[1], paths[0]]
+    with pytest.raises(NotebookFailed, match="there is no notebook 02_c"):
+        notebooks.find(["02_c"], tmp_path)
+
+
+# ----------------------------------------------------------------------------------------------------------------- run
+def test_running_twice_changes_nothing(tmp_path):
+    path = tmp_path / "x.ipynb"
+    cells = [
+        code("import os; print(os.environ['GPUKIT_IMPL'], os.path.basename(os.getcwd()))"),
+        code("object()"),
+        code("import ipywidgets; ipywidgets.IntSlider(3)"),
+        code("import time; print(time.time_ns())", metadata={"tags": ["nbval-ignore-output"]}),
+        code("1 / 0", metadata={"tags": ["raises-exception"]}),
+        code("input()", stream("as saved\n"), metadata={"tags": ["nbval-skip"]}),
+    ]
+    path.write_text(json.dumps(notebook(*cells)))
+    assert run(path) is True
+    text = path.read_text()
+    outputs = [cell["outputs"] for cell in json.loads(text)["cells"]]
+    assert outputs[0][0]["text"] == [f"solutions {tmp_path.name}\n"]
+    assert outputs[1][0]["data"]["text/plain"] == ["<object at 0x...>"]
+    assert outputs[2][0]["data"] == {"text/plain": ["IntSlider(value=3)"]}
+    assert outputs[4][0]["ename"] == "ZeroDivisionError"
+    assert outputs[5] == [stream(["as saved\n"])]
+    assert run(path) is False
+    assert path.read_text() == text
+    assert problems(path) == []
+    assert run(path, refresh=True) is True  # the clock has moved on
+    assert path.read_text() != text
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("raise ValueError('no\\nmore')", "x.ipynb, cell bad: ValueError: no"),
+        ("import logging; logging.warning('careful')", "x.ipynb, cell bad writes to stderr: WARNING:root:careful"),
+        ("import os; os._exit(1)", "x.ipynb, cell bad: the kernel died"),
+        ("import time; time.sleep(30)", "x.ipynb, cell bad: no end after 1 s"),
+    ],
+)
+def test_a_failed_run_names_the_cell_and_keeps_the_file(tmp_path, source, sentence):
+    path = tmp_path / "x.ipynb"
+    path.write_text(json.dumps(notebook(code("x = 1"), code(source, cell_id="bad"), code("y = 2", cell_id="c"))))
+    before = path.read_text()
+    with pytest.raises(NotebookFailed) as failed:
+        run(path, timeout_s=1 if "sleep" in source else 30)
+    assert str(failed.value).startswith(sentence)
+    assert path.read_text() == before
+
+
+def test_stderr_is_allowed_where_it_is_tagged(tmp_path):
+    path = tmp_path / "x.ipynb"
+    source = "import logging; logging.warning('measured')"
+    path.write_text(json.dumps(notebook(code(source, metadata={"tags": ["nbval-ignore-output"]}))))
+    run(path)
+    assert "measured" in path.read_text()
+
+
+# ------------------------------------------------------------------------------------------ the course's own notebooks
+@pytest.mark.parametrize("path", sorted((course.root(__file__) / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebook_is_canonical(path):
+    assert problems(path) == []
