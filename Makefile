@@ -2,17 +2,17 @@
 # PYTHON=python3.12 names a Python, VENV=.venv-other another environment, ARGS="--port 9000" is passed on.
 VENV = .venv
 BIN = "$(VENV)"/bin
-PYTHON = python3 python3.13 python3.12 python3.11
+PYTHONS = $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11)
 # pyproject.toml's requires-python (tests/test_setup.py compares them).
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 # Besides the version in constraints.txt, the kernels are tested on the oldest and the newest that work.
 TRITONS = 3.6.0 3.9.0
-TRITON_TESTS = tests/test_simulator.py tests/test_softmax.py
+TRITON_TESTS = tests/test_interpreter.py tests/test_trace.py tests/test_softmax.py tests/test_wrong.py
 
 define SETUP
-@for python in $(PYTHON) ""; do "$$python" -c '$(SUPPORTED)' 2>/dev/null && break; done; \
+@for python in $(PYTHONS) ""; do "$$python" -c '$(SUPPORTED)' 2>/dev/null && break; done; \
 if [ -z "$$python" ]; then \
-  echo "gpukit needs Python 3.11, 3.12 or 3.13, and this is none of them: $(PYTHON). Install one, or name it: PYTHON=/path/to/python3.12"; \
+  echo "gpukit needs Python 3.11, 3.12 or 3.13, which is none of these:" $(PYTHONS)". Install one, or name it: make PYTHON=/path/to/python3.12"; \
   exit 1; \
 fi; \
 "$$python" -I gpukit/bootstrap.py --venv "$(VENV)"

@@ -1,5 +1,6 @@
 """gpukit: how to make language models fast on GPUs."""
 
+import importlib
 import os
 
 __version__ = "0.1.0"
@@ -22,15 +23,15 @@ def _cuda_device_present() -> bool:
     return any(os.path.exists(path) for path in ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg"))
 
 
-# The one side effect of this import: without a GPU, kernels run in Triton's interpreter. Triton reads the variable when
-# it is imported, so it must be set before that; doing it here makes notebooks work however Jupyter was started.
+# The side effects of this import. Without a GPU, kernels run in Triton's interpreter: Triton reads the variable when it is
+# imported, so it must be set before that; doing it here makes notebooks work however Jupyter was started. And whenever
+# Triton is imported later, our layer makes its interpreter safe and right.
 if not _cuda_device_present():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+importlib.import_module("gpukit.simulator.autoload").arm()
 
 
 def __getattr__(name: str):
     if name in _PUBLIC:
-        import importlib
-
         return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'gpukit' has no attribute {name!r}")

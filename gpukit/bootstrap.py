@@ -14,18 +14,20 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-MIN_FREE_GB = 8  # the environment with PyTorch's CUDA build takes 5 GB, with its CPU build 2 GB; the downloads come on top
+MIN_FREE_GB = (
+    8  # the environment with PyTorch's CUDA build takes 5 GB, with its CPU build 2 GB; the downloads come on top
+)
 CAUSES = (
     (
         r"No space left on device|Errno 28",
-        "the disk is full: the environment and the folder for temporary files share it",
+        "the disk is full: make room here and where temporary files go (TMPDIR)",
     ),
     (r"Read-only file system|Permission denied", "a folder cannot be written"),
     (
         r"connection|name resolution|timed out|Max retries|ProxyError|SSLError",
         "the package index cannot be reached: look at the network, or name another index in PIP_INDEX_URL",
     ),
-    (r"No matching distribution|ResolutionImpossible", "the package index has no fitting version for this machine"),
+    (r"No matching distribution|ResolutionImpossible", "the package index did not answer, or has no fitting version"),
 )
 
 

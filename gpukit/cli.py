@@ -1,5 +1,5 @@
-"""The command `gpukit`. Each subcommand is a function of its arguments that returns an exit status: 0, 1 for a failed check,
-2 for a mistake in how it was called."""
+"""The command `gpukit`. Each subcommand is a function of its arguments that returns an exit status: 0, 1 for a failed
+check, 2 for a mistake in how it was called."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="gpukit", description="A course on making language models fast on GPUs: exercises and grading.")
+    parser = _Parser(
+        prog="gpukit", description="A course on making language models fast on GPUs: exercises and grading."
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def command(name: str, run, summary: str) -> argparse.ArgumentParser:
@@ -53,19 +55,29 @@ def _parser() -> argparse.ArgumentParser:
     command("lab", None, "open the course in JupyterLab; options go to JupyterLab (--port=9000, --no-browser)")
 
     added = command("check", _check, "check exercises, as gpukit.check does in a notebook")
-    added.add_argument("ids", nargs="*", metavar="ID", help="softmax.fused, softmax (all of a concept) or all (default)")
-    added.add_argument("-v", "--verbose", action="store_true", help="show what your code printed and the whole traceback")
+    added.add_argument(
+        "ids", nargs="*", metavar="ID", help="softmax.fused, softmax (all of a concept) or all (default)"
+    )
+    added.add_argument(
+        "-v", "--verbose", action="store_true", help="show what your code printed and the whole traceback"
+    )
     _add_impl(added)
-    added.add_argument("--seed", type=int, metavar="N", help="replay the inputs of an earlier run (default: fresh ones)")
+    added.add_argument(
+        "--seed", type=int, metavar="N", help="replay the inputs of an earlier run (default: fresh ones)"
+    )
 
     added = command("hint", _hint, "show a hint for an exercise")
     added.add_argument("id", metavar="ID")
-    added.add_argument("number", nargs="?", type=int, default=1, metavar="N", help="1 to 3, each more explicit (default: 1)")
+    added.add_argument(
+        "number", nargs="?", type=int, default=1, metavar="N", help="1 to 3, each more explicit (default: 1)"
+    )
 
     added = command("progress", _progress, "list the exercises and what the last check of each said")
 
     added = command("grade", _grade, "grade all exercises and write reports; exit status 0 when all pass")
-    added.add_argument("--submission", metavar="DIR", help="grade the .py files in DIR or DIR/exercises, and nothing else of it")
+    added.add_argument(
+        "--submission", metavar="DIR", help="grade the .py files in DIR or DIR/exercises, and nothing else of it"
+    )
     for kind in ("json", "markdown", "junit"):
         added.add_argument(f"--{kind}", metavar="FILE", help=f"write the report as {kind}")
     _add_impl(added)
@@ -77,12 +89,18 @@ def _parser() -> argparse.ArgumentParser:
     actions = added.add_subparsers(title="actions", metavar="ACTION", required=True)
     action = actions.add_parser("run", help="execute on the solutions and save the outputs in canonical form")
     action.add_argument("files", nargs="*", metavar="FILE", help="default: all notebooks")
-    action.add_argument("--refresh", action="store_true", help="replace saved measurements (cells tagged nbval-ignore-output)")
-    action.add_argument("--timeout", type=float, default=120, metavar="S", help="seconds a cell may take (default: 120)")
+    action.add_argument(
+        "--refresh", action="store_true", help="replace saved measurements (cells tagged nbval-ignore-output)"
+    )
+    action.add_argument(
+        "--timeout", type=float, default=120, metavar="S", help="seconds a cell may take (default: 120)"
+    )
     action.set_defaults(run=_nb_run)
     action = actions.add_parser("clean", help="put notebooks in canonical form, without running them")
     action.add_argument("files", nargs="*", metavar="FILE", help="default: all notebooks")
-    action.add_argument("--check", action="store_true", help="change nothing; list what is wrong and solutions that leak")
+    action.add_argument(
+        "--check", action="store_true", help="change nothing; list what is wrong and solutions that leak"
+    )
     action.set_defaults(run=_nb_clean)
 
     added = command("stubs", _stubs, "make exercises/ from solutions/ (for contributors)")
@@ -159,13 +177,15 @@ def _grade(args: argparse.Namespace) -> int:
 
     impl = args.impl or ("exercises" if args.submission else course.impl())
     if args.submission and impl == "solutions":
-        return _refuse("--submission grades a learner's files; --impl solutions grades the course's own: give one of them")
+        return _refuse(
+            "--submission grades a learner's files; --impl solutions grades the course's own: give one of them"
+        )
     reports = {"json": args.json, "markdown": args.markdown, "junit": args.junit}
     for path in filter(None, reports.values()):
         if not Path(path).absolute().parent.is_dir():
             return _refuse(f"{path} cannot be written: there is no folder {Path(path).parent}")
     root = _root()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a killed run still writes what it has
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a killed run still writes what it has
     with tempfile.TemporaryDirectory(prefix="gpukit-") as folder:
         refused: dict[str, str] = {}
         if args.submission:
@@ -184,13 +204,14 @@ def _grade(args: argparse.Namespace) -> int:
             report.interrupted = True
         finally:
             report.write(**reports)
+            signal.signal(signal.SIGTERM, before)
     print(("interrupted: the report is incomplete\n" if report.interrupted else "") + report.summary)
     return 130 if report.interrupted else 0 if report.all_passed else 1
 
 
 def _pristine_copy(submission: Path, root: Path, concepts: set[str]) -> dict[str, str]:
-    """Copy a submission's exercise files, and nothing else of it, into the empty folder `root`. By concept, why there is
-    none. Raises CourseError if `submission` holds no exercise at all."""
+    """Copy a submission's exercise files, and nothing else of it, into the empty folder `root`. By concept, why there
+    is none. Raises CourseError if `submission` holds no exercise at all."""
     source = submission / "exercises" if (submission / "exercises").is_dir() else submission
     if not source.is_dir():
         raise course.CourseError(f"there is no folder {submission}")

@@ -1,7 +1,7 @@
 """`gpukit doctor`: what this machine has, whether the course can run on it, and which command mends what is missing.
 
-What is needed is read from gpukit's own metadata (pyproject.toml), so it is written down once. torch is not imported here:
-doctor must work where torch does not.
+What is needed is read from gpukit's own metadata (pyproject.toml), so it is written down once. torch is not imported
+here: doctor must work where torch does not.
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ def _gpu_rows(gpus: list[str]) -> list[Row]:
         mend = "the driver may be older than PyTorch's CUDA: update the driver, or install a PyTorch for an older CUDA"
         rows.append(Row("CUDA in torch", "torch does not reach the GPU", "", NOTE, mend))
     if not any(shutil.which(name) for name in (os.environ.get("CC") or "cc", "gcc", "clang")):
-        rows.append(Row("C compiler", "none", "gcc or clang", NOTE, "Triton builds its launchers with it: apt install gcc"))
+        rows.append(
+            Row("C compiler", "none", "gcc or clang", NOTE, "Triton builds its launchers with it: apt install gcc")
+        )
     return rows
 
 
@@ -168,5 +170,7 @@ def _mode() -> Row:
     """Where kernels run, as `import gpukit` chose or TRITON_INTERPRET said."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         chosen = "no GPU" if not gpukit._cuda_device_present() else "TRITON_INTERPRET=1"
-        return Row("kernels run", f"in Triton's interpreter on the CPU ({chosen}); GPU times shown are recorded or modelled")
+        return Row(
+            "kernels run", f"in Triton's interpreter on the CPU ({chosen}); GPU times shown are recorded or modelled"
+        )
     return Row("kernels run", "on the GPU")

@@ -27,7 +27,10 @@ def lab(argv: list[str]) -> int:
         return _refuse(f"{root} cannot be written, so no answer could be saved: copy the course to where you can write")
     if importlib.util.find_spec("jupyterlab") is None:
         return _refuse(f"JupyterLab is not installed for {sys.executable}: make lab, in {root}, installs it")
-    print(f"JupyterLab opens {FIRST}. If no browser window comes up, open the address below. Stop: Ctrl-C twice.", flush=True)
+    print(
+        f"JupyterLab opens {FIRST}. If no browser window comes up, open the address below. Stop: Ctrl-C twice.",
+        flush=True,
+    )
     os.chdir(root)
     start = command(root, argv)
     # JupyterLab takes this process over: Ctrl-C, its question whether to stop, and the exit status are all its own.
@@ -36,7 +39,11 @@ def lab(argv: list[str]) -> int:
 
 def command(root: Path, argv: list[str]) -> list[str]:
     """How JupyterLab is started. It takes the first free port from 8888 up."""
-    options = [f"--ServerApp.root_dir={root}", f"--LabApp.default_url=/lab/tree/{FIRST}", "--Application.log_level=WARN"]
+    options = [
+        f"--ServerApp.root_dir={root}",
+        f"--LabApp.default_url=/lab/tree/{FIRST}",
+        "--Application.log_level=WARN",
+    ]
     if hasattr(os, "geteuid") and os.geteuid() == 0:  # in a container; JupyterLab refuses root unless told
         options.append("--allow-root")
     return [sys.executable, "-m", "jupyterlab", *options, *argv]

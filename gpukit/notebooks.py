@@ -1,8 +1,8 @@
-"""Notebooks as git should hold them: `gpukit nb clean` puts a file in canonical form, `gpukit nb run` fills in its outputs.
+"""Notebooks as git should hold them: `gpukit nb clean` makes a file canonical, `gpukit nb run` fills in its outputs.
 
-Canonical: the same text, however and wherever the notebook was run. Cells keep their ids and count from 1; check cells are
-saved without output; widget state, timings, addresses and kernel versions are left out, and a widget is saved as the text
-and picture that it carries. Running a canonical notebook twice changes no line.
+Canonical: the same text, however and wherever the notebook was run. Cells keep their ids and count from 1; check cells
+are saved without output; widget state, timings, addresses and kernel versions are left out, and a widget is saved as
+the text and picture that it carries. Running a canonical notebook twice changes no line.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import binascii
 import copy
 import json
 import re
+import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -99,7 +100,9 @@ def problems(path: Path) -> list[str]:
     for cell in nb["cells"]:
         for mime, size in _figures(cell):
             if size > FIGURE_BYTES:
-                found.append(f"{path.name}, cell {cell.get('id')}: {mime} of {size:,} bytes, allowed are {FIGURE_BYTES:,}")
+                found.append(
+                    f"{path.name}, cell {cell.get('id')}: {mime} of {size:,} bytes, allowed are {FIGURE_BYTES:,}"
+                )
     return found
 
 
@@ -166,7 +169,7 @@ def _execute(path: Path, nb: dict, timeout_s: float) -> dict:
     )
     environment = kernel_environment("solutions")
     try:
-        client.execute(cwd=str(path.parent), env=environment)
+        client.execute(cwd=str(path.parent), env=environment, stderr=subprocess.DEVNULL)  # the kernel's own chatter
     except CellExecutionError as error:
         said = f"{error.ename}: {plain(error.evalue)}".strip()
     except CellTimeoutError:
@@ -211,7 +214,9 @@ def _clean_outputs(outputs: list[dict], count: int) -> Iterator[dict]:
             if name not in started:
                 started.add(name)
                 yield streams[name] | {"text": without_noise(_OVERWRITTEN.sub("", streams[name]["text"]))}
-        elif kind == "error":  # the traceback has paths and process ids in it, and JupyterLab shows these two without it
+        elif (
+            kind == "error"
+        ):  # the traceback has paths and process ids in it, and JupyterLab shows these two without it
             said = without_noise(plain(_joined(output["evalue"])))
             yield {"output_type": "error", "ename": output["ename"], "evalue": said, "traceback": []}
         else:

@@ -46,7 +46,7 @@ def stall(step: float, mantissa_bits: int) -> float:
     """Where a running sum stops. It starts at 0, `step` > 0 is added for ever, and after each addition the sum is
     rounded to `mantissa_bits` (to nearest, ties to even, as in round_to). The result is the value that it never leaves.
 
-    `step` is such a number itself. Find the result without adding: some of these sums would take weeks.
+    `step` is such a number itself. Find the result without adding: some of these sums would take months.
     """
     # BEGIN SOLUTION
     fraction, exponent = math.frexp(step)

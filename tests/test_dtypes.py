@@ -1,8 +1,10 @@
 """Number formats against torch and ml_dtypes bit by bit, and the notebook's exercises."""
 
+import json
 import math
 import random
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +21,10 @@ from gpukit.accounting.dtypes import (
     quantise_symmetric,
     unpack_int4,
 )
+from gpukit.checks.dtypes import EXERCISES
+from gpukit.grading.diagnose import compare_function
 
+NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "01_dtypes.ipynb"
 TORCH = {
     "fp64": (torch.float64, torch.int64),
     "fp32": (torch.float32, torch.int32),
@@ -360,3 +365,38 @@ def test_symmetric_quantisation():
     scale, codes = quantise_symmetric([0.0, -12.7, 6.35], 8)
     assert (scale, codes) == (pytest.approx(0.1), [0, -127, 64])
     assert quantise_symmetric([0.0, 0.0], 4) == (1.0, [0, 0])
+
+
+# ---- the lesson ------------------------------------------------------------------------------------------------------
+
+
+def test_notebook_repeats_the_labels_of_its_exercises():
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    for exercise in EXERCISES:
+        assert f"*{exercise.label}*" in prose, f"{exercise.id}: the notebook has another label"
+    assert f"{sum(exercise.label.minutes for exercise in EXERCISES)} more for seven exercises" in prose
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
+def test_every_seed_makes_the_same_number_of_cases_with_different_names(exercise):
+    made = [exercise.cases(random.Random(seed)) for seed in range(20)]
+    assert len({len(cases) for cases in made}) == 1
+    assert all(len({case.name for case in cases}) == len(cases) for cases in made)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
+def test_every_misconception_differs_from_the_answer_whatever_the_seed(exercise):
+    """A check that catches a wrong idea for most seeds only would pass it now and then."""
+    ideas = [known for known in exercise.misconceptions if known.gives]
+    for seed in range(20):
+        cases = exercise.cases(random.Random(seed))
+        for known in ideas:
+            assert any(differs(exercise, known, case) for case in cases), f"{known.label}, seed {seed}"
+
+
+def differs(exercise, known, case) -> bool:
+    try:
+        return compare_function(exercise, known.gives(*case.args), exercise.expected(*case.args)) is not None
+    except (ArithmeticError, ValueError):
+        return True

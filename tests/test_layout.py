@@ -25,10 +25,12 @@ LAYERS = {
     "gpukit.grading": 3,
     "gpukit.checks": 3,
     "gpukit.widgets": 4,
-    "gpukit.cli": 5,
+    "gpukit.doctor": 5,
     "gpukit.lab": 5,
-    "gpukit.notebook": 5,
+    "gpukit.notebooks": 5,
     "gpukit.bootstrap": 5,
+    "gpukit.cli": 6,
+    "gpukit.__main__": 7,
 }
 # Within a layer only these look at each other: checks/ lists exercises as data, grading/ finds them there.
 SIBLINGS = {frozenset({"gpukit.grading", "gpukit.checks"})}
@@ -100,7 +102,7 @@ def test_imports_point_to_lower_layers():
         (
             "gpukit.testing",
             "def f():\n    import gpukit.cli",
-            "2: gpukit.testing (layer 2) imports gpukit.cli (layer 5)",
+            "2: gpukit.testing (layer 2) imports gpukit.cli (layer 6)",
         ),
         ("gpukit.kernels.gelu", "from gpukit.simulator import trace", "layer 1) imports gpukit.simulator"),
         ("gpukit.bootstrap", "from gpukit import course", "1: gpukit.bootstrap uses the standard library only"),

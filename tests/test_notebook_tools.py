@@ -46,7 +46,7 @@ MESSY = notebook(
     code(
         "plot()",
         shown("execute_result", text__plain=[ADDRESS]),
-        shown(image__png=PNG + "\n", text__plain="<Figure size 640x320 with 1 Axes>", metadata={"needs_background": "light"}),
+        shown(image__png=PNG + "\n", text__plain="<Figure size 640x320>", metadata={"needs_background": "light"}),
         shown(**{notebooks._WIDGET_VIEW: {"model_id": "abc"}, "text/plain": "bit viewer", "text/html": "<b>1</b>"}),
         shown(**{notebooks._WIDGET_VIEW: {"model_id": "abc"}}),
     ),  # the same id again
@@ -74,7 +74,7 @@ def test_clean_makes_the_canonical_form():
     assert first["outputs"] == [stream("1\n2\n100%\n3\n"), stream("late\n", "stderr")]
     assert [output["data"] for output in plot["outputs"]] == [
         {"text/plain": "<matplotlib.lines.Line2D at 0x...>"},
-        {"image/png": PNG, "text/plain": "<Figure size 640x320 with 1 Axes>"},
+        {"image/png": PNG, "text/plain": "<Figure size 640x320>"},
         {"text/plain": "bit viewer", "text/html": "<b>1</b>"},
     ]
     assert plot["outputs"][0]["execution_count"] == 2
@@ -138,7 +138,7 @@ def test_find(tmp_path, monkeypatch):
         notebooks.find(["02_c"], tmp_path)
 
 
-# ----------------------------------------------------------------------------------------------------------------- run
+# ---- run
 def test_running_twice_changes_nothing(tmp_path):
     path = tmp_path / "x.ipynb"
     cells = [
@@ -192,7 +192,9 @@ def test_stderr_is_allowed_where_it_is_tagged(tmp_path):
     assert "measured" in path.read_text()
 
 
-# ------------------------------------------------------------------------------------------ the course's own notebooks
-@pytest.mark.parametrize("path", sorted((course.root(__file__) / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+# ---- the course's own notebooks
+@pytest.mark.parametrize(
+    "path", sorted((course.root(__file__) / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
+)
 def test_notebook_is_canonical(path):
     assert problems(path) == []

@@ -1,6 +1,6 @@
-"""`pytest --nbval notebooks` as a grader: R1 to R11 of the requirements, on tiny notebooks with a judge made for the test.
+"""`pytest --nbval notebooks` as a grader, on tiny notebooks with a judge made for the test.
 
-The judge here reads the verdict from exercises/<concept>.py ("# state: pass"), so a test says in one word what is graded.
+That judge reads the verdict from exercises/<concept>.py ("# state: pass"), so a test says in one word what is graded.
 """
 
 import json
@@ -68,7 +68,9 @@ class Course:
         if state == "broken":
             raise OSError("no such device")
         passed = 3 if state == "pass" else 1
-        lines = () if state == "pass" else (f"{exercise_id}: {state}", f"  see {root}/exercises: what fills the padding?")
+        lines = (
+            () if state == "pass" else (f"{exercise_id}: {state}", f"  see {root}/exercises: what fills the padding?")
+        )
         label = "" if state == "pass" else "tail-mask"
         return Verdict(exercise_id, state, passed, 3, impl, lines, label, 0.25, 7, detail="learner output")
 
@@ -88,7 +90,15 @@ class Course:
         target = [] if where == () else [where or "notebooks"]
         report = self.pytester.path / "out.json"
         result = self.pytester.runpytest_inprocess(
-            *PLUGIN, "-p", "no:cacheprovider", "--color=no", "--nbval", f"--gpukit-json={report}", *args, *target, **kwargs
+            *PLUGIN,
+            "-p",
+            "no:cacheprovider",
+            "--color=no",
+            "--nbval",
+            f"--gpukit-json={report}",
+            *args,
+            *target,
+            **kwargs,
         )
         self.output = result.stdout.str() + result.stderr.str()
         self.outcomes = {} if result.ret == 4 else result.parseoutcomes()
@@ -111,7 +121,7 @@ def course(pytester, monkeypatch):
     return Course(pytester, monkeypatch)
 
 
-# ------------------------------------------------------------------------------------------ states, toggle and report
+# ---- states, toggle and report
 def test_stubs_fail_as_todo_and_nothing_else_does(course):
     course.answer("alpha", "todo")
     course.answer("beta", "todo")
@@ -173,7 +183,7 @@ def test_failure_text_is_the_diagnosis_alone(course):
     assert "Traceback" not in failures and "Input:" not in failures and "import gpukit" not in failures
 
 
-# ------------------------------------------------------------------------ R3, R4: what is saved in a notebook decides nothing
+# ---- what is saved in a notebook decides nothing
 CHANGED_CHECKS = {
     "stripped": cell(CHECK_A, execution_count=None),
     "saved as passed": cell(CHECK_A, "PASS alpha.first  3/3\n"),
@@ -193,6 +203,10 @@ CHANGED_CHECKS = {
     "raises before": cell('1 / 0\nimport gpukit\ngpukit.check("alpha.first")'),
     "noise": cell("import warnings; warnings.warn('hm'); import sys; print('chatter', file=sys.stderr)\n" + CHECK_A),
     "a liar's check": cell("import gpukit; gpukit.check = lambda e: None\ngpukit.check('alpha.first')"),
+    "rewritten input": cell(
+        "get_ipython().input_transformers_post.append(lambda lines: ['pass'])\n" + CHECK_A.replace("; ", "\n")
+    ),
+    "custom handler": cell("get_ipython().set_custom_exc((Exception,), lambda *a, **k: None)\n" + CHECK_A),
     "hidden errors": cell("get_ipython().showtraceback = lambda *a, **k: None\n" + CHECK_A),
 }
 
@@ -247,7 +261,7 @@ def test_settings_beside_the_notebooks_are_refused(course):
     assert "notebooks/pytest.ini could change grades" in course.output
 
 
-# ------------------------------------------------------------------------------------------------ nbval's own cells
+# ---- nbval's own cells
 def test_demo_cells_keep_nbvals_rules_and_lose_its_gaps(course):
     course.notebook(
         cell("print(1)", "2\n"),
@@ -305,7 +319,7 @@ def test_no_gpu_is_a_skip_not_a_failure(course):
     assert course.outcomes == {"skipped": 1, "passed": 1}
 
 
-# ------------------------------------------------------------------------------------------ R7: kernels that misbehave
+# ---- kernels that misbehave
 def test_dead_kernel_is_named_at_once_and_checks_go_on(course):
     course.notebook(cell("import os; os._exit(3)"), cell("print(1)", "1\n"), cell(CHECK_A), cell(CHECK_B))
     started = time.monotonic()
@@ -317,7 +331,9 @@ def test_dead_kernel_is_named_at_once_and_checks_go_on(course):
 
 
 def test_kernel_killed_by_a_check_cell(course):
-    course.notebook(cell("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)\n" + CHECK_A), cell(CHECK_B), cell("1"))
+    course.notebook(
+        cell("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)\n" + CHECK_A), cell(CHECK_B), cell("1")
+    )
     course.run()
     assert course.outcomes == {"passed": 2, "failed": 1}
     assert "not run: the kernel died in Cell 0 of 01_tiny.ipynb (killed by SIGSEGV)" in course.output
@@ -352,14 +368,17 @@ def test_kernel_that_cannot_start_leaves_the_checks_graded(course, monkeypatch):
     assert "not run: the kernel did not start (RuntimeError: no ports left); try: gpukit doctor" in course.output
 
 
-# ------------------------------------------------------------------------------------------------------ damaged files
+# ---- damaged files
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("{", "01_tiny.ipynb is not JSON (line 1): restore it from git"),
         ("[]", "01_tiny.ipynb has no cells"),
         ('{"nbformat": 4, "cells": []}', "01_tiny.ipynb has no cells"),
-        ('{"nbformat": 4, "nbformat_minor": 5, "cells": [3]}', "01_tiny.ipynb is not a notebook that nbformat can read"),
+        (
+            '{"nbformat": 4, "nbformat_minor": 5, "cells": [3]}',
+            "01_tiny.ipynb is not a notebook that nbformat can read",
+        ),
         ('{"nbformat": 99, "cells": [{}]}', "01_tiny.ipynb is not a notebook that nbformat can read"),
     ],
 )
@@ -383,7 +402,7 @@ def test_other_peoples_notebooks_are_left_to_nbval(course):
     assert course.calls == [] and course.report is None
 
 
-# ------------------------------------------------------------------------------------------------- R5, R10, R11, options
+# ---- parts of a run, other folders, killed runs
 def test_interrupted_run_still_writes_its_report(course):
     course.answer("beta", "interrupt")
     course.notebook(cell(CHECK_A), cell(CHECK_B))
@@ -433,12 +452,24 @@ def test_xdist_gives_the_same_verdicts(course):
 def test_from_another_folder_and_a_path_with_spaces(pytester, monkeypatch):
     course = Course(pytester, monkeypatch, "my course, 2nd try")
     course.answer("alpha", "fail")
-    course.notebook(cell("import os; print(os.path.basename(os.getcwd()))", "notebooks\n"), cell(CHECK_A), cell(CHECK_B))
+    course.notebook(
+        cell("import os; print(os.path.basename(os.getcwd()))", "notebooks\n"), cell(CHECK_A), cell(CHECK_B)
+    )
     (course.root / "sanitize.cfg").write_text("regex: a\nreplace: b\n")
     (course.root / "pytest.ini").write_text("[pytest]\naddopts = --nbval-sanitize-with=sanitize.cfg\n")
     course.run(cwd=course.root / "notebooks", where=())
     assert course.outcomes == {"failed": 1, "passed": 2}, course.output
     assert course.calls[0][2] == course.root
+
+
+@pytest.mark.parametrize(("given", "seconds"), [([], 120), (["--nbval-cell-timeout=2000"], 2000)])
+def test_nbval_gets_the_courses_settings(course, given, seconds):
+    os.chdir(course.root)
+    command = [*PLUGIN, "--nbval", "--nbval-kernel-name=gone", *given, "notebooks"]
+    config = course.pytester.parseconfigure(*command)
+    config.pluginmanager.get_plugin("gpukit-grading").prepare(course.root)
+    assert config.option.nbval_cell_timeout == seconds
+    assert config.option.nbval_current_env and config.option.nbval_kernel_name is None
 
 
 def test_killed_grader_leaves_no_kernel(course, tmp_path):
@@ -462,7 +493,9 @@ def _wait(condition, seconds):
 
 
 def test_loading_the_plugin_loads_nothing_heavy():
-    code = "import sys, gpukit.grading.plugin; print({'torch', 'triton', 'numpy', 'nbval', 'nbformat'} & set(sys.modules))"
+    code = (
+        "import sys, gpukit.grading.plugin; print({'torch', 'triton', 'numpy', 'nbval', 'nbformat'} & set(sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
@@ -474,7 +507,7 @@ def test_an_unexpected_nbval_is_refused_with_one_sentence(course, monkeypatch):
     assert "gpukit grades with nbval 0.11 and found 0.12.0: pip install 'nbval>=0.11,<0.12'" in course.output
 
 
-# ------------------------------------------------------------------------------------------------------- gpukit.grading.notebook
+# ---- gpukit.grading.notebook
 @pytest.mark.parametrize(
     ("source", "ids"),
     [

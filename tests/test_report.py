@@ -119,7 +119,7 @@ def test_a_pass_has_no_diagnosis():
     assert row(verdict("alpha.first"))["diagnosis"] == ""
 
 
-# ------------------------------------------------------------------------------------------------------------ progress
+# ---- progress
 @pytest.fixture
 def course(tmp_path):
     (tmp_path / "exercises").mkdir()

@@ -1260,7 +1260,7 @@ PACK_INT4 = FunctionExercise(
             "yours stores value + 8, which is how unsigned formats with a zero point do it. What are the four bits of "
             "0, and of -1, in two's complement?",
             gives=lambda values: [
-                b - (128 if len(values) % 2 and i == len(values) // 2 else 0)
+                b - (128 if len(values) % 2 and i == len(values) // 2 else 0)  # the padding is 0, not 0 + 8
                 for i, b in enumerate(_halves(values, lambda value: value + 8))
             ],
         ),

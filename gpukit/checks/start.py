@@ -6,7 +6,6 @@ from random import Random
 
 from gpukit.grading.exercise import Case, FunctionExercise, Label, Misconception, Variant
 
-
 _ITEMSIZES = {"float8": 1, "bfloat16": 2, "float32": 4, "float64": 8}
 
 

@@ -1,7 +1,7 @@
 """Notebook cells as pytest items: nbval's, with the gaps closed that a saved notebook or a dying kernel opens.
 
-Imported by gpukit.grading.plugin when the first notebook of a course is collected. Raises ImportError with one sentence if
-nbval is not the one that this file was written against, because a grader that half works is worse than none.
+Imported by gpukit.grading.plugin when the first notebook of a course is collected. Raises ImportError with one sentence
+if nbval is not the one that this file was written against, because a grader that half works is worse than none.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Failure:
 
 
 class Kernel(RunningKernel):
-    """nbval's kernel in an environment of its own. A dead one raises KernelDied within a second, not at the cell's limit."""
+    """nbval's kernel in an environment of its own. When it dies, KernelDied is raised within a second."""
 
     def __init__(self, cwd: str, environment: dict[str, str], startup_timeout: float):
         self.error = ""  # what the last execute_reply reported
@@ -141,7 +141,7 @@ class Kernel(RunningKernel):
 
 
 class Notebook(IPyNbFile):
-    """One notebook of the course. Its kernel starts when a cell needs it; `broken` says why cells cannot run any more."""
+    """One notebook of the course. Its kernel starts when a cell needs it; `broken` says why no further cell can run."""
 
     def __init__(self, *args, root: Path, grading, **kwargs):
         super().__init__(*args, **kwargs)

@@ -24,6 +24,7 @@ from gpukit.grading import diagnose, wire
 from gpukit.grading.diagnose import Outcome, Wrong
 from gpukit.grading.exercise import Case, Exercise, FunctionExercise, KernelExercise
 from gpukit.grading.lint import lint
+from gpukit.grading.notebook import protect_imports
 from gpukit.grading.registry import exercise as find
 from gpukit.grading.server import Server, ServerFailed, Worker
 from gpukit.grading.verdict import CheckFailed, Verdict
@@ -63,6 +64,7 @@ def judge(exercise_id: str, impl: str = "exercises", root: Path | None = None, s
     """
     exercise = find(exercise_id)
     root = root or course.root()
+    protect_imports(root)
     path = course.exercise_file(exercise.concept, root, impl)
     shown = f"{impl}/{path.name}"
     try:

@@ -16,8 +16,9 @@ _PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 _CALL_IN_TEXT = re.compile(r"\bgpukit\.check\(\s*[\"']([\w.-]+)[\"']")
 _KERNEL_DROPS = ("COLUMNS", "LINES", "MPLBACKEND")  # a terminal's size and a forced backend change what cells show
 
-# Text that differs between two runs of the same cell and says nothing: (pattern, replacement). The canonicaliser removes
-# it from saved outputs and the plugin from both sides of a comparison, so that a canonical notebook always compares equal.
+# Text that differs between two runs of the same cell and says nothing: (pattern, replacement). The canonicaliser
+# removes it from saved outputs and the plugin from both sides of a comparison, so that a canonical notebook always
+# compares equal.
 NOISE = (
     (r"(?<= at )0x[0-9a-fA-F]{6,16}(?=[ >,)\]])", "0x..."),
     (r"(?m)[ \t]+$", ""),
@@ -52,8 +53,8 @@ def without_noise(text: str) -> str:
 def kernel_environment(impl: str) -> dict[str, str]:
     """The environment of a notebook's kernel: this process's, so that gpukit can be imported and `impl` is switched on.
 
-    PYTEST_* stays out: with it ipykernel does not capture what C code and GPU kernels print, and learner code could tell
-    that it is being graded.
+    PYTEST_* stays out: with it ipykernel does not capture what C code and GPU kernels print, and learner code could
+    tell that it is being graded.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_") and k not in _KERNEL_DROPS}
     # Absolute: the kernel starts in the notebook's folder.
@@ -68,8 +69,8 @@ def kernel_environment(impl: str) -> dict[str, str]:
 def protect_imports(root: Path) -> None:
     """Keep a learner's torch.py from being imported as torch in this process.
 
-    `python -m` puts the working directory first on sys.path. The course's learner folders leave the path, its root (which
-    may be where gpukit itself is imported from) goes to the end.
+    `python -m` puts the working directory first on sys.path. The course's learner folders leave the path, its root
+    (which may be where gpukit itself is imported from) goes to the end.
     """
     root = root.resolve()
     learner_folders = [root / name for name in ("notebooks", "exercises", "solutions")]

@@ -1,8 +1,8 @@
-"""The pytest plugin that makes `pytest --nbval notebooks` a sound grader, whatever the learner saved, tagged or deleted.
+"""The pytest plugin that makes `pytest --nbval notebooks` a sound grader, whatever a learner saved, tagged or deleted.
 
-nbval stays the runner: it executes cells and compares outputs. This plugin replaces its items, for notebooks of a course
-only (a folder notebooks/ beside exercises/), by those of gpukit.grading.cells. There a check cell is graded by the judge in
-pytest's own process; the cell's text, outputs and tags decide nothing. Options and reports are here.
+nbval stays the runner: it executes cells and compares outputs. This plugin replaces its items, for notebooks of a
+course only (a folder notebooks/ beside exercises/), by those of gpukit.grading.cells. There a check cell is graded by
+the judge in pytest's own process; the cell's text, outputs and tags decide nothing. Options and reports are here.
 
 Loaded by every pytest run of the environment, so nothing heavy is imported before a notebook is collected.
 """
@@ -21,7 +21,7 @@ import pytest
 from gpukit import course
 from gpukit.grading import registry
 from gpukit.grading.notebook import protect_imports
-from gpukit.grading.report import Report, row
+from gpukit.grading.report import Report
 from gpukit.grading.verdict import Verdict
 
 CELL_TIMEOUT_S = 120.0

@@ -63,7 +63,14 @@ class Report:
 
     @property
     def rows(self) -> list[dict]:
-        not_run = {"state": "missing", "checks_passed": 0, "checks_total": 0, "label": "", "diagnosis": "", "seconds": 0.0}
+        not_run = {
+            "state": "missing",
+            "checks_passed": 0,
+            "checks_total": 0,
+            "label": "",
+            "diagnosis": "",
+            "seconds": 0.0,
+        }
         return [self.seen.get(exercise_id, {"id": exercise_id, **not_run}) for exercise_id in registry.exercises()]
 
     @property
@@ -92,7 +99,10 @@ class Report:
             notes.append("Solutions were run: an instructor's run, not a grade.")
         if not self.complete:
             notes.append("Incomplete: not every exercise was run.")
-        cells = [("exercise", "state", "checks", "label", "diagnosis", "seconds"), ("---",) * 3 + ("---",) * 2 + ("---:",)]
+        cells = [
+            ("exercise", "state", "checks", "label", "diagnosis", "seconds"),
+            ("---",) * 3 + ("---",) * 2 + ("---:",),
+        ]
         for r in self.rows:
             first_line = r["diagnosis"].partition("\n")[0].removeprefix(f"{r['id']}: ")
             cells.append((r["id"], r["state"], _checks(r), r["label"], _markdown(first_line), f"{r['seconds']:.1f}"))
@@ -113,8 +123,10 @@ class Report:
         )
         _junit_properties(suite, impl=self.impl, complete=str(self.complete).lower())
         for r, kind in zip(rows, kinds, strict=True):
-            concept, _, name = r["id"].partition(".")
-            case = ElementTree.SubElement(suite, "testcase", classname=concept, name=r["id"], time=f"{r['seconds']:.3f}")
+            concept = r["id"].partition(".")[0]
+            case = ElementTree.SubElement(
+                suite, "testcase", classname=concept, name=r["id"], time=f"{r['seconds']:.3f}"
+            )
             _junit_properties(case, exercise=r["id"], state=r["state"], checks=_checks(r), label=r["label"])
             if kind:
                 message = r["diagnosis"].partition("\n")[0] or r["state"]
@@ -177,12 +189,16 @@ def _progress(root: Path) -> dict[str, dict]:
     except (OSError, ValueError):  # none yet, or damaged: the next check starts it again
         return {}
     entries = content.items() if isinstance(content, dict) else ()
-    return {key: value for key, value in entries if isinstance(value, dict) and {"state", "checks_total"} <= value.keys()}
+    return {
+        key: value for key, value in entries if isinstance(value, dict) and {"state", "checks_total"} <= value.keys()
+    }
 
 
 def _file_hash(exercise_id: str, root: Path) -> str:
     try:
-        return hashlib.sha256((root / "exercises" / f"{exercise_id.partition('.')[0]}.py").read_bytes()).hexdigest()[:16]
+        return hashlib.sha256((root / "exercises" / f"{exercise_id.partition('.')[0]}.py").read_bytes()).hexdigest()[
+            :16
+        ]
     except OSError:
         return ""
 

@@ -1,8 +1,8 @@
-"""exercises/ is solutions/ with the marked regions cleared: `gpukit stubs` rewrites it, `gpukit stubs --check` compares.
+"""exercises/ is solutions/ with the marked regions cleared: `gpukit stubs` rewrites it, with --check it compares.
 
-A region lies between the lines `# BEGIN SOLUTION` and `# END SOLUTION`, inside a function. In a kernel it becomes `pass`,
-elsewhere it raises NotImplementedError with the exercise's id, which the check reports as todo. Lines `# STUB: code` in the
-region are put there instead: an exercise may start from code that is wrong.
+A region lies between the lines `# BEGIN SOLUTION` and `# END SOLUTION`, inside a function or a kernel. It becomes a line
+that raises NotImplementedError with the exercise's id, which the check reports as todo. Lines `# STUB: code` in the region
+are put there instead: an exercise may start from code that is wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def regions(source: str) -> list[tuple[int, int]]:
     for number, line in enumerate(lines):
         if _BEGIN.fullmatch(line):
             if begin is not None:
-                raise BadMarkers(f"line {number + 1}: # BEGIN SOLUTION inside the region that begins in line {begin + 1}")
+                raise BadMarkers(
+                    f"line {number + 1}: # BEGIN SOLUTION inside the region that begins in line {begin + 1}"
+                )
             begin = number
         elif _END.fullmatch(line):
             if begin is None:
@@ -52,9 +54,9 @@ def regions(source: str) -> list[tuple[int, int]]:
 def clear(source: str, ids: Mapping[str, str] | None = None) -> str:
     """`source` with every region replaced by a gap.
 
-    `ids` maps the name of an exercise's function to the exercise's id. A gap belongs to the exercise whose function holds
-    it or is the next one below: helpers and kernels stand above the function that uses them. Without `ids` the gap is
-    called after the function that it is in. Raises BadMarkers.
+    `ids` maps the name of an exercise's function to the exercise's id. A gap belongs to the exercise whose function
+    holds it or is the next one below: helpers and kernels stand above the function that uses them. Without `ids` the
+    gap is called after the function that it is in. Raises BadMarkers.
     """
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
     exercises = sorted((f.end_lineno, ids[f.name]) for f in functions if ids and f.name in ids)
@@ -68,7 +70,7 @@ def clear(source: str, ids: Mapping[str, str] | None = None) -> str:
         function = max(around, key=lambda f: f.lineno)
         name = next((exercise_id for last, exercise_id in exercises if last > begin), function.name)
         gap = [match[1] for line in lines[begin:end] if (match := _STUB.fullmatch(line))]
-        gap = gap or ["pass" if _is_kernel(function) else f'raise NotImplementedError("{name}")']
+        gap = gap or [f'raise NotImplementedError("{name}")']
         gap[0] += "  # your code here"
         indent = " " * _indent(lines[begin])
         kept += lines[after:begin] + [indent + line for line in gap]
@@ -96,17 +98,18 @@ def write(root: Path) -> list[str]:
 def drift(root: Path) -> list[str]:
     """How root/exercises differs from what `write` would make: a line for each file, none if it does not."""
     stubs = _stubs(root)
-    problems = [
-        f"exercises/{path.name} {'differs from' if path.exists() else 'is missing; it is made from'} solutions/{path.name}"
-        for path, stub in stubs.items()
-        if not path.exists() or path.read_bytes() != stub.encode()
-    ]
+    problems = []
+    for path, stub in stubs.items():
+        if not path.exists():
+            problems.append(f"exercises/{path.name} is missing; it is made from solutions/{path.name}")
+        elif path.read_bytes() != stub.encode():
+            problems.append(f"exercises/{path.name} differs from solutions/{path.name}")
     without = [path for path in sorted((root / "exercises").glob("*.py")) if path not in stubs]
     return problems + [f"exercises/{path.name} has no solutions/{path.name}" for path in without]
 
 
 def leaks(root: Path) -> list[str]:
-    """Where a solution can be read: three lines of a region in a row in exercises/, or in a notebook's cells and outputs.
+    """Where a solution can be read: three lines of a region in a row in exercises/ or in a notebook's cells and output.
 
     Comments, blank lines and spacing do not matter.
     """
@@ -144,6 +147,7 @@ def _leaked(text: str, secrets: dict[tuple[str, ...], str], where: str) -> list[
 
 def _notebook_text(path: Path) -> str:
     """Everything in a notebook that a person can read: sources and text outputs, one after the other."""
+
     def strings(value) -> list[str]:
         if isinstance(value, str):
             return [value]
@@ -183,12 +187,6 @@ def _back_up(path: Path, root: Path) -> Path:
     backup = folder / f"{path.stem}-{free}.py"
     backup.write_bytes(path.read_bytes())
     return backup.relative_to(root)
-
-
-def _is_kernel(function: ast.FunctionDef) -> bool:
-    """Whether one of the decorators is triton.jit (or jit), called or not."""
-    decorators = [d.func if isinstance(d, ast.Call) else d for d in function.decorator_list]
-    return any(ast.unparse(d) in ("triton.jit", "jit") for d in decorators)
 
 
 def _indent(line: str) -> int:

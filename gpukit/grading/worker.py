@@ -33,7 +33,6 @@ def preload() -> None:
     """What every worker needs, loaded once in the server before it forks. Off Linux there is no Triton: exercises without
     kernels work all the same."""
     import torch
-    import torch._dynamo  # the first torch.empty under a dispatch mode imports it: a second that no check should pay
 
     torch.set_num_threads(1)  # a thread pool does not survive fork
     if importlib.util.find_spec("triton") is None:
@@ -193,6 +192,10 @@ def _host_watch(path: str):
         def __init__(self):
             super().__init__()
             self.used: list[list] = []  # [operation, line]
+
+        @classmethod
+        def _should_skip_dynamo(cls):  # else the first operation under the mode imports torch._dynamo, a second
+            return False
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             name = func.name().removeprefix("aten::").partition(".")[0]

@@ -2,9 +2,9 @@
 
 Traffic for M rows of N: forward one read and one write, backward two reads and one write, the least possible. That
 holds while a row stays in the registers of one program (N <= 65,536, backward 32,768). A longer row is read a second
-time, from its end backwards: the part read last is still in cache, and with one program per SM nearly all of it is.
+time, from its end backwards: the part read last is still in cache, and with one program per SM the row fits the L2.
 
-Limits: a row of -inf alone is NaN, as in torch.softmax; the gradient cannot be differentiated again.
+Limits: a row of -inf alone is NaN, as in torch.softmax; second derivatives are left to PyTorch's operations.
 Sources: Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867 (one pass for maximum and sum);
 https://triton-lang.org/main/getting-started/tutorials/02-fused-softmax.html (the persistent form).
 """
@@ -15,7 +15,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 @triton.jit
@@ -33,7 +32,7 @@ def softmax_fwd_kernel(
     # -inf in the padding lanes: exp turns it into 0, so they add nothing to the sum.
     x = tl.load(x_ptr + offs_m * stride_xm + offs_n * stride_xn, mask=mask, other=-float("inf")).to(ACC)
     numerator = tl.exp(x - tl.max(x, axis=1, keep_dims=True))
-    # One division a row and a product an element: a division is about eight instructions.
+    # One division a row and a product an element: cheaper than a division an element.
     y = numerator * (1.0 / tl.sum(numerator, axis=1, keep_dims=True))
     tl.store(y_ptr + offs_m * N + offs_n, y, mask=mask)
 
@@ -49,7 +48,7 @@ def softmax_fwd_persistent_kernel(
     offs_n = tl.arange(0, BLOCK_N)
     mask_n = offs_n < N
     for pid_m in tl.range(tl.program_id(0), M, tl.num_programs(0), num_stages=NUM_STAGES):
-        row = pid_m.to(tl.int64)
+        row = tl.cast(pid_m, tl.int64)
         x = tl.load(x_ptr + row * stride_xm + offs_n * stride_xn, mask=mask_n, other=-float("inf")).to(ACC)
         numerator = tl.exp(x - tl.max(x, axis=0))
         y = numerator * (1.0 / tl.sum(numerator, axis=0))
@@ -140,7 +139,7 @@ def softmax_bwd_online_kernel(
         tl.store(dx_ptr + offs_n, y * (dy - dot), mask=mask_n, eviction_policy="evict_first")
 
 
-# The longest row that 1,024 threads hold in registers: 64 fp32 values a thread forward, 32 of y and 32 of dy backward.
+# An SM has 65,536 registers of 32 bits: one fp32 row of that length fills them (a few spill), or two of half of it.
 RESIDENT_FWD = 65536
 RESIDENT_BWD = 32768
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -158,13 +157,13 @@ def _acc(dtype: torch.dtype) -> tl.dtype:
 def _resident_config(N: int) -> dict:
     """Rows that fit in registers: about 4,096 elements a program, so that shorter rows share one."""
     BLOCK_N = triton.next_power_of_2(N)
-    return {"BLOCK_M": max(1, 4096 // BLOCK_N), "BLOCK_N": BLOCK_N, "num_warps": min(max(BLOCK_N // 1024, 4), 32)}
+    return {"BLOCK_M": max(1, 4096 // BLOCK_N), "BLOCK_N": BLOCK_N, "num_warps": min(max(BLOCK_N // 1024, 4), 16)}
 
 
 def _online_config(itemsize: int) -> dict:
-    """Longer rows. 32 warps with more than 32 registers a thread leave room for one program per SM: 132 rows of 131,072
-    halves are 35 MB, which an H200's L2 (60 MB) keeps for the second pass. Three blocks of 16 KiB on their way keep the
-    memory busy; for two tensors (the backward) that is 96 KiB, all the shared memory that smaller GPUs have."""
+    """Longer rows. 32 warps are half of the threads of an SM, so that few rows are under way at a time: one per SM, of
+    131,072 halves, are 35 MB, which an H200's L2 (60 MB) keeps for the second pass. Three blocks of 16 KiB on their way
+    keep the memory busy; for two tensors (the backward) that is 96 KiB, all the shared memory that smaller GPUs have."""
     return {"BLOCK_N": 16384 // itemsize, "NUM_STAGES": 4, "num_warps": 32}
 
 
@@ -234,9 +233,11 @@ class SoftmaxFunction(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dy: Tensor) -> Tensor:
-        return softmax_bwd(*ctx.saved_tensors, dy)
+        (y,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: a second derivative needs operations that PyTorch can follow
+            return y * (dy - (y * dy).sum(-1, keepdim=True))
+        return softmax_bwd(y, dy)
 
 
 # What torch.compile sees: operators that it does not look into, so that any shape works and no graph breaks. Outside it

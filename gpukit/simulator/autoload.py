@@ -31,8 +31,9 @@ class _AfterTriton(importlib.abc.MetaPathFinder):
 def _install() -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
-    from gpukit.simulator import interpreter
-
+    interpreter = importlib.import_module("gpukit.simulator.interpreter")
+    if not hasattr(interpreter, "install"):  # it is what imports Triton just now, and whoever imports it installs it
+        return
     try:
         interpreter.install()
     except RuntimeError as error:  # an unknown Triton: whoever imports it may not need the layer

@@ -355,13 +355,16 @@ _READ_A_VALUE = {"_local_scalar_dense", "equal"}
 
 
 def _nbytes(tensors) -> int:
-    """Bytes of the distinct elements; one tensor given twice counts once, as does an expanded row."""
+    """Bytes of the distinct elements; one tensor given twice counts once, as does an expanded row; sparse ones 0."""
     seen = {}
     for t in tensors:
+        if t.layout is not torch.strided:
+            continue
         distinct = 1
         for n, stride in zip(t.shape, t.stride(), strict=True):
             distinct *= 1 if stride == 0 and n > 0 else n
-        seen[t.data_ptr(), tuple(t.shape), t.stride(), t.dtype] = distinct * t.element_size()
+        key = (t.untyped_storage()._cdata, t.storage_offset(), tuple(t.shape), t.stride(), t.dtype)
+        seen[key] = distinct * t.element_size()
     return sum(seen.values())
 
 

@@ -6,8 +6,8 @@
         softmax(x)
     access(t.launches[0], {"x_ptr": x.shape, "y_ptr": y.shape})
 
-Memory is drawn as it lies: one cell an element, one line a row, a thick line where a 32-byte sector begins. It draws what
-the trace recorded and runs nothing.
+Memory is drawn as it lies: one cell an element, one line a row, a thick line where a 32-byte sector begins. The widget
+draws what the trace recorded and runs nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import html
 import linecache
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 import numpy as np
 
-from gpukit.simulator.trace import Event, Launch
 from gpukit.widgets import style
+
+if TYPE_CHECKING:
+    from gpukit.simulator.trace import Event, Launch
 
 SECTOR_BYTES = 32
 MAX_ELEMENTS = 1024
@@ -50,8 +53,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Frame:
-    """One tensor after a step: per element its state, the program that touched it last and how; and the row beside which
-    masked-off lanes are shown, with their number."""
+    """One tensor after a step. Per element: its state, the program that touched it last, and how. Then the row that the
+    lanes which are masked off are drawn beside, and their number."""
 
     state: np.ndarray
     program: list[str]
@@ -73,9 +76,9 @@ class AccessView(widgets.VBox):
         self.slider = widgets.IntSlider(
             0, 0, len(self.events), description="step", layout={"width": "22em"}, style={"description_width": "initial"}
         )
-        self.back_button = widgets.Button(description="back", layout={"width": "5em"})
-        self.forward_button = widgets.Button(description="forward", layout={"width": "5em"})
-        self.reset_button = widgets.Button(description="reset", layout={"width": "5em"})
+        self.back_button = widgets.Button(description="back", layout={"width": "6em"})
+        self.forward_button = widgets.Button(description="forward", layout={"width": "6em"})
+        self.reset_button = widgets.Button(description="reset", layout={"width": "6em"})
         self.board = widgets.HTML()
         controls = [self.back_button, self.slider, self.forward_button, self.reset_button]
         super().__init__([widgets.HBox(controls, layout={"flex_flow": "row wrap"}), self.board])
@@ -190,11 +193,11 @@ def _count(n: int, one: str, many: str = "") -> str:
     return f"{n} {one if n == 1 else many or one + 's'}"
 
 
-# ---- the live board: HTML, which follows the page's theme --------------------------------------------------------------
+# ---- the live board: HTML, which follows the page's theme -----------------------------------------------------------
 
 _LINE = "var(--jp-border-color1, #bdbdbd)"
 _INK = "var(--jp-content-font-color1, #262626)"
-_CELL = "width:1.75em;height:1.75em;padding:0;text-align:center;font-size:11px;line-height:1.75em;"
+_CELL = "width:24px;min-width:24px;height:24px;padding:0;text-align:center;font-size:12px;line-height:24px;"
 
 
 def _board(memories: list[Memory], frames: list[Frame], sentence: str) -> str:
@@ -215,11 +218,13 @@ def _table(memory: Memory, frame: Frame) -> str:
         off = frame.masked if row == frame.masked_row else 0
         blank = f'<td style="{_CELL}border:0;background:none"></td>'
         padding = (
-            f'<td title="masked-off lane" style="{_CELL}border:1px dashed {style.NEUTRAL};color:{style.NEUTRAL};'
-            'background:none">&times;</td>'
+            f'<td title="lane masked off" style="{_CELL}border:1px dashed {style.NEUTRAL};'
+            f'background:{style.NEUTRAL}30"></td>'
         )
         cells += [padding] * off + [blank] * (memory.lanes - off)
-        head = f'<td style="border:0;padding:0 6px 0 0;font-size:11px;background:none">row {row}</td>'
+        head = (
+            f'<td style="border:0;padding:0 6px 0 0;font-size:12px;white-space:nowrap;background:none">row {row}</td>'
+        )
         lines.append(f'<tr style="background:none">{head}{"".join(cells)}</tr>')
     title = f'<div style="font-weight:600">{html.escape(memory.name)} [{memory.rows}, {memory.columns}]</div>'
     table = "border-collapse:collapse;margin:0;table-layout:auto"
@@ -231,7 +236,7 @@ def _cell(memory: Memory, frame: Frame, offset: int) -> str:
     look = {
         _UNTOUCHED: "background:none;",
         _FETCHED: f"background:{style.WASTE}99;",
-        _BEFORE: f"background:{colour}38;",
+        _BEFORE: f"background:{colour}55;",
         _NOW: f"background:{colour};color:#fff;font-weight:700;",
     }[state]
     edge = f"3px solid {_INK}" if memory.sector_begins(offset) else f"1px solid {_LINE}"
@@ -244,9 +249,9 @@ def _legend() -> str:
     entries = [
         (f"background:{style.READS}", "loaded now"),
         (f"background:{style.WRITES}", "stored now"),
-        (f"background:{style.READS}38", "touched before, by the program with this number"),
+        (f"background:{style.READS}55", "touched before, by the program with this number"),
         (f"background:{style.WASTE}99", "in a sector that is moved, not asked for"),
-        (f"border:1px dashed {style.NEUTRAL}", "lane masked off"),
+        (f"border:1px dashed {style.NEUTRAL};background:{style.NEUTRAL}30", "lane masked off"),
         (f"border-left:3px solid {_INK}", "a 32-byte sector begins"),
     ]
     spans = "".join(
@@ -264,14 +269,16 @@ def _picture(memories: list[Memory], frames: list[Frame], alt: str) -> style.Pic
     from matplotlib.patches import Rectangle
 
     widest = max(memory.columns + memory.lanes for memory in memories) + 3
-    lines = sum(memory.rows + 1.6 for memory in memories)
-    width = 8.0
-    fig, ax = style.figure(width=width, height=width * (lines + 0.4) / widest)
+    lines = sum(memory.rows + 1.6 for memory in memories) + 1
+    fig, ax = style.figure(height=8.0 * lines / widest)
     ax.set_axis_off()
-    ax.set(xlim=(-2.6, widest - 2.6), ylim=(lines, -0.4), aspect="equal")
-    top = 0.0
+    ax.set(xlim=(-2.6, widest - 2.6), ylim=(lines, 0), aspect="equal")
+    ax.text(-2.4, 0.4, alt.partition(" Line ")[0], ha="left", va="center", size=9)
+    top = 1.0
     for memory, frame in zip(memories, frames, strict=True):
-        ax.text(0, top + 0.45, f"{memory.name} [{memory.rows}, {memory.columns}]", ha="left", va="center", weight="bold")
+        ax.text(
+            0, top + 0.45, f"{memory.name} [{memory.rows}, {memory.columns}]", ha="left", va="center", weight="bold"
+        )
         top += 1.0
         for row in range(memory.rows):
             ax.text(-0.3, top + row + 0.5, f"row {row}", ha="right", va="center", size=9)
@@ -281,7 +288,7 @@ def _picture(memories: list[Memory], frames: list[Frame], alt: str) -> style.Pic
             face, alpha = {
                 _UNTOUCHED: ("none", 1.0),
                 _FETCHED: (style.WASTE, 0.6),
-                _BEFORE: (colour, 0.22),
+                _BEFORE: (colour, 0.3),
                 _NOW: (colour, 1.0),
             }[state]
             ax.add_patch(Rectangle((column, top + row), 1, 1, facecolor=face, alpha=alpha, edgecolor="none"))
@@ -292,6 +299,6 @@ def _picture(memories: list[Memory], frames: list[Frame], alt: str) -> style.Pic
             ax.text(column + 0.5, top + row + 0.52, frame.program[offset], ha="center", va="center", size=9, color=ink)
         for lane in range(frame.masked):
             corner = (memory.columns + lane + 0.15, top + frame.masked_row + 0.15)
-            ax.add_patch(Rectangle(corner, 0.7, 0.7, facecolor="none", edgecolor=style.NEUTRAL, lw=1, ls="--"))
+            ax.add_patch(Rectangle(corner, 0.7, 0.7, facecolor="#EEEEEE", edgecolor=style.NEUTRAL, lw=1, ls="--"))
         top += memory.rows + 0.6
     return style.picture(fig, alt=alt)

@@ -26,7 +26,8 @@ _CSS = "<style>" + (
     "font-family:var(--jp-code-font-family,monospace);font-weight:600;background:transparent;"
     "color:var(--jp-ui-font-color1,#333);border:2px solid var(--gpukit-field);box-shadow:none}"
     ".gpukit-bit.jupyter-button.mod-active{background:var(--gpukit-field);color:white;box-shadow:none}"
-    ".gpukit-bit.jupyter-button:focus-visible{outline:3px solid var(--jp-brand-color1,#1976d2);outline-offset:1px}"
+    ".gpukit-bit.jupyter-button:focus-visible{outline-offset:1px;"
+    "outline:3px solid var(--jp-brand-color1,#1976d2)!important}"
     + "".join(f".gpukit-{name}{{--gpukit-field:{colour}}}" for name, colour in _COLOURS.items())
 ) + "</style>"  # fmt: skip
 
@@ -237,32 +238,39 @@ def _captions(fmt: Format, pattern: int) -> list[str]:
     _, exponent, mantissa = fmt.split(pattern)
     texts = ["sign", f"exponent {exponent}", f"mantissa {mantissa} of {2**fmt.mantissa_bits}"]
     return [
-        f'<span style="color:{colour};font-weight:600">{text}</span>'
+        f'<span style="border-bottom:3px solid {colour}">{text}</span>'
         for colour, text in zip(_COLOURS.values(), texts, strict=True)
     ]
 
 
 def _formula(fmt: Format, pattern: int) -> str:
-    """The value formula with the three fields in their colours."""
+    """The value formula with the three fields in their colours, and the value; or why there is none."""
     sign, exponent, mantissa = fmt.split(pattern)
-    if not math.isfinite(fmt.decode(pattern)):
+    value = fmt.decode(pattern)
+    if not math.isfinite(value):
         return html.escape(fmt.formula(pattern))
-    paint = {name: f'<b style="color:{colour}">' for name, colour in _COLOURS.items()}
-    power = f"{paint['exponent']}{exponent}</b> &minus; {fmt.bias}" if exponent else f"1 &minus; {fmt.bias}"
-    lead = "1" if exponent else f"{paint['exponent']}0</b>"
+    paint = dict(zip(_COLOURS, map(_chip, _COLOURS.values(), (sign, exponent, mantissa)), strict=True))
+    power = f"{paint['exponent']} &minus; {fmt.bias}" if exponent else f"1 &minus; {fmt.bias}"
+    lead = "1" if exponent else "0"
     return (
-        f"(&minus;1)<sup>{paint['sign']}{sign}</b></sup> &times; 2<sup>{power}</sup> &times; "
-        f"({lead} + {paint['mantissa']}{mantissa}</b>/{2**fmt.mantissa_bits})"
+        f"(&minus;1)<sup>{paint['sign']}</sup> &times; 2<sup>{power}</sup> &times; "
+        f"({lead} + {paint['mantissa']} / {2**fmt.mantissa_bits}) = <b>{_text(value)}</b> &nbsp; {fmt.kind(pattern)}"
     )
 
 
+def _chip(colour: str, number: int) -> str:
+    """White on the field's colour: readable on light and dark pages."""
+    return f'<b style="background:{colour};color:white;padding:0 4px;border-radius:3px">{number}</b>'
+
+
 def _readout(fmt: Format, pattern: int, wanted: float | Fraction, message: str = "") -> str:
-    value, kind = fmt.decode(pattern), fmt.kind(pattern)
+    value = fmt.decode(pattern)
     below, above = fmt.neighbours(pattern)
-    lines = [f"{_formula(fmt, pattern)} = <b>{_text(value)}</b> &nbsp; {kind}, {fmt.hex(pattern)}"]
+    lines = [f"{_formula(fmt, pattern)}, {fmt.hex(pattern)}"]
     rows = (("next below", below), ("this number", value), ("next above", above), ("spacing", fmt.spacing(value)))
-    head = "".join(f'<th style="text-align:left">{name}</th>' for name, _ in rows)
-    cells = "".join(f'<td style="text-align:left">{_text(number)}</td>' for _, number in rows)
+    left = ' style="text-align:left;padding:0 2em 0 0"'
+    head = "".join(f"<th{left}>{name}</th>" for name, _ in rows)
+    cells = "".join(f"<td{left}>{_text(number)}</td>" for _, number in rows)
     lines.append(f"<table><thead><tr>{head}</tr></thead><tbody><tr>{cells}</tr></tbody></table>")
     lines.append(html.escape(message) if message else _rounded(fmt, value, wanted))
     return "".join(f'<div style="margin:4px 0">{line}</div>' for line in lines if line)
@@ -275,10 +283,11 @@ def _rounded(fmt: Format, value: float, wanted: float | Fraction) -> str:
     asked = f"asked for {_text(wanted)}"
     if math.isinf(value) or math.isinf(wanted) or math.isnan(value) or abs(wanted) > fmt.max + fmt.spacing(fmt.max):
         return f"{asked}: too large, the largest finite number is {_text(fmt.max)}"
-    error = float(value - Fraction(wanted))
+    if value == 0:
+        return f"{asked}: nearer to 0 than to the smallest number, {_text(fmt.smallest_subnormal)}"
+    error = float(Fraction(value) - Fraction(wanted))
     relative = abs(error / float(wanted)) if float(wanted) else math.inf
-    at_most = f"a normal number by {fmt.eps / 2:.2g} at most"
-    return f"{asked}: off by {error:.3g}, that is {relative:.2g} of it ({at_most})"
+    return f"{asked}: off by {error:.2g}, or {relative:.2g} of it (normal numbers: at most {fmt.eps / 2:.2g})"
 
 
 def _text(number: float | Fraction) -> str:

@@ -26,15 +26,19 @@ def range_and_precision(formats: Sequence[Format], low: float = 1e-46, high: flo
         for fmt in formats:
             colour, front = _colour(fmt.name), fmt.name in _HIGHLIGHT
             bits = range(1, fmt.mantissa_bits + 2)  # below the smallest normal number one is lost at every halving
-            ax.plot([fmt.smallest_subnormal * 2.0 ** (n - 1) for n in bits], bits, color=colour, lw=1.2, ls=":")
-            ax.plot(
-                [fmt.smallest_normal, fmt.max], [bits[-1]] * 2, color=colour, lw=4.5 if front else 2.4, zorder=2 + front
-            )
+            smallest, normal, largest = fmt.smallest_subnormal, fmt.smallest_normal, min(fmt.max, high * 1e20)
+            ax.plot([smallest * 2.0 ** (n - 1) for n in bits], bits, color=colour, lw=1.2, ls=":")
+            width, front_order = (4.5, 3) if front else (2.4, 2)
+            ax.plot([normal, largest], [bits[-1]] * 2, color=colour, lw=width, zorder=front_order)
             inside = any(f.mantissa_bits == fmt.mantissa_bits and f.max > fmt.max for f in formats)
             beside = not inside and fmt.max < high
             options = {"color": colour if front else style.INK, "fontweight": "bold" if front else "normal"}
-            text = f"{fmt.name}  1 in {2**fmt.mantissa_bits:,}" if fmt.mantissa_bits < 30 else fmt.name
-            x = fmt.max if beside else 1.0 if inside else 1e33
+            text = (
+                f"{fmt.name}  1 in {2**fmt.mantissa_bits:,}"
+                if fmt.mantissa_bits < 30
+                else f"{fmt.name}  from 1e-308 to 1e308"
+            )
+            x = fmt.max if beside else 1.0 if inside else 1e23
             style.label(ax, x, bits[-1], text, dx=8 if beside else 0, dy=0 if beside else 7, **options)
         ax.set_xlim(low, high * 1e12)
         ax.set_xticks([10.0**n for n in range(-40, 41, 10)])
@@ -52,16 +56,16 @@ def number_lines(formats: Sequence[Format], high: float) -> style.Picture:
     """Every number of each format from 0 to `high`, as a mark on a line."""
     counts = []
     with style.use():
-        fig, axes = style.figure(len(formats), 1, height=0.4 + 0.62 * len(formats), sharex=True)
-        for ax, fmt in zip(axes, formats, strict=True):
+        fig, axes = style.figure(len(formats), 1, height=0.4 + 0.62 * len(formats), sharex=True, squeeze=False)
+        for ax, fmt in zip(axes[:, 0], formats, strict=True):
             numbers = [value for bits in range(fmt.max_bits + 1) if (value := fmt.decode(bits)) <= high]
             counts.append(f"{fmt.name} has {len(numbers)}")
             ax.vlines(numbers, 0, 1, color=style.READS, lw=1.2)
             ax.set_yticks([])
             ax.spines["left"].set_visible(False)
             ax.set_ylabel(fmt.name, rotation=0, ha="right", va="center")
-        axes[-1].set_xlim(-high / 100, high * 1.01)
-        axes[-1].set_xlabel("value")
+        axes[-1, 0].set_xlim(-high / 100, high * 1.01)
+        axes[-1, 0].set_xlabel("value")
     return style.picture(fig, alt=f"The numbers from 0 to {high:g}: {', '.join(counts)}; gaps double at powers of two.")
 
 
@@ -76,8 +80,9 @@ def running_sums(sums: Mapping[str, Sequence[float]], step: float) -> style.Pict
             ax.plot(range(1, len(values) + 1), values, color=colour, lw=3 if front else 1.6, zorder=2 + front)
             style.label(ax, len(values), values[-1], f"{name}: {style.number(values[-1])}", color=style.INK)
         longest = max(len(values) for values in sums.values())
-        ax.set_xlim(10, longest * 6)
-        ax.set_ylim(bottom=10 * step)
+        first = max(1, longest // 2000)
+        ax.set_xlim(first, longest * 6)
+        ax.set_ylim(bottom=first * step)
     ends = ", ".join(f"{name} ends at {style.number(values[-1])}" for name, values in sums.items())
     return style.picture(fig, alt=f"Running sums of {step:g} over {longest:,} additions: {ends}.")
 
@@ -113,19 +118,19 @@ def gradients_in_range(exponents: Sequence[float], scales: Sequence[int], fmt: F
     low, high = min(exponents) - 1, top + 6
     parts = []
     with style.use():
-        fig, axes = style.figure(len(scales), 1, height=0.6 + 1.15 * len(scales), sharex=True)
-        for ax, scale in zip(axes, scales, strict=True):
+        fig, axes = style.figure(len(scales), 1, height=0.6 + 1.15 * len(scales), sharex=True, squeeze=False)
+        for ax, scale in zip(axes[:, 0], scales, strict=True):
             scaled = [exponent + scale for exponent in exponents]
             lost = sum(exponent <= zero for exponent in scaled) / len(scaled)
-            over = sum(exponent > top for exponent in scaled) / len(scaled)
-            ax.axvspan(low, zero, color=style.WASTE, alpha=0.25, lw=0)
-            ax.axvspan(zero, normal, color=style.WASTE, alpha=0.1, lw=0)
+            over = sum(exponent >= top for exponent in scaled)
+            ax.axvspan(low, zero, color=style.WASTE, alpha=0.35, lw=0)
+            ax.axvspan(zero, normal, color=style.WASTE, alpha=0.15, lw=0)
             ax.axvspan(top, high, color=style.WRITES, alpha=0.2, lw=0)
             ax.hist(scaled, bins=range(int(low) - 1, int(high) + 2), color=style.READS)
             ax.set_yticks([])
             ax.spines["left"].set_visible(False)
             ax.set_ylabel(f"scale\n2^{scale}", rotation=0, ha="right", va="center")
-            text = f"{lost:.1%} become 0" + (f", {over:.1%} overflow" if over else "")
+            text = f"{lost:.1%} become 0" + (f", {over:,} overflow" if over else "")
             ax.text(0.01, 0.92, text, transform=ax.transAxes, va="top")
             parts.append(f"with scale 2^{scale} {text}")
         for left, right, name in (
@@ -134,9 +139,9 @@ def gradients_in_range(exponents: Sequence[float], scales: Sequence[int], fmt: F
             (normal, top, "normal"),
             (top, high, "infinity"),
         ):
-            axes[0].annotate(name, ((left + right) / 2, 1.04), xycoords=("data", "axes fraction"), ha="center")
-        axes[-1].set_xlim(low, high)
-        axes[-1].set_xlabel(f"magnitude of the scaled gradient in {fmt.name} (powers of two)")
+            axes[0, 0].annotate(name, ((left + right) / 2, 1.04), xycoords=("data", "axes fraction"), ha="center")
+        axes[-1, 0].set_xlim(low, high)
+        axes[-1, 0].set_xlabel(f"magnitude of the scaled gradient in {fmt.name} (powers of two)")
     return style.picture(fig, alt=f"Gradients in {fmt.name}: {'; '.join(parts)}.")
 
 
@@ -144,8 +149,10 @@ def blocks(values: Sequence[float], stored: Mapping[str, Sequence[float]], block
     """Numbers (grey) and what is left of them (coloured) under several ways to scale them; lines separate blocks."""
     parts = []
     with style.use():
-        fig, axes = style.figure(len(stored), 1, height=0.4 + 1.7 * len(stored), sharex=True, sharey=True)
-        for ax, (name, kept) in zip(axes, stored.items(), strict=True):
+        fig, axes = style.figure(
+            len(stored), 1, height=0.4 + 1.7 * len(stored), sharex=True, sharey=True, squeeze=False
+        )
+        for ax, (name, kept) in zip(axes[:, 0], stored.items(), strict=True):
             ax.bar(range(len(values)), values, color=style.NEUTRAL, width=1.0)
             ax.bar(range(len(kept)), kept, color=style.YOURS, width=0.5)
             for edge in range(block, len(values), block):
@@ -158,6 +165,6 @@ def blocks(values: Sequence[float], stored: Mapping[str, Sequence[float]], block
             ax.minorticks_off()
             parts.append(text)
             style.axes(ax, y="value")
-        axes[-1].set_xlabel("element")
-        axes[-1].set_xlim(-1, len(values))
+        axes[-1, 0].set_xlabel("element")
+        axes[-1, 0].set_xlim(-1, len(values))
     return style.picture(fig, alt=f"{len(values)} numbers in blocks of {block}. {'; '.join(parts)}.")

@@ -16,6 +16,7 @@ import html
 import math
 import operator
 import re
+import textwrap
 from collections.abc import Mapping
 
 import ipywidgets as widgets
@@ -48,15 +49,16 @@ def parse(text: str, unit: str = "") -> float:
 
     Raises ValueError with a sentence for the learner.
     """
-    plain = text.strip().replace(",", "").replace("^", "**").replace("\u00d7", "*")
+    shown = repr(textwrap.shorten(text, 40, placeholder="..."))
+    plain = text.replace(",", "").replace("^", "**").replace("\u00d7", "*")
     tokens = _TOKEN.finditer(plain)
     expression = "".join(f"*{_scale(token['unit'], unit)!r}" if token["unit"] else token[0] for token in tokens)
     try:
-        value = _evaluate(ast.parse(expression, mode="eval").body)
+        value = _evaluate(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError):
-        raise ValueError(f"{text.strip()!r} is not a number; 3.4e9, 2 * 4096**2 and 16 MiB are") from None
+        raise ValueError(f"{shown} is not a number; 3.4e9, 2 * 4096**2 and 16 MiB are") from None
     if isinstance(value, complex) or not 0 < value < math.inf:
-        raise ValueError(f"{text.strip()!r} is not a positive number")
+        raise ValueError(f"{shown} is not a positive number")
     return value
 
 
@@ -185,35 +187,42 @@ def predict(key: str, question: str, fields: Mapping[str, str]) -> Prediction:
 
 
 class Reveal:
-    """What was predicted beside what is so."""
+    """What was predicted beside what is so. Without a prediction the values are folded away: a saved notebook must not
+    tell them to a reader who has not predicted yet."""
 
     def __init__(self, actual: Mapping[str, float], committed: Mapping[str, float], units: Mapping[str, str], how: str):
-        self.actual, self.committed = dict(actual), dict(committed)
         shared = set(units.values())
         unit = shared.pop() if len(shared) == 1 else ""
-        names = [name if unit or not units[name] else f"{name} ({units[name]})" for name in self.actual]
-        columns: dict[str, str] = {"": "", how: unit}
-        rows: list[tuple] = [(name, value) for name, value in zip(names, self.actual.values(), strict=True)]
-        if self.committed:
-            columns = {"": "", "yours": unit, how: unit, "yours / " + how: "x"}
-            rows = [
-                (name, self.committed[field], value, self.committed[field] / value if value else math.inf)
-                for name, (field, value) in zip(names, self.actual.items(), strict=True)
-            ]
+        columns = {"": "", how: unit}
+        if committed:
+            columns = {"": "", "yours": unit, how: unit, f"yours / {how}": "x"}
+        rows = []
+        for field, value in actual.items():
+            name = field if unit or not units[field] else f"{field} ({units[field]})"
+            mine = committed.get(field)
+            rows.append((name, value) if mine is None else (name, mine, value, _ratio(mine, value)))
         self.table = table(columns, rows)
-        self.sentence = _sentence(self.actual, self.committed)
+        self.committed = bool(committed)
+        self.sentence = _sentence(actual, committed)
 
     def __repr__(self) -> str:
         return f"{self.table}\n{self.sentence}"
 
     def _repr_html_(self) -> str:
-        return f"{self.table._repr_html_()}<p>{html.escape(self.sentence)}</p>"
+        sentence, numbers = f"<p>{html.escape(self.sentence)}</p>", self.table._repr_html_()
+        if self.committed:
+            return numbers + sentence
+        return f"{sentence}<details><summary>show the answer all the same</summary>{numbers}</details>"
+
+
+def _ratio(mine: float, value: float) -> float:
+    return mine / value if value else math.inf
 
 
 def _sentence(actual: Mapping[str, float], committed: Mapping[str, float]) -> str:
     if not committed:
         return "No prediction was committed. Commit one above and run this cell again: the comparison is the lesson."
-    ratios = {name: committed[name] / value if value else math.inf for name, value in actual.items()}
+    ratios = {name: _ratio(committed[name], value) for name, value in actual.items()}
     worst = max(ratios, key=lambda name: max(ratios[name], 1 / ratios[name]))
     off = max(ratios[worst], 1 / ratios[worst])
     subject = f" for {worst}" if len(actual) > 1 else ""

@@ -40,8 +40,10 @@ class Progress(widgets.VBox):
     def __repr__(self) -> str:
         return "progress panel: run this cell to see it"
 
-    def _repr_html_(self) -> str:  # saved with the notebook: the same for every learner
-        return render(self.exercises, {})
+    def _repr_html_(
+        self,
+    ) -> str:  # saved with the notebook: nothing of a learner's, nothing that the next exercise dates
+        return "<p>Every exercise of the course with its state, its difficulty and a link. Run this cell to see it.</p>"
 
 
 def progress(notebook: str = "") -> Progress:

@@ -1,0 +1,142 @@
+"""Softmax of the last dimension: y = exp(x - m) / sum(exp(x - m)), with m the row's maximum.
+
+Five exercises, from top to bottom; notebooks/09_softmax.ipynb explains them. Every kernel computes in float32 and writes
+in the dtype of x. The code outside the gaps is complete: allocation, launch grid, block sizes.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def num_warps_for(BLOCK_N: int) -> int:
+    return 4 if BLOCK_N <= 2048 else 8 if BLOCK_N <= 8192 else 16
+
+
+# ---------------------------------------------------------------------------------------------------- softmax.fused
+@triton.jit
+def softmax_fused_kernel(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
+    """One program computes one row. BLOCK_N is the smallest power of two that is at least N."""
+    pid_m = tl.program_id(0)
+    offs_n = tl.arange(0, BLOCK_N)
+    raise NotImplementedError("softmax.fused")  # your code here
+
+
+def softmax_fused(x: Tensor) -> Tensor:
+    """x [M, N] contiguous, 1 <= N <= 65536 -> y [M, N]. Bound: x is read once, y is written once."""
+    M, N = x.shape
+    y = torch.empty_like(x)
+    BLOCK_N = triton.next_power_of_2(N)
+    softmax_fused_kernel[(M,)](x, y, N, BLOCK_N=BLOCK_N, num_warps=num_warps_for(BLOCK_N))
+    return y
+
+
+# -------------------------------------------------------------------------------------------------- softmax.strided
+@triton.jit
+def softmax_strided_kernel(
+    x_ptr, y_ptr,
+    B, C, N,
+    stride_xa, stride_xb, stride_xc, stride_xn,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One program computes one row of x [A, B, C, N]. x has any strides (in elements), y is contiguous."""
+    pid = tl.program_id(0)
+    offs_n = tl.arange(0, BLOCK_N)
+    raise NotImplementedError("softmax.strided")  # your code here
+
+
+def softmax_strided(x: Tensor) -> Tensor:
+    """x [N], [C, N], [B, C, N] or [A, B, C, N] with any strides, N <= 65536 -> y, contiguous, of the same shape.
+
+    Bound: x is read once, y is written once. A copy of x would be a second read.
+    """
+    if not 1 <= x.ndim <= 4:
+        raise ValueError(f"softmax_strided: x must have 1 to 4 dimensions, got {list(x.shape)}")
+    x_4d = x[(None,) * (4 - x.ndim)]  # a view: missing leading dimensions have size 1
+    A, B, C, N = x_4d.shape
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    BLOCK_N = triton.next_power_of_2(N)
+    softmax_strided_kernel[(A * B * C,)](
+        x_4d, y, B, C, N, *x_4d.stride(), BLOCK_N=BLOCK_N, num_warps=num_warps_for(BLOCK_N)
+    )
+    return y
+
+
+# --------------------------------------------------------------------------------------------------- softmax.online
+@triton.jit
+def softmax_online_kernel(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
+    """One program computes one row in two passes over blocks of BLOCK_N elements; N may be any number of blocks."""
+    pid_m = tl.program_id(0)
+    offs_n = tl.arange(0, BLOCK_N)
+    raise NotImplementedError("softmax.online")  # your code here
+
+
+def softmax_online(x: Tensor, BLOCK_N: int = 4096) -> Tensor:
+    """x [M, N] contiguous, any N >= 1; BLOCK_N a power of two -> y [M, N]. Bound: x is read twice, y is written once."""
+    M, N = x.shape
+    y = torch.empty_like(x)
+    softmax_online_kernel[(M,)](x, y, N, BLOCK_N=BLOCK_N, num_warps=num_warps_for(BLOCK_N))
+    return y
+
+
+# ------------------------------------------------------------------------------------------------- softmax.backward
+@triton.jit
+def softmax_backward_kernel(y_ptr, dy_ptr, dx_ptr, stride_dym, stride_dyn, N, BLOCK_N: tl.constexpr):
+    """One program computes one row of dx from y and dy. y and dx are contiguous; dy has any strides, 0 included."""
+    pid_m = tl.program_id(0)
+    offs_n = tl.arange(0, BLOCK_N)
+    raise NotImplementedError("softmax.backward")  # your code here
+
+
+def softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
+    """Launches the kernel: y [M, N] contiguous, dy [M, N] with any strides -> dx [M, N]."""
+    M, N = y.shape
+    dx = torch.empty_like(y)
+    BLOCK_N = triton.next_power_of_2(N)
+    softmax_backward_kernel[(M,)](y, dy, dx, *dy.stride(), N, BLOCK_N=BLOCK_N, num_warps=num_warps_for(BLOCK_N))
+    return dx
+
+
+class SoftmaxFunction(torch.autograd.Function):
+    """softmax_fused, known to autograd. `ctx` carries tensors from the forward pass to the backward pass."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        raise NotImplementedError("softmax.backward")  # your code here
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> Tensor:
+        raise NotImplementedError("softmax.backward")  # your code here
+
+
+def softmax(x: Tensor) -> Tensor:
+    """x [M, N] contiguous -> y [M, N], differentiable.
+
+    Bound, forward and backward together: 3 reads and 2 writes of M x N elements, one launch each.
+    """
+    return SoftmaxFunction.apply(x)
+
+
+# ----------------------------------------------------------------------------------------------- softmax.persistent
+@triton.jit
+def softmax_persistent_kernel(x_ptr, y_ptr, M, N, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr):
+    """A fixed number of programs share the M rows; NUM_STAGES rows of a program may be in flight at a time."""
+    offs_n = tl.arange(0, BLOCK_N)
+    raise NotImplementedError("softmax.persistent")  # your code here
+
+
+def softmax_persistent(x: Tensor, max_programs: int) -> Tensor:
+    """x [M, N] contiguous, M >= 1, N <= 65536 -> y [M, N], in one launch of at most max_programs programs.
+
+    max_programs is what the GPU can hold at a time: its number of SMs times the programs that fit on one.
+    Bound: x is read once, y is written once.
+    """
+    M, N = x.shape
+    y = torch.empty_like(x)
+    BLOCK_N = triton.next_power_of_2(N)
+    raise NotImplementedError("softmax.persistent")  # your code here
+    softmax_persistent_kernel[(num_programs,)](
+        x, y, M, N, BLOCK_N=BLOCK_N, NUM_STAGES=2, num_warps=num_warps_for(BLOCK_N)
+    )
+    return y

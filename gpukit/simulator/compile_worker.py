@@ -1,0 +1,193 @@
+"""The other half of compile.py: a process that compiles one kernel for one target and prints what came out, as JSON.
+
+It runs without TRITON_INTERPRET, which changes Triton at import, and with a driver that only knows the target, so that
+it works where there is no GPU and aims at any GPU where there is one. It imports neither torch nor the learner's file:
+the job holds the source of each function the kernel needs and the globals they use, which is as true for a notebook
+cell as for a file, and costs a tenth of a second where importing torch costs one to two.
+"""
+
+import contextlib
+import importlib
+import io
+import json
+import linecache
+import subprocess
+import sys
+import tempfile
+import traceback
+import warnings
+
+MISSING = "gpukit.missing"  # tag of a global that cannot be carried over: the kernel meets a NameError if it uses it
+
+
+class _Dtype:
+    """What Triton asks a PyTorch dtype for."""
+
+    def __init__(self, name: str, itemsize: int):
+        self.name, self.itemsize, self.is_floating_point = name, itemsize, "float" in name
+
+    def __str__(self) -> str:
+        return f"torch.{self.name}"
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, _Dtype) and self.name == other.name
+
+
+class _Tensor:
+    """What Triton asks a PyTorch tensor for when it specialises an argument: a dtype, and whether 16 divides the
+    address."""
+
+    def __init__(self, dtype: _Dtype, aligned: bool):
+        self.dtype, self._address = dtype, 0 if aligned else 1
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+class _Target:
+    """A driver that has a target and no device."""
+
+    def __init__(self, capability: int):
+        self._capability = capability
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device=None) -> int:
+        return 0
+
+
+class _Job:
+    def __init__(self, job: dict):
+        self.job = job
+        self.functions: dict[str, object] = {}
+
+    def value(self, packed):
+        """The object that `compile._pack` packed."""
+        import triton.language as tl
+
+        tag, *rest = packed
+        if tag == "value":
+            return rest[0]
+        if tag == "tensor":
+            name, itemsize, aligned = rest
+            return _Tensor(_Dtype(name, itemsize), aligned)
+        if tag == "descriptor":
+            from triton.tools.tensor_descriptor import TensorDescriptor
+
+            base, shape, strides, block_shape, padding = rest
+            return TensorDescriptor(self.value(base), shape, strides, block_shape, padding)
+        if tag == "tuple":
+            return tuple(self.value(item) for item in rest[0])
+        if tag == "constexpr":
+            return tl.constexpr(self.value(rest[0]))
+        if tag == "dtype":
+            return tl.dtype(rest[0])
+        if tag == "function":
+            return self.functions[rest[0]]
+        module, path = rest  # "import"
+        found = importlib.import_module(module)
+        for part in path.split(".") if path else ():
+            found = getattr(found, part)
+        return found
+
+    def define(self) -> None:
+        """All functions of the job, each at its own line of its own file, so that Triton's line numbers are true."""
+        import triton
+
+        for name, lines in self.job["files"].items():
+            text = [lines.get(str(n), "\n") for n in range(1, max(map(int, lines)) + 1)]
+            linecache.cache[name] = (sum(map(len, text)), None, text, name)  # None: never look whether it changed
+        scopes = {}
+        for key, function in self.job["functions"].items():
+            scope = scopes[key] = {"__name__": function["module"], "__annotations__": {}}
+            # What annotations and defaults need has to be there when the function is made.
+            for name, packed in function["globals"].items():
+                if packed[0] not in ("function", MISSING):
+                    with contextlib.suppress(ImportError, AttributeError):
+                        scope[name] = self.value(packed)
+            if function["constexpr_globals"]:
+                import triton.language as tl
+
+                scope["__annotations__"] = dict.fromkeys(function["constexpr_globals"], tl.constexpr)
+            source = "\n" * (function["line"] - 1) + function["source"]
+            exec(compile(source, function["file"], "exec", flags=function["flags"], dont_inherit=True), scope)
+            made = scope[function["name"]]
+            if function["kind"] == "jit":
+                made = triton.jit(made, **function["options"])
+            elif function["kind"] == "constexpr_function":
+                made = triton.constexpr_function(made)
+            self.functions[key] = scope[function["name"]] = made
+        for key, function in self.job["functions"].items():
+            for name, packed in function["globals"].items():
+                if packed[0] == "function":
+                    scopes[key][name] = self.functions[packed[1]]
+
+    def compile(self):
+        kernel = self.functions[self.job["kernel"]]
+        args = [self.value(packed) for packed in self.job["args"]]
+        kwargs = {name: self.value(packed) for name, packed in self.job["kwargs"].items()}
+        return kernel.run(*args, grid=(1,), warmup=True, **kwargs, **self.job["options"])
+
+
+def _disassemble(cubin: bytes) -> str:
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        # -gi: source lines, with the calls through which a line of tl.max or of a helper came in
+        command = [knobs.nvidia.nvdisasm.path, "--print-code", "--print-line-info-inline", file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def _run(job: dict) -> dict:
+    import triton
+
+    triton.runtime.driver.set_active(_Target(job["capability"]))
+    ptxas = io.StringIO()
+    work = _Job(job)
+    with contextlib.redirect_stdout(ptxas), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            work.define()
+            compiled = work.compile()
+        except Exception as exc:
+            return {"error": _explain(exc, job)}
+    asm, metadata = compiled.asm, compiled.metadata
+    return {
+        **{stage: asm[stage] for stage in ("ttir", "ttgir", "llir", "ptx")},
+        "sass": _disassemble(asm["cubin"]),
+        "ptxas": ptxas.getvalue(),
+        "metadata": {
+            name: getattr(metadata, name) for name in ("name", "shared", "num_warps", "num_stages", "num_ctas")
+        },
+    }
+
+
+def _explain(exc: Exception, job: dict) -> dict:
+    """Triton's own message, and the line of the learner's code: the innermost one in a function of the job."""
+    at = None
+    innermost = exc
+    while exc is not None:
+        node, source = getattr(exc, "node", None), getattr(exc, "src", None)
+        if source is not None and hasattr(node, "lineno"):
+            for function in job["functions"].values():
+                if function["source"].strip() == source.strip():
+                    at = function["file"], function["line"] + node.lineno - 1
+        innermost, exc = exc, exc.__cause__
+    message = getattr(innermost, "error_message", None) or str(innermost) or type(innermost).__name__
+    kind = type(innermost).__name__
+    return {"kind": kind, "message": message, "at": at, "trace": "".join(traceback.format_exception(innermost))}
+
+
+def main() -> None:
+    json.dump(_run(json.load(sys.stdin)), sys.stdout)

@@ -1,0 +1,143 @@
+"""The access viewer, without a browser: what each step shows, its controls, and what a saved notebook keeps."""
+
+import ipywidgets as widgets
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import gpukit
+from gpukit.widgets import access as module
+from gpukit.widgets.access import access
+
+
+@triton.jit
+def share_kernel(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
+    first = tl.program_id(0) * N
+    lanes = tl.arange(0, BLOCK_N)
+    inside = lanes < N
+    x = tl.load(x_ptr + first + lanes, mask=inside, other=0.0)
+    tl.store(y_ptr + first + lanes, x / tl.sum(x, axis=0), mask=inside)
+
+
+def traced(rows: int, columns: int, dtype=torch.float32, detail: bool = True):
+    x = torch.ones(rows, columns, dtype=dtype)
+    with gpukit.trace(detail=detail) as t:
+        share_kernel[(rows,)](x, torch.empty_like(x), columns, BLOCK_N=triton.next_power_of_2(columns))
+    return t.launches[0]
+
+
+SHAPES = {"x_ptr": (4, 13), "y_ptr": (4, 13)}
+
+
+@pytest.fixture(scope="module")
+def launch():
+    return traced(4, 13)
+
+
+@pytest.fixture
+def view(launch):
+    return access(launch, SHAPES)
+
+
+def test_steps_are_the_accesses_in_order(view):
+    assert view.slider.max == 8
+    texts = [view.sentence(step) for step in range(1, 9)]
+    assert [text.split()[1] for text in texts] == ["0", "0", "1", "1", "2", "2", "3", "3"]
+    assert [text.split()[2] for text in texts] == ["loads", "stores"] * 4
+
+
+def test_frame_shows_now_before_fetched_and_masked(view):
+    x, y = view.memories
+    frame = view.frame(x, 3)  # program 1 loads elements 13 to 25, which lie in sectors 1 to 3
+    assert np.flatnonzero(frame.state == module._NOW).tolist() == list(range(13, 26))
+    assert np.flatnonzero(frame.state == module._BEFORE).tolist() == list(range(8))
+    assert np.flatnonzero(frame.state == module._FETCHED).tolist() == [*range(8, 13), *range(26, 32)]
+    assert frame.program[:26] == ["0"] * 13 + ["1"] * 13
+    assert (frame.masked_row, frame.masked) == (1, 3)
+    assert np.flatnonzero(view.frame(y, 3).state).tolist() == list(range(13))  # only program 0 has stored
+    assert view.frame(y, 3).masked == 0
+
+
+def test_every_element_is_touched_once_in_the_end(view):
+    for memory in view.memories:
+        frame = view.frame(memory, 8)
+        assert frame.program == [str(row) for row in range(4) for _ in range(13)]
+        assert all(frame.state != module._UNTOUCHED)
+
+
+def test_sentence_counts_bytes_and_sectors(view):
+    assert view.sentence(1).startswith(
+        "Program 0 loads 13 elements of x: 52 bytes, in 2 sectors of 32 = 64 bytes; 3 lanes masked off. Line "
+    )
+    assert "in 3 sectors of 32 = 96 bytes" in view.sentence(3)
+    assert "tl.load(x_ptr + first + lanes" in view.sentence(1)
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), ((torch.float16, 2), (torch.float64, 8)))
+def test_sectors_depend_on_the_dtype(dtype, itemsize):
+    view = access(traced(2, 16, dtype), {"x_ptr": (2, 16), "y_ptr": (2, 16)})
+    memory = view.memories[0]
+    assert memory.itemsize == itemsize
+    assert sum(memory.sector_begins(offset) for offset in range(32)) == 32 * itemsize // 32
+
+
+def test_buttons_slider_and_reset_move_the_picture(view):
+    shown = {view.board.value}
+    for button, step in ((view.forward_button, 1), (view.forward_button, 2), (view.back_button, 1)):
+        button.click()
+        assert view.slider.value == step
+        shown.add(view.board.value)
+    assert len(shown) == 3
+    view.slider.value = 8
+    assert view.forward_button.disabled
+    view.forward_button.click()
+    assert view.slider.value == 8
+    view.reset_button.click()
+    assert view.slider.value == 0
+    assert view.back_button.disabled
+    assert view.board.value in shown
+
+
+def test_at_most_five_controls(view):
+    controls = [child for child in view.children[0].children if isinstance(child, widgets.Button | widgets.IntSlider)]
+    assert len(controls) <= 5
+
+
+def test_board_is_html_that_cannot_be_broken_by_source_lines(view):
+    view.slider.value = 1
+    assert "<code" in view.board.value
+    assert "lanes &lt; N" not in view.board.value  # only the line of the access is quoted
+    assert view.board.value.count("<table") == 2
+
+
+def test_saved_form_is_constant_and_small(view):
+    assert repr(view) == "access viewer: share_kernel on x [4, 13] and y [4, 13], 8 steps"
+    view.slider.value = 5
+    assert repr(view) == "access viewer: share_kernel on x [4, 13] and y [4, 13], 8 steps"
+    data, metadata = view._repr_png_()
+    assert data.startswith(b"\x89PNG")
+    assert len(data) < 100_000
+    assert metadata["alt"].startswith("Step 0 of 8. Before the launch of share_kernel: 4 programs, 8 accesses.")
+    assert data == view._repr_png_()[0]
+
+
+def test_still_picks_the_step_of_the_saved_picture(launch):
+    alt = access(launch, SHAPES, still=3)._repr_png_()[1]["alt"]
+    assert alt.startswith("Step 3 of 8. Program 1 loads 13 elements of x")
+    assert access(launch, SHAPES, still=99).still == 8
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    (
+        (lambda: access(traced(4, 13, detail=False), SHAPES), "detail=True"),
+        (lambda: access(traced(4, 13), {"z_ptr": (4, 13)}), "touches no 'z_ptr'; it touches x_ptr, y_ptr"),
+        (lambda: access(traced(4, 13), {"x_ptr": (2, 13)}), r"touched at element 51, outside its shape \[2, 13\]"),
+        (lambda: access(traced(2, 700), {"x_ptr": (2, 700)}), "at most 1,024 elements, got 1,400"),
+    ),
+)
+def test_error_names_the_argument(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

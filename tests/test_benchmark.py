@@ -1,0 +1,209 @@
+"""Benchmark rows: how they are checked, measured, written and read."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import gpukit.kernels
+from gpukit import benchmark, timing
+from gpukit.benchmark import BenchmarkFailed, Row, rows, run, summary, write
+from gpukit.op import Cost
+from gpukit.timing import ImpossibleTime, Timing
+
+CPU = {"device": "cpu", "shapes": [(6, 40)], "rep_ms": 1}
+
+
+def row(provider="gpukit", median_ms=0.05, mode="fwd", shape=(4096, 4096), op="softmax", **changed):
+    return Row(
+        **{
+            "op": op, "provider": provider, "mode": mode, "dtype": "bfloat16", "shape": shape, "median_ms": median_ms,
+            "p20_ms": 0.04, "p80_ms": 0.06, "bytes": 67_108_864, "flops": 83_886_080, "peak_bytes": 0,
+            "gpu": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0", "commit": "abc1234", "date": "2026-11-21",
+            **changed,
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """time_ms without the time: it calls fn once and says what `timed.say` returns."""
+
+    def time_ms(fn, *inputs, graph=False, **_):
+        fn(*inputs)
+        return timed.say(graph)
+
+    class timed:
+        @staticmethod
+        def say(graph):
+            return Timing(0.5, 0.4, 0.6, "graph" if graph else "events", "NVIDIA H200")
+
+    monkeypatch.setattr(timing, "time_ms", time_ms)
+    return timed
+
+
+# --------------------------------------------------------------------------------------------------------- the records
+def test_rows_survive_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "h200" / "softmax.csv"
+    first = [row(), row("torch", 0.5, note="launch-bound"), row("library", shape=(2, 3, 5))]
+    write(first, path)
+    monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
+    assert sorted(rows("softmax"), key=lambda r: r.provider) == sorted(first, key=lambda r: r.provider)
+    assert path.read_text().splitlines()[0] == (
+        "op,provider,mode,dtype,shape,median_ms,p20_ms,p80_ms,bytes,flops,peak_bytes,gpu,torch,triton,commit,date,note"
+    )
+    assert "4096x4096" in path.read_text()
+
+
+def test_a_later_measurement_replaces_the_earlier(tmp_path):
+    path = tmp_path / "softmax.csv"
+    write([row(), row("torch")], path)
+    write([row(median_ms=0.03, commit="def5678")], path)
+    read = {r.provider: r for r in benchmark._read(path)}
+    assert len(read) == 2 and read["gpukit"].median_ms == 0.03 and read["torch"].commit == "abc1234"
+
+
+def test_missing_records_say_what_there_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
+    with pytest.raises(FileNotFoundError, match="no times of 'softmax' on 'a100' are recorded; there are: none"):
+        rows("softmax", "a100")
+    write([row()], tmp_path / "h200" / "softmax.csv")
+    with pytest.raises(FileNotFoundError, match="there are: softmax on h200"):
+        rows("softmax", "a100")
+
+
+def test_derived_rates():
+    assert row(median_ms=0.02).gbps == pytest.approx(3355.44)
+    assert row(median_ms=0.02).tflops == pytest.approx(4.194, rel=1e-3)
+
+
+def test_recorded_rows_are_possible():
+    """What is committed: no row above its GPU's peak, one row for each thing."""
+    for path in benchmark.RESULTS.glob("*/*.csv"):
+        recorded = benchmark._read(path)
+        assert len({r.what for r in recorded}) == len(recorded), path
+        for r in recorded:
+            timing.check_possible(r.median_ms, Cost(r.bytes, 0, r.flops), getattr(torch, r.dtype), r.gpu)
+
+
+def test_summary_names_the_best_peer_and_the_copy_rate():
+    lines = summary([row(), row("torch", 0.5), row("library", 0.1), row("torch", 0.5, op="copy", bytes=2**31)])
+    assert lines == "softmax fwd bfloat16 4096x4096: 50.0 us, 2.00 x as fast as library, 0.31 of the copy rate"
+
+
+def test_records_are_read_without_torch():
+    code = "import sys, gpukit.benchmark; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# --------------------------------------------------------------------------------------------------------- a run
+def test_run_on_the_cpu_times_pytorch_and_not_the_interpreter(tmp_path, capsys, device):
+    if device != "cpu":
+        pytest.skip("kernels run on the GPU here")
+    out = tmp_path / "cpu.csv"
+    measured = run("softmax", ("torch", "library", "liger", "gpukit"), **CPU, out=out, commit="abc1234")
+    assert {(r.provider, r.mode) for r in measured} == {(p, m) for p in ("torch", "library") for m in ("fwd", "bwd")}
+    assert all(r.shape == (6, 40) and r.dtype == "bfloat16" and r.median_ms > 0 for r in measured)
+    assert {r.bytes for r in measured} == {2 * 6 * 40 * 2, 3 * 6 * 40 * 2}
+    assert {r.commit for r in benchmark._read(out)} == {"abc1234"}
+    said = capsys.readouterr().out
+    assert "gpukit 6x40 bfloat16: fn ran a kernel in Triton's interpreter" in said
+    assert "liger 6x40 bfloat16: not installed, skipped" in said
+
+
+def test_run_without_a_gpu_says_so():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(RuntimeError, match="no GPU here, so nothing was measured"):
+        run("softmax")
+
+
+def test_unknown_names():
+    with pytest.raises(ValueError, match=r"op must be one of .*softmax.*, got 'softmxa'"):
+        run("softmxa")
+    with pytest.raises(ValueError, match="providers must be among torch, compile, library, liger, gpukit, got cublas"):
+        run("softmax", ("torch", "cublas"))
+    with pytest.raises(ValueError, match="modes must be among fwd, bwd, got both"):
+        run("softmax", modes=("both",))
+
+
+def test_launch_bound_rows_come_with_graph_rows_of_all_providers(timed):
+    timed.say = lambda graph: Timing(*(0.01,) * 3, "graph" if graph else "events", "NVIDIA H200")
+    measured = run("softmax", ("torch", "library"), **CPU)
+    assert [r.provider for r in measured if r.mode == "fwd-graph"] == ["torch", "library"]
+    assert {r.note for r in measured if r.mode == "fwd"} == {"launch-bound"}
+    assert {r.note for r in measured if r.mode == "fwd-graph"} == {""}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (lambda x: torch.softmax(x, -1) * 1.02, "result: element"),
+        (lambda x: torch.softmax(x, -1)[:1], r"result is \[1, 40\]"),
+        (lambda x: torch.softmax(x, -1).float(), "result is .* torch.float32"),
+        (lambda x: torch.softmax(x, -1).detach() + 0 * x.nan_to_num(neginf=0), "gradient: element"),
+    ],
+)
+def test_a_wrong_kernel_is_not_timed(wrong, why, timed, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpukit.kernels, "softmax", wrong)
+    out = tmp_path / "softmax.csv"
+    with pytest.raises(BenchmarkFailed, match=f"gpukit 6x40 bfloat16: not timed: {why}"):
+        run("softmax", ("library", "gpukit"), **CPU, out=out)
+    assert {r.provider for r in benchmark._read(out)} == {"library"}
+
+
+def test_an_impossible_time_fails_the_run_and_keeps_the_rest(timed, tmp_path):
+    def say(graph):
+        timed.say = lambda graph: Timing(0.5, 0.4, 0.6, "events", "NVIDIA H200")
+        raise ImpossibleTime("10,000 GB/s")
+
+    timed.say = say
+    out = tmp_path / "softmax.csv"
+    with pytest.raises(BenchmarkFailed, match="torch 6x40 bfloat16: ImpossibleTime: 10,000 GB/s"):
+        run("softmax", ("torch", "library"), **CPU, out=out)
+    assert {r.provider for r in benchmark._read(out)} == {"library"}
+
+
+def test_a_peer_that_fails_costs_its_own_rows_only(timed, monkeypatch):
+    def out_of_memory(graph):
+        timed.say = lambda graph: Timing(0.5, 0.4, 0.6, "events", "NVIDIA H200")
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    timed.say = out_of_memory
+    assert {r.provider for r in run("softmax", ("torch", "library"), **CPU)} == {"library"}
+
+
+def test_commit(monkeypatch):
+    monkeypatch.setenv("GPUKIT_COMMIT", "fedcba9")
+    assert benchmark._commit() == "fedcba9"
+    monkeypatch.delenv("GPUKIT_COMMIT")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert benchmark._commit() == "unknown"
+
+
+def test_checked_shape_keeps_the_row():
+    assert benchmark._cut((4096, 131072)) == (128, 131072)
+    assert benchmark._cut((6, 40)) == (6, 40)
+    assert benchmark._cut((1, 2**30)) == (1, 2**30)
+
+
+# ------------------------------------------------------------------------------------------------------- command line
+def test_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
+    write([row(), row("torch", 0.5)], tmp_path / "h200" / "softmax.csv")
+    assert benchmark.main(["softmax", "--show"]) == 0
+    said = capsys.readouterr().out
+    assert "50.0 us" in said and "10.00 x as fast as torch" in said
+    assert benchmark.main(["softmax", "--show", "t4"]) == 1
+    assert "no times of 'softmax' on 't4'" in capsys.readouterr().err
+    assert benchmark.main(["softmax", "--providers", "cublas"]) == 1
+    assert "ValueError: providers must be among" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+def test_every_provider_on_a_gpu(tmp_path, device):
+    measured = run("softmax", shapes=[(512, 781)], out=tmp_path / "softmax.csv", rep_ms=10)
+    assert {"torch", "compile", "library", "gpukit"} <= {r.provider for r in measured if r.mode == "bwd"}
+    assert {r.op for r in measured} == {"softmax", "copy"}

@@ -1,0 +1,313 @@
+"""The command `gpukit`, with a judge made for the test; at the end the real one, which must agree with pytest."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from gpukit import cli, course, doctor
+from gpukit.grading import registry
+from gpukit.grading.exercise import Label
+from gpukit.grading.report import recorded
+from gpukit.grading.verdict import Verdict
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def exercise(exercise_id):
+    concept = exercise_id.partition(".")[0]
+    hints = ("ask", "name", "describe")
+    facts = {"title": "Do it", "notebook": f"01_{concept}", "label": Label(2, 10, "doing"), "hints": hints}
+    return types.SimpleNamespace(id=exercise_id, concept=concept, function=concept, **facts)
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """A course of three exercises in two files. The judge passes a file that says "right"."""
+    known = {name: exercise(name) for name in ("alpha.first", "alpha.second", "beta.third")}
+    monkeypatch.setattr(registry, "exercises", lambda: known)
+
+    def judge(exercise_id, impl="exercises", root=None, seed=None):
+        text = (root / impl / f"{exercise_id.partition('.')[0]}.py").read_text()
+        if "interrupt" in text:
+            raise KeyboardInterrupt
+        state = "pass" if "right" in text else "fail"
+        lines = () if state == "pass" else (f"{exercise_id}: wrong in {root}/exercises", "  why?")
+        label = "" if state == "pass" else "tail-mask"
+        return Verdict(exercise_id, state, int(state == "pass"), 1, impl, lines, label, 0.5, seed or 3, "printed\n")
+
+    fake = types.ModuleType("gpukit.grading.judge")
+    fake.judge = judge
+    monkeypatch.setitem(sys.modules, "gpukit.grading.judge", fake)
+    monkeypatch.delenv("GPUKIT_IMPL", raising=False)
+    root = tmp_path / "course"
+    for folder in ("notebooks", "exercises", "solutions"):
+        (root / folder).mkdir(parents=True)
+    (root / "exercises" / "alpha.py").write_text("right\n")
+    (root / "exercises" / "beta.py").write_text("wrong\n")
+    (root / "solutions" / "alpha.py").write_text("right\n")
+    (root / "solutions" / "beta.py").write_text("right\n")
+    monkeypatch.chdir(root / "notebooks")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return root
+
+
+# ---- check
+def test_check_says_what_the_notebook_says(tiny, capsys):
+    assert cli.main(["check", "alpha"]) == 0
+    assert capsys.readouterr().out == "PASS alpha.first  1/1\nPASS alpha.second  1/1\n\n2 of 2 exercises pass\n"
+    assert cli.main(["check", "beta.third", "-v", "--seed", "9"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("beta.third: wrong in ") and "--seed 9" in out and "  | printed" in out
+    assert cli.main(["check", "beta.third", "--impl", "solutions"]) == 0
+    assert "an instructor's run, not a grade" in capsys.readouterr().out
+    assert cli.main(["check"]) == 1
+    assert "2 of 3 exercises pass" in capsys.readouterr().out
+
+
+def test_impl_comes_from_the_environment_too(tiny, monkeypatch):
+    monkeypatch.setenv("GPUKIT_IMPL", "solutions")
+    assert cli.main(["check", "all"]) == 0
+    assert cli.main(["check", "all", "--impl", "exercises"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["check", "alpha.frist"], "gpukit: no exercise is called 'alpha.frist'; did you mean 'alpha.first'?"),
+        (["check", "--impl", "mine"], "gpukit check: argument --impl: invalid choice: 'mine'"),
+        (["check", "--seed", "x"], "gpukit check: argument --seed: invalid int value: 'x'"),
+        (["hint", "alpha.first", "4"], "gpukit: hint number must be 1 to 3, got 4"),
+        (["grade", "--submission", "/no/such"], "gpukit: there is no folder /no/such"),
+        (["grade", "--submission", ".", "--impl", "solutions"], "gpukit: --submission grades a learner's files"),
+        (["grade", "--json", "/no/such/x.json"], "gpukit: /no/such/x.json cannot be written: there is no folder"),
+        (["nb", "clean", "07_none"], "gpukit: there is no notebook 07_none"),
+        (["nb"], "gpukit nb: the following arguments are required: ACTION"),
+        (["grad"], "gpukit: argument COMMAND: invalid choice: 'grad'"),
+        ([], "gpukit: the following arguments are required: COMMAND"),
+    ],
+)
+def test_mistakes_get_one_sentence(tiny, capsys, arguments, sentence):
+    try:
+        status = cli.main(arguments)
+    except SystemExit as end:
+        status = end.code
+    assert status == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(sentence) and captured.err.count("\n") == 1 and captured.out == ""
+
+
+def test_help_lists_the_commands(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--help"])
+    assert end.value.code == 0
+    out = capsys.readouterr().out
+    assert all(
+        f"\n    {name} " in out for name in ("lab", "check", "hint", "grade", "progress", "doctor", "nb", "stubs")
+    )
+
+
+def test_hints_climb(tiny, capsys):
+    assert cli.main(["hint", "alpha.first"]) == 0
+    assert capsys.readouterr().out == "hint 1 of 3 for alpha.first: ask\nnext: gpukit hint alpha.first 2\n"
+    assert cli.main(["hint", "alpha.first", "3"]) == 0
+    assert capsys.readouterr().out == "hint 3 of 3 for alpha.first: describe\n"
+
+
+def test_progress_shows_every_exercise(tiny, capsys):
+    from gpukit.grading.report import record
+
+    record(Verdict("alpha.first", "pass", 1, 1, "exercises"), tiny)
+    assert cli.main(["progress"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[:3] == ["alpha.first", "pass", "1/1"]
+    assert lines[2].startswith("alpha.second  not tried")
+    assert lines[-1] == "1 of 3 exercises pass"
+
+
+def test_options_of_lab_go_to_jupyterlab(monkeypatch):
+    seen = []
+    monkeypatch.setattr("gpukit.lab.lab", lambda argv: seen.append(argv) or 0)
+    assert cli.main(["lab", "--port=9000", "--no-browser"]) == 0
+    assert seen == [["--port=9000", "--no-browser"]]
+
+
+# ---- grade
+def test_grade_writes_three_reports(tiny, tmp_path, capsys):
+    files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "markdown", "junit")}
+    assert cli.main(["grade", *(f"--{kind}={path}" for kind, path in files.items())]) == 1
+    report = json.loads(files["json"].read_text())
+    assert {e["id"]: e["state"] for e in report["exercises"]} == {
+        "alpha.first": "pass",
+        "alpha.second": "pass",
+        "beta.third": "fail",
+    }
+    assert report["complete"] is True and str(tiny) not in files["json"].read_text()
+    assert "| beta.third | fail |" in files["markdown"].read_text()
+    assert 'name="beta.third"' in files["junit"].read_text()
+    assert capsys.readouterr().out.endswith("2 of 3 exercises pass, 1 fail\n")
+    assert cli.main(["grade", "--impl", "solutions", f"--json={files['json']}"]) == 0
+    assert json.loads(files["json"].read_text())["impl"] == "solutions"
+
+
+def test_interrupted_grade_writes_what_it_has(tiny, tmp_path, capsys):
+    (tiny / "exercises" / "beta.py").write_text("interrupt\n")
+    path = tmp_path / "out.json"
+    assert cli.main(["grade", f"--json={path}"]) == 130
+    report = json.loads(path.read_text())
+    assert report["complete"] is False
+    assert [e["state"] for e in report["exercises"]] == ["pass", "pass", "missing"]
+    assert "interrupted: the report is incomplete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("inner", ["exercises", "."])
+def test_submission_is_copied_into_a_pristine_tree(tiny, tmp_path, monkeypatch, inner):
+    """Only the exercise files count: not a conftest, not a torch.py, not a link, not the submission's solutions."""
+    monkeypatch.setenv("GPUKIT_IMPL", "solutions")  # a toggle left on is not for submissions
+    folder = tmp_path / "the class" / "student 7"
+    (folder / inner).mkdir(parents=True)
+    (folder / inner / "alpha.py").symlink_to(tiny / "solutions" / "alpha.py")
+    (folder / inner / "beta.py").write_text("right\n")
+    for name in ("torch.py", "conftest.py", "gpukit.py"):
+        (folder / inner / name).write_text("raise SystemExit\n")
+    seen = {}
+    real = sys.modules["gpukit.grading.judge"].judge
+
+    def spy(exercise_id, impl, root, seed):
+        seen[exercise_id] = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+        return real(exercise_id, impl, root, seed)
+
+    monkeypatch.setattr(sys.modules["gpukit.grading.judge"], "judge", spy)
+    path = tmp_path / "out.json"
+    assert cli.main(["grade", "--submission", str(folder), f"--json={path}"]) == 1
+    assert seen == {"beta.third": ["exercises/beta.py"]}
+    rows = json.loads(path.read_text())["exercises"]
+    assert [e["state"] for e in rows] == ["missing", "missing", "pass"]
+    assert rows[0]["diagnosis"] == "alpha.first: missing: alpha.py is a symbolic link, not a file"
+
+
+def test_submission_without_exercises_is_refused(tiny, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert cli.main(["grade", "--submission", str(tmp_path / "empty")]) == 2
+    assert "holds none of the exercises (alpha.py, beta.py)" in capsys.readouterr().err
+
+
+# ---- nb, stubs
+def test_nb_clean_and_check(tiny, capsys):
+    path = tiny / "notebooks" / "01_alpha.ipynb"
+    path.write_text('{"cells": [], "nbformat": 4, "nbformat_minor": 5, "metadata": {}}')
+    assert cli.main(["nb", "clean", "--check"]) == 1
+    assert capsys.readouterr().out == "01_alpha.ipynb is not canonical: gpukit nb clean 01_alpha.ipynb\n"
+    assert cli.main(["nb", "clean"]) == 0
+    assert cli.main(["nb", "clean"]) == 0
+    assert capsys.readouterr().out == "01_alpha.ipynb: cleaned\n"
+    assert cli.main(["nb", "clean", "--check", "01_alpha.ipynb"]) == 0
+    assert cli.main(["nb", "run", "01_alpha"]) == 0
+    assert capsys.readouterr().out.endswith("01_alpha.ipynb: unchanged\n")
+
+
+def test_stubs_and_check(tiny, capsys):
+    source = "def alpha():\n    # BEGIN SOLUTION\n    return 1\n    # END SOLUTION\n"
+    for name in ("alpha", "beta"):
+        (tiny / "solutions" / f"{name}.py").write_text(source)
+    assert cli.main(["stubs", "--check"]) == 1
+    assert cli.main(["stubs"]) == 0
+    assert cli.main(["stubs", "--check"]) == 0
+    assert capsys.readouterr().out.endswith("exercises/ is what solutions/ makes it\n")
+
+
+# ---- doctor
+def test_doctor_finds_this_environment_whole(capsys):
+    rows = doctor.examine()
+    names = [row.name for row in rows]
+    assert names[:2] == ["machine", "Python"] and {"torch", "numpy", "Jupyter kernel", "course", "GPU"} <= set(names)
+    text = doctor.as_text(rows)
+    assert not any(line.startswith(doctor.MISSING) for line in text.splitlines()), text
+    assert cli.main(["doctor"]) == 0
+
+
+def test_doctor_names_what_mends_it(monkeypatch, capsys):
+    real = doctor.metadata.version
+
+    def version(name):
+        if name == "torch":
+            return "2.3.0"
+        if name == "nbval":
+            raise doctor.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    monkeypatch.setattr(doctor.platform, "python_version", lambda: "3.9.1")
+    monkeypatch.setattr(doctor, "_gpus", lambda: [])
+    assert cli.main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "missing  Python" in out and "missing  torch" in out and "missing  nbval" in out
+    assert '-m pip install "torch>=2.11"' in out and '-m pip install "nbval>=0.11,<0.12"' in out
+    assert "3 missing or of another version." in out
+
+
+def test_doctor_without_a_course(monkeypatch, tmp_path):
+    def lost(start=None):
+        raise course.CourseNotFound("no folder at or above holds notebooks/")
+
+    monkeypatch.setattr(course, "root", lost)
+    assert doctor._course().state == doctor.MISSING
+
+
+def test_doctor_sees_a_kernel_that_starts_another_python(monkeypatch, tmp_path):
+    folder = tmp_path / "kernels" / "python3"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    other = tmp_path / "python"
+    for argv0, state in ((str(other), doctor.MISSING), (shutil.which("sh"), doctor.NOTE)):
+        spec = {"argv": [argv0, "-f", "{connection_file}"], "display_name": "x", "language": "python"}
+        (folder / "kernel.json").write_text(json.dumps(spec))
+        assert doctor._kernel().state == state
+
+
+# ---- the real judge: one verdict everywhere
+def test_command_line_pytest_and_submission_agree(tmp_path):
+    root = tmp_path / "my course"
+    for folder in ("notebooks", "exercises"):
+        (root / folder).mkdir(parents=True)
+    # An answer with a known misconception: bytes read, but not bytes written.
+    answer = "def bytes_moved(M, N, itemsize):\n    return M * N * itemsize\n"
+    (root / "exercises" / "start.py").write_text(answer)
+    source = 'import gpukit; gpukit.check("start.bytes_moved")'
+    cell = {"cell_type": "code", "id": "check", "metadata": {}, "execution_count": 1, "outputs": [], "source": source}
+    nb = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (root / "notebooks" / "00_start.ipynb").write_text(json.dumps(nb))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("GPUKIT_IMPL", None)
+
+    def run(*command):
+        return subprocess.run(
+            [sys.executable, "-m", *command], cwd=root, env=environment, capture_output=True, text=True
+        )
+
+    checked = run("gpukit", "check", "start.bytes_moved")
+    assert checked.returncode == 1, checked.stderr
+    first_line = checked.stdout.splitlines()[0]
+    assert recorded(root)["start.bytes_moved"]["state"] == "fail"
+    plugin = [] if _plugin_installed() else ["-p", "gpukit.grading.plugin"]
+    graded = run("pytest", *plugin, "--nbval", "notebooks/00_start.ipynb", "--gpukit-json=nbval.json")
+    assert graded.returncode == 1 and first_line in graded.stdout, graded.stdout + graded.stderr
+    submitted = run("gpukit", "grade", "--submission", "exercises", "--json=grade.json")
+    assert submitted.returncode == 1 and first_line in submitted.stdout, submitted.stderr
+    rows = []
+    for name in ("nbval.json", "grade.json"):
+        content = json.loads((root / name).read_text())
+        rows.append({k: v for k, v in content["exercises"][0].items() if k != "seconds"})
+    assert rows[0] == rows[1]
+    assert rows[0]["state"] == "fail" and rows[0]["label"] == "one-way"
+
+
+def _plugin_installed():
+    from importlib.metadata import entry_points
+
+    return any(entry.value == "gpukit.grading.plugin" for entry in entry_points(group="pytest11"))
