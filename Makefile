@@ -30,7 +30,7 @@ test:
 	$(BIN)/ruff check .
 	$(BIN)/gpukit nb clean --check
 	$(BIN)/python -m pytest --nbval notebooks --gpukit-impl=solutions
-	$(BIN)/python -m pytest tests $(ARGS)
+	$(BIN)/python -m pytest tests -n 2 $(ARGS)
 
 test-gpu:
 	$(SETUP) --extra dev --last-step "running the tests that need a GPU"

@@ -1,7 +1,7 @@
 """Softmax of the last dimension: y = exp(x - m) / sum(exp(x - m)), with m the row's maximum.
 
-Five exercises, from top to bottom; notebooks/09_softmax.ipynb explains them. Every kernel computes in float32 and writes
-in the dtype of x. The code outside the gaps is complete: allocation, launch grid, block sizes.
+Five exercises, from top to bottom; notebooks/09_softmax.ipynb explains them. Every kernel computes in float32 and
+writes in the dtype of x. The code outside the gaps is complete: allocation, launch grid, block sizes.
 """
 
 import torch
@@ -73,7 +73,7 @@ def softmax_online_kernel(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
 
 
 def softmax_online(x: Tensor, BLOCK_N: int = 4096) -> Tensor:
-    """x [M, N] contiguous, any N >= 1; BLOCK_N a power of two -> y [M, N]. Bound: x is read twice, y is written once."""
+    """x [M, N] contiguous, any N; BLOCK_N a power of two -> y [M, N]. Bound: x is read twice, y is written once."""
     M, N = x.shape
     y = torch.empty_like(x)
     softmax_online_kernel[(M,)](x, y, N, BLOCK_N=BLOCK_N, num_warps=num_warps_for(BLOCK_N))

@@ -156,7 +156,7 @@ def test_state_of(body, state, diagnosis):
 
 @pytest.mark.parametrize("body", ["while True: pass", "import threading\n    while True: pass"])
 def test_endless_loop_ends_within_the_limit_and_five_seconds(body, monkeypatch):
-    monkeypatch.setattr(judging, "lint", lambda source: None)
+    monkeypatch.setattr(judging, "lint", lambda source, numpy=True: None)
     start = time.monotonic()
     verdict = judge_source(replace(ADD, timeout_s=1), f"def add(a, b):\n    {body}\n")
     assert (verdict.state, verdict.diagnosis) == ("timeout", "timeout"), str(verdict)
@@ -179,7 +179,7 @@ def test_number_computed_with_torch_is_a_number():
     ],
 )
 def test_crash_is_one_verdict(statement, how, monkeypatch):
-    monkeypatch.setattr(judging, "lint", lambda source: None)  # past the fence
+    monkeypatch.setattr(judging, "lint", lambda source, numpy=True: None)  # past the fence
     start = time.monotonic()
     verdict = judge_source(ADD, f"def add(a, b):\n    {statement}\n    return 1\n")
     assert verdict.state in (("crashed",) if how else ("crashed", "error")), str(verdict)
@@ -199,7 +199,7 @@ def test_forked_children_and_threads_end_with_the_check():
     for text in ("import os, time\n{}\ndef add(a, b):\n    return a + b\n",):
         fork = "if os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\n"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(judging, "lint", lambda source: None)
+            patch.setattr(judging, "lint", lambda source, numpy=True: None)
             verdict = judge_source(ADD, text.format(fork))
     assert verdict.state in ("pass", "crashed", "timeout")
     server = judging._servers["cpu"]._process.pid
@@ -287,7 +287,7 @@ def test_worker_environment_does_not_tell_that_it_is_graded():
     probe = "import os\nprint(sorted(os.environ), os.getcwd())\n\n\ndef add(a, b):\n    return a + b\n"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPUKIT_VERDICTS", "/nowhere")
-        patch.setattr(judging, "lint", lambda source: None)
+        patch.setattr(judging, "lint", lambda source, numpy=True: None)
         fresh_server()
         detail = judge_source(ADD, probe).detail
     assert "TRITON_INTERPRET" in detail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,14 @@ class _Inputs:
         if x.shape[-1] & (x.shape[-1] - 1):
             found.add("tail")  # the row is shorter than the power of two that holds it
         return Case(name, (x, *rest), frozenset(found))
+
+
+def _named(argument: str, cases: list[Case]) -> list[Case]:
+    """Cases that say their second argument too; for a single element it makes no difference."""
+    return [
+        case if case.args[0].numel() == 1 else replace(case, name=f"{case.name}, {argument} {case.args[1]}")
+        for case in cases
+    ]
 
 
 def _fused_cases(rng: Random) -> list[Case]:
@@ -102,14 +111,8 @@ def _online_cases(rng: Random) -> list[Case]:
         make.case(normal(5, 781), 128, tags="long"),
         make.case(masked, 64, tags="long masked", note="with blocks of -inf"),
     ]
-    return [
-        Case(
-            f"{case.name}, BLOCK_N {case.args[1]}",
-            case.args,
-            case.tags | {"partial"} if _block_padding(*case.args) else case.tags,
-        )
-        for case in cases
-    ]
+    partial = [case.tags | {"partial"} if _block_padding(*case.args) else case.tags for case in cases]
+    return _named("BLOCK_N", [replace(case, tags=tags) for case, tags in zip(cases, partial, strict=True)])
 
 
 def _backward_cases(rng: Random) -> list[Case]:
@@ -147,7 +150,7 @@ def _persistent_cases(rng: Random) -> list[Case]:
         make.case(masked, 2, tags="many-rows remainder masked", note="with -inf"),
         make.case(make.normal(6, 33), 1, tags="many-rows", note="one program"),
     ]
-    return [Case(f"{case.name}, max_programs {case.args[1]}", case.args, case.tags) for case in cases]
+    return _named("max_programs", cases)
 
 
 # ------------------------------------------------------- what a wrong idea computes, in float32, from float64 inputs
@@ -1101,14 +1104,13 @@ PERSISTENT = KernelExercise(
         ),
         Variant("a-program-a-row", ((_P_GRID, "    num_programs = M\n"),), diagnosis="programs"),
         Variant(
-            "a-launch-for-every-share",
+            "two-launches",
             (
                 (
                     _P_LAUNCH,
-                    "    for first in range(0, M, num_programs):\n"
-                    "        part = slice(first, first + num_programs)\n"
-                    "        rows = x[part].shape[0]\n"
-                    "        softmax_persistent_kernel[(rows,)](x[part], y[part], rows, N, BLOCK_N, 2)\n",
+                    "    for part in (slice(0, M // 2), slice(M // 2, M)):\n"
+                    "        rows = x[part]\n"
+                    "        softmax_persistent_kernel[(num_programs,)](rows, y[part], rows.shape[0], N, BLOCK_N, 2)\n",
                 ),
             ),
             diagnosis="launches",

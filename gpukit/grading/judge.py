@@ -144,7 +144,7 @@ class _Run:
 
     def _read(self) -> None:
         try:
-            finding = lint(self.source)
+            finding = lint(self.source, numpy=not isinstance(self.exercise, KernelExercise))
         except SyntaxError as error:
             text = (error.text or "").rstrip("\n")
             caret = " " * (max(1, error.offset or 1) - 1) + "^"

@@ -25,7 +25,11 @@ _TORCH = frozenset(
 # A module's own imports (typing.sys, torch.os) are doors to the whole standard library; these five are also torch functions.
 _STDLIB = frozenset(sys.stdlib_module_names) - MODULES - {"copy", "random", "select", "signal", "trace"}
 # Ways out of the tensors that the worker watches.
-_ATTRIBUTES = frozenset("numpy tolist untyped_storage storage set_ __array__ __dlpack__ resize_".split())
+_ATTRIBUTES = frozenset("numpy tolist untyped_storage storage set_ resize_ set_printoptions from_dlpack to_dlpack".split())
+# Standard modules that other modules hold: reached through any name, they are a way around the check.
+_DOORS = frozenset(
+    "os sys io subprocess shutil pathlib ctypes importlib builtins inspect gc pickle socket threading weakref".split()
+)
 _DUNDERS = frozenset("__init__ __post_init__ __name__ __doc__ __version__ __len__ __call__ __getitem__ __eq__".split())
 
 
@@ -35,24 +39,31 @@ class Finding:
     text: str
 
 
-def function_names(source: str) -> list[str]:
-    return [node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+def lint(source: str, *, numpy: bool = True) -> Finding | None:
+    """The first thing in `source` that an exercise may not use, or None. Raises SyntaxError.
 
-
-def lint(source: str) -> Finding | None:
-    """The first thing in `source` that an exercise may not use, or None. Raises SyntaxError."""
+    numpy  whether NumPy is allowed: in a kernel's host code it would compute where the worker does not look
+    """
     tree = ast.parse(source)
-    roots: dict[str, str] = {}
+    roots: dict[str, str] = {}  # name in the file -> what it was imported as
+    modules: set[str] = set()  # the names that are modules for certain
+    bases = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for name in node.names:
                 if problem := _module(name.name):
                     return Finding(node.lineno, problem)
-                roots[name.asname or name.name.partition(".")[0]] = name.name
+                if name.name.partition(".")[0] == "numpy" and not numpy:
+                    return Finding(node.lineno, "import numpy")
+                alias = name.asname or name.name.partition(".")[0]
+                roots[alias] = name.name if name.asname else alias
+                modules.add(alias)
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
-            if node.level or (problem := _module(module)):
-                return Finding(node.lineno, problem if not node.level else "a relative import")
+            if node.level:
+                return Finding(node.lineno, "a relative import")
+            if problem := _module(module) or ("import numpy" if module.startswith("numpy") and not numpy else None):
+                return Finding(node.lineno, problem)
             for name in node.names:
                 if problem := _module(f"{module}.{name.name}"):
                     return Finding(node.lineno, problem)
@@ -60,12 +71,19 @@ def lint(source: str) -> Finding | None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in _BUILTINS:
             return Finding(node.lineno, f"{node.id}")
+        if isinstance(node, ast.Name) and node.id in modules and id(node) not in bases:
+            return Finding(node.lineno, f"the module {node.id} as a value")
         if isinstance(node, ast.Attribute):
+            path = _path(node, roots)
+            if path and not isinstance(node.ctx, ast.Load):
+                return Finding(node.lineno, f"an assignment to {path}")
+            if node.attr in _DOORS:
+                return Finding(node.lineno, f".{node.attr}")
             if node.attr.startswith("_") and node.attr not in _DUNDERS and not _is_self(node.value):
                 return Finding(node.lineno, f".{node.attr}")
             if node.attr in _ATTRIBUTES:
                 return Finding(node.lineno, f".{node.attr}")
-            if (path := _path(node, roots)) and (problem := _module(path)):
+            if path and (problem := _module(path)):
                 return Finding(node.lineno, problem)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
             name = node.args[1] if len(node.args) > 1 else None

@@ -81,7 +81,7 @@ def _encode(value: Any, blobs: list[bytes]) -> Any:
         return {"foreign": [value.type, value.text]}
     import torch
 
-    if kind is torch.Tensor and value.layout == torch.strided:
+    if kind is torch.Tensor and value.layout == torch.strided and value.device.type != "meta":
         value = value.detach().cpu()
         raw = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
         blobs.append(raw.numpy().tobytes())

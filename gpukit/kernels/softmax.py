@@ -163,7 +163,7 @@ def _resident_config(N: int) -> dict:
 def _online_config(itemsize: int) -> dict:
     """Longer rows. 32 warps are half of the threads of an SM, so that few rows are under way at a time: one per SM, of
     131,072 halves, are 35 MB, which an H200's L2 (60 MB) keeps for the second pass. Three blocks of 16 KiB on their way
-    keep the memory busy; for two tensors (the backward) that is 96 KiB, all the shared memory that smaller GPUs have."""
+    keep the memory busy; for two tensors (the backward) they are 96 KiB, all the shared memory of smaller GPUs."""
     return {"BLOCK_N": 16384 // itemsize, "NUM_STAGES": 4, "num_warps": 32}
 
 

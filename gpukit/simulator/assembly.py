@@ -175,7 +175,7 @@ def _access(instruction: Instruction) -> tuple | None:
         bits = int(element[-1][0]) * int(element[-1][1] or 1) if element else 32
         return _KINDS[m[1]], bits * (int(vector[1]) if vector else 1), "registers"
     if opcode.startswith("cp.async.bulk"):
-        if "prefetch" in opcode or "_group" in opcode:
+        if "prefetch" in opcode or re.search(r"(?:commit|wait)_group", opcode):
             return None
         if "reduce" in opcode:
             return "atomic", None, "TMA"

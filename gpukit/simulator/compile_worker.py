@@ -138,6 +138,25 @@ class _Job:
         return kernel.run(*args, grid=(1,), warmup=True, **kwargs, **self.job["options"])
 
 
+def _true_lines(*args):
+    """A stage hook of Triton's. Since 3.9 the instructions inside a piece of inline assembly (each load and store is one)
+    are said to come from the source lines below it: without those marks they keep the line of the load or store."""
+    if not args:  # asked what to add to the key of Triton's own cache
+        return "gpukit", "gpukit"
+    stages = args[1]
+    make = stages["ptx"]
+
+    def ptx(source, metadata):
+        kept, inside = [], False
+        for line in make(source, metadata).split("\n"):
+            inside = (inside or "// begin inline asm" in line) and "// end inline asm" not in line
+            if not (inside and line.lstrip().startswith(".loc")):
+                kept.append(line)
+        return "\n".join(kept)
+
+    stages["ptx"] = ptx
+
+
 def _disassemble(cubin: bytes) -> str:
     from triton import knobs
 
@@ -153,6 +172,7 @@ def _run(job: dict) -> dict:
     import triton
 
     triton.runtime.driver.set_active(_Target(job["capability"]))
+    triton.knobs.runtime.add_stages_inspection_hook = _true_lines
     ptxas = io.StringIO()
     work = _Job(job)
     with contextlib.redirect_stdout(ptxas), warnings.catch_warnings():

@@ -175,6 +175,7 @@ def _launch(function, args, kwargs, grid) -> None:
     # Patched once for the whole launch and for every function the kernel calls, where Triton patches at each call.
     scope = ti._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     scope.set_attr(tl.core.tensor, "__index__", lambda self: int(self.handle.data.item()))  # NumPy >= 2.4, Triton 3.6
+    _cache_types(scope)
     try:
         values = {
             name: given if name in executor.constexprs else _value(name, given, host_arguments[name], memory)
@@ -198,8 +199,43 @@ def _launch(function, args, kwargs, grid) -> None:
             raise InterpreterError(repr(exc)) from exc
     finally:
         scope.restore()
-    if remote:
+    if remote and not hasattr(function, "compiled"):
         executor._restore_args_dev(args, hosts, kwargs, host_kwargs)
+
+
+def _cache_types(scope) -> None:
+    """Each op of a kernel makes several tensors and block types, and Triton works out the shape of each anew: half the
+    time of an op. Their shapes are few, so each is worked out once."""
+    blocks: dict[tuple, tuple] = {}
+    tensors: dict[tuple, tuple] = {}
+    block_init, tensor_init = tl.block_type.__init__, tl.tensor.__init__
+
+    def block_type(self, element_ty, shape):
+        key = tuple(shape)
+        try:
+            self.shape, self.numel, text = blocks[key]
+        except (KeyError, TypeError):
+            block_init(self, element_ty, shape)
+            if all(type(n) is int for n in key):
+                blocks[key] = self.shape, self.numel, str(self.shape)
+            return
+        self.element_ty = element_ty
+        self.name = f"<{text}, {element_ty}>"
+
+    def tensor(self, handle, type):
+        key = tuple(type.shape) if type.is_block() else ()
+        try:
+            self.shape, self.numel = tensors[key]
+        except KeyError:
+            tensor_init(self, handle, type)
+            tensors[key] = self.shape, self.numel
+            return
+        self.handle = handle
+        self.type = type
+        self.dtype = type.scalar
+
+    scope.set_attr(tl.block_type, "__init__", block_type)
+    scope.set_attr(tl.tensor, "__init__", tensor)
 
 
 def _grid(grid) -> tuple[int, ...]:
@@ -272,16 +308,38 @@ def _first_config(plain):
     return run
 
 
-def _refuse_gpu_launch(plain):
+def _counted_launch(plain):
+    """A launch that is about to run on the GPU: if somebody traces, it is first interpreted, on copies of its tensors."""
+
     def run(self, *args, grid, warmup, **kwargs):
         if watchers and not warmup:
-            raise RuntimeError(
-                f"gpukit.trace counts Triton launches in the interpreter only, and {self.fn.__name__} was about to run "
-                "on the GPU: set TRITON_INTERPRET=1 before Python starts and trace again"
-            )
+            _interpreted(self).run(*args, grid=grid, warmup=False, **kwargs)
+            if any(watcher.dry for watcher in watchers):
+                return None
         return plain(self, *args, grid=grid, warmup=warmup, **kwargs)
 
     return run
+
+
+def _device_function(plain):
+    def __call__(self, *args, **kwargs):
+        if _running is None:
+            return plain(self, *args, **kwargs)
+        return _interpreted(self)(*args, **kwargs)
+
+    return __call__
+
+
+_twins: dict[object, object] = {}
+
+
+def _interpreted(function):
+    """The interpreter's version of a function that Triton would compile."""
+    twin = _twins.get(function.fn)  # by the plain function: hashing the other reads its source, and all that it calls
+    if twin is None:
+        twin = _twins[function.fn] = _interpreter_module().InterpretedFunction(function.fn)
+        twin.compiled = function  # what ran in the end is the compiled one: the interpreter must not write back
+    return twin
 
 
 # ---- memory -------------------------------------------------------------------------------------------------------
@@ -405,6 +463,8 @@ def _np_dtype(plain):
     known: dict[str, np.dtype] = {}
 
     def _get_np_dtype(tt_dtype):
+        if type(tt_dtype) is tl.block_type:
+            tt_dtype = tt_dtype.element_ty
         if type(tt_dtype) is not tl.dtype:
             return plain(tt_dtype)
         found = known.get(tt_dtype.name)
@@ -622,7 +682,8 @@ _PATCHES = (
     (_INTERPRETER, "ScanOps.cumsum", _scan(np.cumsum)),
     (_INTERPRETER, "ScanOps.cumprod", _scan(np.cumprod)),
     ("triton.runtime.autotuner", "Autotuner.run", _first_config),
-    ("triton.runtime.jit", "JITFunction.run", _refuse_gpu_launch),
+    ("triton.runtime.jit", "JITFunction.run", _counted_launch),
+    ("triton.runtime.jit", "JITFunction.__call__", _device_function),
 )
 _ADDED = ((_INTERPRETER, "InterpreterBuilder.get_bf16", _get_bf16),)  # Triton 3.6 has none
 

@@ -60,7 +60,7 @@ def occupancy(gpu: Gpu, num_warps: int, registers: int, shared_bytes: int) -> Oc
     shared = _up(shared_bytes + reserved_shared_bytes(gpu), _SHARED_STEP)
     too_much = shared_bytes > gpu.smem_per_block_bytes
     admits = {
-        "registers": warps_by_registers // _up(num_warps, min(_WARPS_STEP, num_warps)),
+        "registers": warps_by_registers // num_warps,
         "shared memory": 0 if too_much else gpu.smem_per_sm_bytes // shared if shared else _programs(gpu),
         "warps": max_warps // num_warps,
         "programs": _programs(gpu),
