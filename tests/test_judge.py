@@ -265,7 +265,11 @@ def test_seed_replays():
         ([("torch.empty_like(x)", "x")], "fail", "input-changed"),
         ([("(triton.cdiv(x.numel(), 64),)", "(x.numel() // 64,)")], "fail", "nan"),
         ([("tl.program_id(0) * BLOCK", "0")], "fail", "nan"),
-        ([("    mask = offs < n", "    mask = offs < n\n    raise NotImplementedError('demo.double')")], "todo", "todo"),
+        (
+            [("    mask = offs < n", "    mask = offs < n\n    raise NotImplementedError('demo.double')")],
+            "todo",
+            "todo",
+        ),
         ([("2 * x, mask", "2 * undefined, mask")], "error", "exception"),
         ([("    return y", "    return y.numpy()")], "error", "forbidden"),
     ],
@@ -347,7 +351,9 @@ def test_wire_round_trip():
 
     a, b = socket.socketpair()
     strided = torch.arange(12.0).reshape(3, 4)[:, ::2]
-    message = {"x": (1, -(10**30), 2.5, float("inf"), None, True, "é", [strided, torch.tensor(3, dtype=torch.bfloat16)])}
+    message = {
+        "x": (1, -(10**30), 2.5, float("inf"), None, True, "é", [strided, torch.tensor(3, dtype=torch.bfloat16)])
+    }
     wire.send(a, message)
     back = wire.receive(b)["x"]
     assert back[:-1] == message["x"][:-1]

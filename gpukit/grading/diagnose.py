@@ -28,6 +28,8 @@ TAGS = {
     "long": "with rows longer than a block",
     "single": "with a single row",
     "leading": "with more than two dimensions",
+    "partial": "whose last block is not full",
+    "remainder": "whose rows the programs cannot share evenly",
     "few-rows": "with fewer rows than programs",
     "many-rows": "with more rows than programs",
     "float32": "in float32",
@@ -192,13 +194,13 @@ def values_differ(exercise: Exercise, outcomes: list[Outcome], hint: str) -> tup
         factor = float(rows.reshape(-1)[(rows.reshape(-1) - 1).abs().argmax()])
         every = "every element" if evidence.ratio is not None else "each element of a row"
         detail += f"; {every} is off by the same factor, {factor:.4g}"
-    lines += _wrap(detail)[:2]
+    lines += wrap(detail)[:2]
     say = ""
     if known is not None:
         say = known.say(evidence) if callable(known.say) else known.say
     elif wrong.kind == "nan":
         say = "fresh buffers are filled with NaN here: was every element stored, and is NaN what the arithmetic gives?"
-    lines += _wrap(f"  {say}") if say else []
+    lines += wrap(f"  {say}") if say else []
     return known.label if known else wrong.kind, finish(lines, hint)
 
 
@@ -206,7 +208,7 @@ def extra_sentence(exercise: Exercise, label: str) -> list[str]:
     """What the exercise adds to the judge's own diagnosis of `label`."""
     for known in exercise.misconceptions:
         if known.label == label and known.gives is None and known.when is None and isinstance(known.say, str):
-            return _wrap(f"  {known.say}")
+            return wrap(f"  {known.say}")
     return []
 
 
@@ -275,7 +277,7 @@ def _pattern(evidence: Evidence) -> str:
     return f"fails for {textwrap.shorten(failed, 56, placeholder=' …')}; passes for {textwrap.shorten(passed, 40, placeholder=' …')}"
 
 
-def _wrap(text: str) -> list[str]:
+def wrap(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent="  ", drop_whitespace=True, replace_whitespace=False) or []
 
 

@@ -16,6 +16,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,8 @@ class _Run:
                 reply = self._exchange(worker, current.args, deadline)
                 if "error" in reply:
                     self.passed = sum(outcome.wrong is None for outcome in outcomes)
+                    if reply["error"]["fault"]:
+                        self._known_before(outcomes)
                     raise self._raised(reply["error"], current)
                 outcomes.append(Outcome(current, reply, self._compare(current, reply)))
         except TimeoutError:
@@ -208,6 +211,13 @@ class _Run:
         except (wire.Closed, OSError):
             raise self._crashed(worker.end(), current) from None
         return outcomes
+
+    def _known_before(self, outcomes: list[Outcome]) -> None:
+        """A known misconception in the values of earlier cases says more than the stray access it leads to later."""
+        if any(outcome.wrong for outcome in outcomes):
+            label, lines = diagnose.values_differ(self.exercise, outcomes, self.hint)
+            if any(known.label == label for known in self.exercise.misconceptions):
+                raise _Found("fail", label, lines)
 
     def _exchange(self, worker: Worker, message: Any, deadline: float) -> dict:
         worker.sock.settimeout(max(0.001, deadline - time.monotonic()))
@@ -305,7 +315,8 @@ class _Run:
         launches = outcome.reply["launches"]
         if len(launches) > bound.launches:
             text = f"right values, but {len(launches)} kernel launches (bound {bound.launches})"
-            names = ", ".join(launch["kernel"] for launch in launches)
+            counts = Counter(launch["kernel"] for launch in launches)
+            names = ", ".join(f"{name}, {count} times" for name, count in counts.items())
             raise self._found(
                 "fail", "launches", text, f"launched: {names}", *diagnose.extra_sentence(self.exercise, "launches")
             )
@@ -352,7 +363,9 @@ class _Run:
     # -- endings -------------------------------------------------------------------------------------------------------
 
     def _found(self, state: str, label: str, text: str, *more: str) -> _Found:
-        lines = [f"{self.exercise.id}: {text}", *(line if line.startswith("  ") else f"  {line}" for line in more)]
+        lines = diagnose.wrap(f"{self.exercise.id}: {text}")
+        for line in more:  # the learner's own code, indented by four, stays as it is
+            lines += [line] if line.startswith("    ") else diagnose.wrap(f"  {line.strip()}")
         return _Found(state, label, diagnose.finish(lines, self.hint))
 
     def _raised(self, error: dict, case: Case | None) -> _Found:

@@ -25,7 +25,9 @@ _TORCH = frozenset(
 # A module's own imports (typing.sys, torch.os) are doors to the whole standard library; these five are also torch functions.
 _STDLIB = frozenset(sys.stdlib_module_names) - MODULES - {"copy", "random", "select", "signal", "trace"}
 # Ways out of the tensors that the worker watches.
-_ATTRIBUTES = frozenset("numpy tolist untyped_storage storage set_ resize_ set_printoptions from_dlpack to_dlpack".split())
+_ATTRIBUTES = frozenset(
+    "numpy tolist untyped_storage storage set_ resize_ set_printoptions from_dlpack to_dlpack".split()
+)
 # Standard modules that other modules hold: reached through any name, they are a way around the check.
 _DOORS = frozenset(
     "os sys io subprocess shutil pathlib ctypes importlib builtins inspect gc pickle socket threading weakref".split()

@@ -95,7 +95,7 @@ def _call_kernel(function: Any, args: tuple, job: dict) -> dict:
     from gpukit.simulator.trace import trace
 
     inputs = {f"argument {i + 1}": arg for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
-    names = _argument_names(function, args)
+    names = _argument_names(function, args, job)
     before = [_bytes(arg).clone() for arg in inputs.values()]
     for name, arg in zip(names, args, strict=False):
         if isinstance(arg, torch.Tensor):
@@ -147,7 +147,7 @@ def _call_on_gpu(function: Any, args: tuple, job: dict) -> dict:
         flat = torch.empty(0, dtype=arg.dtype).set_(arg.untyped_storage()).cuda()
         return flat.as_strided(arg.shape, arg.stride(), arg.storage_offset())
 
-    names = _argument_names(function, args)
+    names = _argument_names(function, args, job)
     runs = []
     for _ in range(3):
         with _host_watch(job["path"]):
@@ -176,10 +176,11 @@ def _outputs(function: Any, args: tuple, gradients: int, names: list[str]) -> di
     return {"y": y.detach(), **{f"d{name}": grad for name, grad in zip(names, grads, strict=False)}}
 
 
-def _argument_names(function: Any, args: tuple) -> list[str]:
+def _argument_names(function: Any, args: tuple, job: dict) -> list[str]:
     code = getattr(function, "__code__", None)
     names = list(code.co_varnames[: code.co_argcount]) if code else []
-    return [*names, *(f"argument {i + 1}" for i in range(len(names), len(args)))]
+    names += [f"argument {i + 1}" for i in range(len(names), len(args))]
+    return [*names[: len(args) - 1], "dy"] if job["gradients"] else names
 
 
 def _host_watch(path: str):
@@ -269,6 +270,8 @@ def _describe(error: BaseException, path: str) -> dict:
     line = next((number for name, number in reversed(frames) if name == path), line or 0)
     if isinstance(error, SyntaxError) and error.filename == path:
         line = error.lineno or 0
+    if fault and fault["line"]:
+        line = fault["line"]  # inside the kernel, where the frames end at its launch
     return {
         "type": type(error).__name__,
         "message": (str(error).partition("\n")[0] or _ABOUT.get(type(error), ""))[:150],

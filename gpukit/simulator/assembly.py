@@ -225,7 +225,9 @@ class TensorCoreUse:
 
     def __str__(self) -> str:
         shape = f"{self.m}x{self.n}x{self.k}"
-        return f"line {self.line}: {self.count} x {self.instruction} {shape}, {self.a} x {self.b} into {self.accumulator}"
+        return (
+            f"line {self.line}: {self.count} x {self.instruction} {shape}, {self.a} x {self.b} into {self.accumulator}"
+        )
 
 
 _MMA = re.compile(

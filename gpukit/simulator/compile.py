@@ -250,7 +250,13 @@ def _triton_version() -> str:
 
 def _flags() -> dict[str, str]:
     """The environment variables that change what Triton makes; not those that only say where or how much it prints."""
-    names = ("TRITON_DEFAULT_FP_FUSION", "TRITON_F32_DEFAULT", "DISABLE_PTXAS_OPT", "PTXAS_OPTIONS", "TRITON_PTXAS_PATH")
+    names = (
+        "TRITON_DEFAULT_FP_FUSION",
+        "TRITON_F32_DEFAULT",
+        "DISABLE_PTXAS_OPT",
+        "PTXAS_OPTIONS",
+        "TRITON_PTXAS_PATH",
+    )
     return {name: os.environ[name] for name in names if name in os.environ}
 
 

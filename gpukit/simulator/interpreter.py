@@ -28,35 +28,50 @@ __all__ = ["Call", "MemoryFault", "RaceFault", "busy", "guard", "install", "orig
 
 SUPPORTED = "3.6 to 3.9"
 _PARAMETER = "gpukit.parameter"  # key under which a pointer handle carries the Parameter it came from
+_DESCRIPTOR = "gpukit.descriptor"  # key of pointers that a tensor descriptor made
 _MAX_GRID = (2**31 - 1, 65_535, 65_535)  # CUDA C++ Programming Guide, table of compute capabilities
 
 
 @dataclass
 class Call:
-    """One launch, as the watchers see it. `arguments` are the kernel's arguments as the caller passed them, by name."""
+    """One launch, as the watchers see it. `arguments` are the kernel's arguments as the caller passed them, by name, and
+    `options` what the compiler is told: num_warps, num_stages. `sampled` is how many programs run, None for all."""
 
     function: object  # the @triton.jit object
     kernel: str
     file: str
     grid: tuple[int, ...]
     arguments: dict = field(repr=False)
+    options: dict = field(default_factory=dict, repr=False)
+    sampled: int | None = None
 
     @property
     def programs(self) -> int:
         return int(np.prod(self.grid, dtype=np.int64))
 
 
-# Each watcher has `begin(call) -> recorder` and `dry`: if any is dry, launches are listed but not run. A recorder has
-# `access(access, program, file, line)` and `dot(flops)`.
+# Each watcher has `begin(call) -> recorder`, `dry`: if any is dry, launches are listed but not run, and `sample`: how
+# many programs of a launch to run, None for all. A recorder has `access(access, program, file, line)`, `dot(flops)` and
+# `end()`; for sampled launches `role` and `window()` too.
 watchers: list = []
 
 
 class _Running:
-    """The launch that is being interpreted."""
+    """The launch that is being interpreted.
+
+    sampling   it computes nothing: floats load as 0, nothing is stored, dots are counted and not done
+    seen       where this program made accesses, if it is to end as soon as it makes one a second time; else None
+    """
 
     def __init__(self):
         self.memory: Memory | None = None
         self.recorders: list = []
+        self.sampling = False
+        self.seen: set | None = None
+
+
+class _Enough(BaseException):
+    """Ends a program that has shown where its accesses begin. A kernel cannot catch it by mistake."""
 
 
 _running: _Running | None = None
@@ -153,24 +168,35 @@ def _launch(function, args, kwargs, grid) -> None:
     ti = _interpreter_module()
     fn = function.rewrite()
     known = inspect.getfullargspec(fn)
-    kwargs = {k: v for k, v in kwargs.items() if k in known.args or k in known.kwonlyargs}
+    options = {k: v for k, v in kwargs.items() if k not in known.args and k not in known.kwonlyargs}
+    kwargs = {k: v for k, v in kwargs.items() if k not in options}
     arguments = inspect.getcallargs(fn, *args, **kwargs)
     grid = _grid(grid(arguments) if callable(grid) else grid)
     file = function.fn.__code__.co_filename
-    call = Call(function, function.__name__, file if file.startswith("<") else os.path.abspath(file), grid, arguments)
+    call = Call(
+        function, function.__name__, file if file.startswith("<") else os.path.abspath(file), grid, arguments, options
+    )
+    samples = [watcher.sample for watcher in watchers if watcher.sample is not None]
+    call.sampled = min(*samples, call.programs) if samples else None
+    _running.sampling = bool(samples)
     _running.recorders = [watcher.begin(call) for watcher in watchers]
     if any(watcher.dry for watcher in watchers):
         return
 
     executor = ti.GridExecutor(fn, function.arg_names, grid, function.pre_run_hooks)
     # Tensors on a GPU are interpreted on copies, which Triton makes and writes back.
-    remote = any(t.device.type != "cpu" for t in _tensors(arguments.values()))
+    devices = {t.device.type for t in _tensors(arguments.values())}
+    if "meta" in devices and not _running.sampling:
+        name = next(n for n, v in arguments.items() if any(t.device.type == "meta" for t in _tensors([v])))
+        raise ValueError(f"{name} is a meta tensor, which has no memory: only gpukit.trace(sample=N) can run on those")
+    remote = devices != {"cpu"} and bool(devices) and not _running.sampling
     hosts, host_kwargs = executor._init_args_hst(args, kwargs) if remote else (args, kwargs)
     for hook in function.pre_run_hooks:
         hook(*hosts, **host_kwargs)
     memory = _running.memory = Memory(grid, _where)
     host_arguments = inspect.getcallargs(fn, *hosts, **host_kwargs)
     memory.add_guarded()
+    memory.alone |= _running.sampling  # a sampled launch stores nothing
 
     # Patched once for the whole launch and for every function the kernel calls, where Triton patches at each call.
     scope = ti._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
@@ -184,13 +210,22 @@ def _launch(function, args, kwargs, grid) -> None:
         axes = grid + (1,) * (3 - len(grid))
         builder = ti.interpreter_builder
         builder.set_grid_dim(*axes)
+
+        def program(linear: int) -> None:
+            memory.start_program(linear)
+            x, rest = linear % axes[0], linear // axes[0]
+            builder.set_grid_idx(x, rest % axes[1], rest // axes[1])
+            fn(**values)
+
         try:
             with np.errstate(all="ignore"):  # a GPU computes inf and NaN silently
-                for linear in range(call.programs):
-                    memory.start_program(linear)
-                    x, rest = linear % axes[0], linear // axes[0]
-                    builder.set_grid_idx(x, rest % axes[1], rest // axes[1])
-                    fn(**values)
+                if call.sampled is None:
+                    for linear in range(call.programs):
+                        program(linear)
+                else:
+                    _sample(call, program)
+            for recorder in _running.recorders:
+                recorder.end()
             if memory.race:
                 raise memory.race
         except (Fault, NotImplementedError):  # a gap in an exercise says what it is
@@ -201,6 +236,23 @@ def _launch(function, args, kwargs, grid) -> None:
         scope.restore()
     if remote and not hasattr(function, "compiled"):
         executor._restore_args_dev(args, hosts, kwargs, host_kwargs)
+
+
+def _sample(call: Call, program) -> None:
+    """Run `call.sampled` programs, evenly spaced, and the first steps of those that are on the GPU together at first:
+    enough to tell what these share."""
+    whole = [(2 * i + 1) * call.programs // (2 * call.sampled) for i in range(call.sampled)]
+    for linear in whole:
+        program(linear)
+    window = max((recorder.window() for recorder in _running.recorders), default=0)
+    for recorder in _running.recorders:
+        recorder.role = "window"
+    for linear in sorted(set(range(window)) - set(whole)):
+        _running.seen = set()
+        try:
+            program(linear)
+        except _Enough:
+            pass
 
 
 def _cache_types(scope) -> None:
@@ -276,7 +328,10 @@ def _value(name: str, given, host, memory: Memory):
     tensor = _tensor(given)
     if tensor is not None:
         handle = getattr(value.handle, "base", value.handle)  # a descriptor holds its pointer in `base`
-        handle.attr[_PARAMETER] = memory.add(name, tensor, _tensor(host))
+        parameter = handle.attr[_PARAMETER] = memory.add(name, tensor, _tensor(host))
+        if parameter.buffer.imaginary:
+            offset = tensor.storage_offset() * tensor.element_size()
+            handle.data = np.array([parameter.buffer.base + offset], dtype=np.uint64)
     return value
 
 
@@ -347,11 +402,17 @@ def _interpreted(function):
 
 def _admit(kind: str, ptrs, mask, width: int) -> Access:
     """Check an access and tell the watchers. Raises MemoryFault."""
-    access = Access(kind, ptrs.data, None if mask is None else mask.data, width)
+    via = "tma" if _DESCRIPTOR in ptrs.attr else "lsu"
+    access = Access(kind, ptrs.data, None if mask is None else mask.data, width, via)
     memory = _running.memory
     memory.admit(access, ptrs.attr.get(_PARAMETER))
     if _running.recorders:
         file, line = _where()
+        if _running.seen is not None:
+            place = kind, file, line, access.parameter
+            if place in _running.seen:
+                raise _Enough
+            _running.seen.add(place)
         for recorder in _running.recorders:
             recorder.access(access, memory.linear, file, line)
     return access
@@ -371,8 +432,13 @@ def _width(ptrs) -> int:
 def _masked_load(plain):
     def create_masked_load(self, ptrs, mask, *rest, **kwargs):
         if _running is not None:
-            _running.memory.load(_admit("load", ptrs, mask, _width(ptrs)))
+            access = _admit("load", ptrs, mask, _width(ptrs))
+            _running.memory.load(access)
             _locate_race()
+            if _running.sampling and (
+                ptrs.get_element_ty().is_floating() or access.buffer is None or access.buffer.imaginary
+            ):
+                return _zeros(ptrs)
         return plain(self, ptrs, mask, *rest, **kwargs)
 
     return create_masked_load
@@ -385,9 +451,18 @@ def _masked_store(plain):
             access = _admit("store", ptrs, mask, value.data.itemsize)
             _running.memory.store(access, value.data)
             _locate_race()
+            if _running.sampling:
+                return None
         return plain(self, ptrs, value, mask, *rest, **kwargs)
 
     return create_masked_store
+
+
+def _zeros(ptrs):
+    """What a sampled launch loads: nobody knows what a program it leaves out would have stored."""
+    ti = _interpreter_module()
+    element = ptrs.get_element_ty()
+    return ti.TensorHandle(np.zeros(ptrs.data.shape, dtype=ti._get_np_dtype(element)), element)
 
 
 def _atomic_rmw(plain):
@@ -397,6 +472,8 @@ def _atomic_rmw(plain):
         if _running is not None:
             access = _admit("atomic", ptr, mask, _width(ptr))
             _running.memory.atomic(access, sem != ti._ir.MEM_SEMANTIC.RELAXED)
+            if _running.sampling:
+                return _zeros(ptr)
         if _is_bf16(val) and op == ti._ir.ATOMIC_OP.FADD:
             return _atomic_add_bf16(ti, ptr, val, mask)
         return plain(self, op, ptr, val, mask, sem, scope)
@@ -425,6 +502,8 @@ def _atomic_cas(plain):
         if _running is not None:
             access = _admit("atomic", ptr, None, _width(ptr))
             _running.memory.atomic(access, sem != _interpreter_module()._ir.MEM_SEMANTIC.RELAXED)
+            if _running.sampling:
+                return _zeros(ptr)
         return plain(self, ptr, cmp, val, sem, scope)
 
     return create_atomic_cas
@@ -449,6 +528,7 @@ def _carry(position: int):
 def _materialize_pointers(plain):
     def materialize_pointers(self, offsets):
         ptrs, masks = plain(self, offsets)
+        ptrs.attr[_DESCRIPTOR] = True
         if _PARAMETER in self.base.attr:
             ptrs.attr[_PARAMETER] = self.base.attr[_PARAMETER]
         if isinstance(masks, np.ndarray):  # Triton 3.6
@@ -576,6 +656,8 @@ def _dot(plain):
             flops = 2 * int(np.prod(batch, dtype=np.int64)) * m * k * b.data.shape[-1]
             for recorder in _running.recorders:
                 recorder.dot(flops)
+            if _running.sampling:
+                return d
         make = _interpreter_module().TensorHandle
         a, b = (make(bf16_floats(x.data), tl.float32) if _is_bf16(x) else x for x in (a, b))
         return plain(self, a, b, d, *rest, **kwargs)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 SECTOR_BYTES = 32
+_FIRST_IMAGINARY, _IMAGINARY_STEP = 1 << 60, 1 << 30  # addresses that no process has, and room between two of them
 _MAX_PENDING_LANES = 1 << 22  # of addresses kept per program, 32 MiB: beyond it races with earlier loads go unseen
 
 
@@ -164,10 +165,11 @@ def _union(tensors) -> Legal:
 
 class Buffer:
     """The storage behind one or more tensor arguments. `key` is its address as the caller has it, `base` the address
-    that the kernel sees (they differ where a GPU tensor was copied to be interpreted)."""
+    that the kernel sees (they differ where a GPU tensor was copied to be interpreted). An imaginary one (a meta tensor,
+    a GPU's tensor in a sampled launch) has addresses and no memory behind them."""
 
-    def __init__(self, key: int, base: int, nbytes: int, storage):
-        self.key, self.base, self.nbytes, self.storage = key, base, nbytes, storage
+    def __init__(self, key: int, base: int, nbytes: int, storage, imaginary: bool = False):
+        self.key, self.base, self.nbytes, self.storage, self.imaginary = key, base, nbytes, storage, imaginary
         self.legal = _legal.get(key) or Legal(0, nbytes)
         self.low, self.high = base + self.legal.start, base + self.legal.end
         self.history = None
@@ -243,7 +245,10 @@ def find_tile(addresses: np.ndarray, live: np.ndarray | None) -> Tile | None:
     for axis, n in enumerate(shape):
         step = int(addresses.item(math.prod(shape[axis + 1 :]))) - start if n > 1 else 0
         strides.append(step - (1 << 64) if step >= 1 << 63 else step + (1 << 64) if step < -(1 << 63) else step)
-    if addresses.size > 1 and not ((addresses - addresses.item(0)).view(np.int64) == _grid(shape, tuple(strides))).all():
+    if (
+        addresses.size > 1
+        and not ((addresses - addresses.item(0)).view(np.int64) == _grid(shape, tuple(strides))).all()
+    ):
         return None
     low, high = (0,) * len(shape), shape
     if live is not None:
@@ -375,6 +380,23 @@ class Access:
             return touched(self.tile.moved(self.tile.start - self.buffer.base), self.width, SECTOR_BYTES).size
         return self.distinct_sectors().size
 
+    @property
+    def runs(self) -> tuple[int, int]:
+        """Bytes of the shortest run of live lanes next to each other, and of the widest access a thread could make
+        that divides every run and its beginning: 1 to 16."""
+        width = self.width
+        if self.tile is not None:
+            lanes = self.tile.run(width)
+            steps = [s for s, n in zip(self.tile.strides, self.tile.extents, strict=True) if n > 1 and abs(s) != width]
+            ends = math.gcd(self.low - self.buffer.base, lanes * width, 16, *(steps if lanes < self.lanes else ()))
+            return lanes * width, max(ends, width)
+        step = np.flatnonzero(np.diff(self.offsets) != width) + 1
+        edges = np.concatenate([[0], step, [self.lanes]])
+        shortest = int(np.diff(edges).min()) * width
+        starts = self.offsets[edges[:-1]]
+        vector = math.gcd(16, shortest, int(np.gcd.reduce(starts)), int(np.gcd.reduce(np.diff(edges))) * width)
+        return shortest, max(vector, width)
+
     def distinct_sectors(self) -> np.ndarray:
         """The distinct 32-byte sectors of the storage, sorted, of lanes that are no tile."""
         low, high = self.low - self.buffer.base, self.high - self.buffer.base
@@ -408,16 +430,22 @@ class Memory:
         self.parameters: list[Parameter] = []
         self.linear = 0
         self.race: RaceFault | None = None
+        self._next_imaginary = _FIRST_IMAGINARY
         self._released: dict[int, set[int]] = {}  # address of an atomic -> programs that passed through it
         self.start_program(0)
 
     def add(self, name: str, tensor, host=None) -> Parameter:
         """Register a tensor argument; `host` is the copy the kernel sees, where that is another one."""
         storage = tensor.untyped_storage()
-        key = storage.data_ptr()
+        seen = storage if host is None else host.untyped_storage()
+        imaginary = seen.device.type != "cpu"
+        key = storage.data_ptr() or (-storage._cdata if imaginary else 0)  # meta tensors all have address 0
         if key not in self.buffers:
-            seen = storage if host is None else host.untyped_storage()
-            self.buffers[key] = Buffer(key, seen.data_ptr(), seen.nbytes(), storage)
+            base = seen.data_ptr()
+            if imaginary:
+                base = self._next_imaginary
+                self._next_imaginary += -(-seen.nbytes() // _IMAGINARY_STEP) * _IMAGINARY_STEP + _IMAGINARY_STEP
+            self.buffers[key] = Buffer(key, base, seen.nbytes(), storage, imaginary)
         parameter = Parameter(name, tensor, self.buffers[key])
         self.parameters.append(parameter)
         return parameter

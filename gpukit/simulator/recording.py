@@ -59,6 +59,7 @@ class Recording:
     extent: int = 0  # bytes of the imaginary memory in use
 
     def __post_init__(self):
+        self.answers: dict = {}  # of the cache model, by GPU
         self._bases: dict[int, int] = {}
         self._known: dict[object, int] = {}
         self._lanes = 0

@@ -1,18 +1,30 @@
 """What a piece of code moves: `with gpukit.trace() as t:` counts the memory traffic of Triton launches and PyTorch ops.
 
 Launches are counted in Triton's interpreter, access by access; a test holds the sectors to those that Nsight Compute
-measured on an H200. PyTorch ops are counted as if each read its inputs and wrote its outputs once.
+measured on an H200. What the caches of a GPU make of them is worked out when somebody asks (caches.py). PyTorch ops are
+counted as if each read its inputs and wrote its outputs once.
 """
 
+from __future__ import annotations
+
 import html
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpukit import hardware
 from gpukit.simulator import memory
+from gpukit.simulator.recording import Recording, Site
+
+if TYPE_CHECKING:
+    from gpukit.simulator.caches import Traffic
+    from gpukit.simulator.compile import Compiled
 
 try:
     from gpukit.simulator import interpreter
@@ -27,7 +39,12 @@ MAX_DETAIL_PROGRAMS = 1024
 @dataclass
 class Access:
     """All executions of one tl.load, tl.store or atomic on one tensor. `count` is how often it ran (once per program
-    and loop iteration), `lanes` how many elements that were, masked-off lanes left out."""
+    and loop iteration), `lanes` how many elements that were, masked-off lanes left out. `via` is "tma" for a tensor
+    descriptor, else "lsu".
+
+    run_bytes      the shortest run of lanes that lie next to each other in memory, among all executions
+    vector_bytes   what one thread could move at once, judged by these runs and by where they begin: 16 at best
+    """
 
     kind: str
     tensor: str
@@ -37,6 +54,9 @@ class Access:
     lanes: int = 0
     bytes: int = 0
     sectors: int = 0
+    via: str = "lsu"
+    run_bytes: int = 0
+    vector_bytes: int = 0
 
 
 @dataclass
@@ -55,7 +75,12 @@ class Event:
 @dataclass
 class Launch:
     """One kernel launch. Bytes are lanes that are not masked off times their size; sectors are distinct 32-byte
-    sectors per access and program, summed. `function` is the @triton.jit object, `file` where it is defined."""
+    sectors per access and program, summed. `function` is the @triton.jit object, `file` where it is defined,
+    `arguments` and `options` are what the caller passed: the kernel's parameters by name, and num_warps and so on.
+
+    l2_read_sectors, l2_write_sectors, dram_read_bytes, dram_write_bytes are what the caches of the trace's GPU make of
+    it: see `traffic`. A trace with sample=N ran `sampled` of the programs and scaled every count; else that is None.
+    """
 
     kernel: str
     file: str
@@ -72,6 +97,11 @@ class Launch:
     dry: bool = False
     accesses: list[Access] = field(default_factory=list, repr=False)
     events: list[Event] = field(default_factory=list, repr=False)
+    arguments: dict = field(default_factory=dict, repr=False)
+    options: dict = field(default_factory=dict, repr=False)
+    gpu: str = "h200"
+    sampled: int | None = None
+    recording: Recording = field(default_factory=Recording, repr=False)
 
     @property
     def name(self) -> str:
@@ -88,6 +118,51 @@ class Launch:
     @property
     def bytes(self) -> int:
         return self.read_bytes + self.write_bytes
+
+    @property
+    def descriptors(self) -> list[Access]:
+        """The accesses through tensor descriptors, which a GPU's TMA unit makes."""
+        return [access for access in self.accesses if access.via == "tma"]
+
+    @property
+    def num_warps(self) -> int:
+        return int(self.options.get("num_warps") or 4)  # Triton's default
+
+    def traffic(self, gpu: str | hardware.Gpu | None = None, compiled: Compiled | bool = True) -> Traffic:
+        """What the caches of a GPU (default: the trace's) make of this launch: sectors and bytes at each level.
+
+        compiled   the kernel compiled for that GPU, which says which lanes store together and how many programs share
+                   an SM. True compiles it now (seconds the first time, then from a cache) and falls back on False where
+                   that fails; False assumes what Triton's compiler does by default.
+        Raises ValueError for a launch that was not run, and for one whose irregular accesses were too many to keep.
+        """
+        from gpukit.simulator import caches
+
+        target = gpu if isinstance(gpu, hardware.Gpu) else hardware.gpu(gpu or self.gpu)
+        key = target.key, compiled if isinstance(compiled, bool) else id(compiled)
+        if key not in self._traffic:
+            self._traffic[key] = caches.traffic(self, target, compiled)
+        return self._traffic[key]
+
+    @property
+    def _traffic(self) -> dict:
+        return self.recording.answers
+
+    @property
+    def l2_read_sectors(self) -> int:
+        return self.traffic().l2_read_sectors
+
+    @property
+    def l2_write_sectors(self) -> int:
+        return self.traffic().l2_write_sectors
+
+    @property
+    def dram_read_bytes(self) -> int:
+        return self.traffic().dram_read_bytes
+
+    @property
+    def dram_write_bytes(self) -> int:
+        return self.traffic().dram_write_bytes
 
 
 @dataclass
@@ -141,31 +216,51 @@ class _Marks:
 
 
 class _Recorder:
-    """Counts the accesses of one launch."""
+    """Counts the accesses of one launch. `role` says how the running program counts: "whole", or in a sampled launch
+    "window" if it only shows where its accesses begin."""
 
-    def __init__(self, trace: "Trace", launch: Launch):
+    def __init__(self, trace: Trace, launch: Launch):
         self.trace, self.launch = trace, launch
-        self.rows: dict[tuple, Access] = {}
+        self.rows: dict[tuple, tuple[Access, Site]] = {}
+        self.role = "whole"
+        self.counting = launch.sampled is None
 
     def access(self, access, linear: int, file: str, line: int) -> None:
         launch, kind = self.launch, access.kind
         tensor = access.parameter.name if access.parameter else "?"
-        row = self.rows.get((kind, tensor, file, line))
-        if row is None:
-            row = self.rows[kind, tensor, file, line] = Access(kind, tensor, file, line)
-            launch.accesses.append(row)
+        key = kind, tensor, file, line, access.pointers.shape, access.width
+        known = self.rows.get(key)
+        if known is None:
+            known = self.rows[key] = self._new_row(key, access)
+        row, site = known
+        if access.lanes:
+            launch.recording.add(access, linear, site)
+        if self.role == "window":
+            return
         row.count += 1
-        lanes = access.lanes
-        if lanes:
-            moved, sectors = lanes * access.width, access.sectors
-            row.lanes += lanes
+        if access.lanes:
+            moved, sectors = access.lanes * access.width, access.sectors
+            row.lanes += access.lanes
             row.bytes += moved
             row.sectors += sectors
             setattr(launch, f"{kind}_bytes", getattr(launch, f"{kind}_bytes") + moved)
             setattr(launch, f"{kind}_sectors", getattr(launch, f"{kind}_sectors") + sectors)
-            self.trace._mark(access)
+            run, vector = access.runs
+            row.run_bytes = min(row.run_bytes or run, run)
+            row.vector_bytes = min(row.vector_bytes or vector, vector)
+            if launch.sampled is None:
+                self.trace._mark(access)
         if self.trace.detail:
             self._keep(access, tensor, linear, line)
+
+    def _new_row(self, key, access) -> tuple[Access, Site]:
+        kind, tensor, file, line, shape, width = key
+        where = (kind, tensor, file, line)
+        row = next((a for a in self.launch.accesses if (a.kind, a.tensor, a.file, a.line) == where), None)
+        if row is None:
+            row = Access(*where, via=access.via)
+            self.launch.accesses.append(row)
+        return row, Site(*where, tuple(shape), width, access.via)
 
     def _keep(self, access, tensor: str, linear: int, line: int) -> None:
         offsets = np.zeros(0, dtype=np.int64)
@@ -176,7 +271,28 @@ class _Recorder:
         self.launch.events.append(Event(program, access.kind, tensor, line, offsets, access.masked))
 
     def dot(self, flops: int) -> None:
-        self.launch.flops += flops
+        if self.role == "whole":
+            self.launch.flops += flops
+
+    def window(self) -> int:
+        """After the sampled programs have run: of how many programs, from the first on, to look at the beginning."""
+        from gpukit.simulator import caches
+
+        return caches.window(self.launch)
+
+    def end(self) -> None:
+        """The launch is over: a sampled one is scaled to the whole grid."""
+        launch = self.launch
+        if launch.sampled is None:
+            return
+        scale = launch.programs / launch.sampled
+        counts = [f"{kind}_{what}" for kind in ("load", "store", "atomic") for what in ("bytes", "sectors")]
+        for thing, names in ((launch, [*counts, "flops"]), *((a, _ACCESS_COUNTS) for a in launch.accesses)):
+            for name in names:
+                setattr(thing, name, round(getattr(thing, name) * scale))
+
+
+_ACCESS_COUNTS = ("count", "lanes", "bytes", "sectors")
 
 
 class Trace:
@@ -187,8 +303,18 @@ class Trace:
     read_bytes, write_bytes, bytes    totals over both; an atomic counts once, as a write
     """
 
-    def __init__(self, dry: bool = False, detail: bool = False, on_launch: Callable | None = None):
-        self.dry, self.detail, self.on_launch = dry, detail, on_launch
+    def __init__(
+        self,
+        dry: bool = False,
+        detail: bool = False,
+        on_launch: Callable | None = None,
+        gpu: str | hardware.Gpu = "h200",
+        sample: int | None = None,
+    ):
+        if sample is not None and (not isinstance(sample, int) or sample < 1):
+            raise ValueError(f"sample must be a number of programs, at least 1, got {sample!r}")
+        self.dry, self.detail, self.on_launch, self.sample = dry, detail, on_launch, sample
+        self.gpu = gpu if isinstance(gpu, hardware.Gpu) else hardware.gpu(gpu)
         self.events: list[Launch | TorchOp] = []
         self._marks: dict[int, _Marks] = {}
         self._mode = _CountOps(self)
@@ -214,7 +340,10 @@ class Trace:
                 f"trace(detail=True) keeps every access of every program, so a grid may have at most "
                 f"{MAX_DETAIL_PROGRAMS} programs; {call.kernel} was launched with {call.programs}"
             )
-        launch = Launch(call.kernel, call.file, call.grid, call.programs, call.function, dry=self.dry)
+        launch = Launch(
+            call.kernel, call.file, call.grid, call.programs, call.function, dry=self.dry, arguments=call.arguments,
+            options=call.options, gpu=self.gpu.key, sampled=None if self.dry else call.sampled,
+        )  # fmt: skip
         self.events.append(launch)
         return _Recorder(self, launch)
 
@@ -258,6 +387,8 @@ class Trace:
         return self._touched("load", tensor)
 
     def _touched(self, kind: str, tensor) -> torch.Tensor:
+        if any(launch.sampled is not None for launch in self.launches):
+            raise ValueError("a sampled trace does not know which elements were touched: trace without sample=")
         marks = self._marks.get(tensor.untyped_storage().data_ptr())
         if marks is None or tensor.numel() == 0:
             return torch.zeros(tensor.shape, dtype=torch.bool)

@@ -272,7 +272,11 @@ class Table:
             if name in self.links:
                 addresses = [html.escape(address) for address in self.links[name]]
                 texts = [f'<a href="{a}">{t}</a>' if a else t for t, a in zip(texts, addresses, strict=True)]
-            look = "text-align:right;font-variant-numeric:tabular-nums" if numeric else "text-align:left"
+            look = (
+                "text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums"
+                if numeric
+                else "text-align:left"
+            )
             header = f'<th style="{look}">{html.escape(_header(name, unit))}</th>'
             columns.append([header, *(f'<td style="{look}">{text}</td>' for text in texts)])
         head, *body = ["<tr>" + "".join(cells) + "</tr>" for cells in zip(*columns, strict=True)]
