@@ -87,6 +87,9 @@ def _encode(value: Any, blobs: list[bytes]) -> Any:
         blobs.append(raw.numpy().tobytes())
         layout = [list(value.shape), list(value.stride()), value.storage_offset()]
         return {"tensor": [len(blobs) - 1, str(value.dtype).removeprefix("torch."), *layout]}
+    if kind is torch.Tensor:
+        layout = str(value.layout).removeprefix("torch.")
+        return {"foreign": [f"{layout} tensor on device {value.device.type}", f"shape {list(value.shape)}"]}
     if hasattr(kind, "item") and kind.__module__ == "numpy":
         return _encode(value.item(), blobs) if getattr(value, "ndim", 1) == 0 else _foreign(value)
     return _foreign(value)

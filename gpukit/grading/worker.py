@@ -120,7 +120,6 @@ def _call_kernel(function: Any, args: tuple, job: dict) -> dict:
             if type(value) is torch.Tensor and value.numel() and any(_shares(value, arg) for arg in inputs.values())
         ],
         "launches": [_launch_facts(launch, job["path"]) for launch in own],
-        "other_kernels": sorted({launch.kernel for launch in traced.launches if launch not in own}),
         "host_ops": watch.used,
         "copied_read_bytes": sum(op.read_bytes for op in traced.torch_ops),
         "copied_write_bytes": sum(op.write_bytes for op in traced.torch_ops),
@@ -277,7 +276,7 @@ def _describe(error: BaseException, path: str) -> dict:
         "message": (str(error).partition("\n")[0] or _ABOUT.get(type(error), ""))[:150],
         "line": int(line or 0),
         "source": linecache.getline(path, line).strip()[:160] if line else "",
-        "todo": isinstance(error, NotImplementedError),
+        "todo": isinstance(error, NotImplementedError) and bool(frames) and frames[-1][0] == path,
         "fault": fault,
         "traceback": "".join(traceback.format_exception(error))[-8000:],
     }

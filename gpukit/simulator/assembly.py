@@ -23,9 +23,12 @@ class Instruction:
     opcode      with its suffixes: "ld.global.v4.b32", "LDG.E.128"
     text        as printed, the predicate and the operands included
     frames      (file, line) of the source, innermost function first
-    file, line  of the innermost frame that is not Triton's own: the line of the learner; None, 0 if there is none
+    own_frames  those that are not Triton's own; for what came from tl.max or tl.sum and does not say who called (Triton
+                3.6) those of the instruction before
+    file, line  of the first of these: the line of the learner; None, 0 if there is none
     position    line in the listing
     labels      names of the addresses here (jump targets)
+    stall       SASS: cycles that the warp waits before its next instruction, as the assembler decided
     """
 
     opcode: str
@@ -33,14 +36,16 @@ class Instruction:
     frames: tuple[tuple[str, int], ...]
     position: int
     labels: tuple[str, ...] = ()
-    file: str | None = field(init=False)
-    line: int = field(init=False)
+    own_frames: tuple[tuple[str, int], ...] = field(repr=False, default=())
+    stall: int = 1
 
-    def __post_init__(self):
-        own = [frame for frame in self.frames if _TRITON not in frame[0]]
-        file, line = own[0] if own else (None, 0)
-        object.__setattr__(self, "file", file)
-        object.__setattr__(self, "line", line)
+    @property
+    def file(self) -> str | None:
+        return self.own_frames[0][0] if self.own_frames else None
+
+    @property
+    def line(self) -> int:
+        return self.own_frames[0][1] if self.own_frames else 0
 
     @property
     def base(self) -> str:
@@ -68,7 +73,7 @@ def ptx(text: str) -> list[Instruction]:
     lines = text.split("\n")
     files = {m[1]: os.path.join(m[2], m[3]) if m[3] else m[2] for m in map(_PTX_FILE.match, lines) if m}
     outer: dict[tuple, tuple] = {}  # a place inside an inlined function -> the place of the call
-    found, here, labels = [], (), []
+    found, here, own, labels = [], (), (), []
     for position, line in enumerate(lines, 1):
         if m := _PTX_LOC.match(line):
             place = m.group(1, 2, 3)
@@ -80,9 +85,14 @@ def ptx(text: str) -> list[Instruction]:
         elif m := _LABEL.match(line):
             labels.append(m[1])
         elif (m := _PTX_INSTRUCTION.match(line)) and not line.lstrip().startswith("."):
-            found.append(Instruction(m[1] or m[2], line.strip(), here, position, tuple(labels)))
+            own = _own(here) or own
+            found.append(Instruction(m[1] or m[2], line.strip(), here, position, tuple(labels), own))
             labels = []
     return found
+
+
+def _own(frames) -> tuple:
+    return tuple(frame for frame in frames if _TRITON not in frame[0])
 
 
 def _frames(place, outer, files) -> tuple:
@@ -95,13 +105,13 @@ def _frames(place, outer, files) -> tuple:
     return tuple(frames)
 
 
-_SASS_INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?((?:@!?U?P\w+\s+)?)([A-Z][\w.]*)(.*?)\s*;")
+_SASS_INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?((?:@!?U?P\w+\s+)?)([A-Z][\w.]*)(.*?)\s*;(?: /\* stall (\d+) \*/)?")
 _SASS_FILE = re.compile(r'\s*//## File "([^"]*)", line (\d+)')
 
 
 def sass(text: str) -> list[Instruction]:
     """The instructions of nvdisasm's listing, in order, without the padding after the program's end."""
-    found, here, labels, fresh = [], [], [], True
+    found, here, own, labels, fresh = [], [], (), [], True
     for position, line in enumerate(text.split("\n"), 1):
         if m := _SASS_FILE.match(line):
             here = [(m[1], int(m[2]))] if fresh else [*here, (m[1], int(m[2]))]
@@ -113,7 +123,8 @@ def sass(text: str) -> list[Instruction]:
             if m[3] == "NOP":
                 continue
             printed = f"{m[2]}{m[3]}{m[4]}"
-            found.append(Instruction(m[3], printed, tuple(here), position, tuple(labels)))
+            own = _own(here) or own
+            found.append(Instruction(m[3], printed, tuple(here), position, tuple(labels), own, int(m[5] or 1)))
             labels = []
     return found
 
@@ -300,6 +311,8 @@ def loops(sass: list[Instruction]) -> list[Loop]:
             start = where.get(target[1], i + 1)
             if start < i:
                 spans[start] = max(i, spans.get(start, 0))
+    # A branch back into the middle of a loop comes from code that was moved out of it: a wait that may take long.
+    spans = {s: e for s, e in spans.items() if not any(o < s <= end < e for o, end in spans.items())}
     ordered = sorted(spans.items(), key=lambda span: (span[0], -span[1]))
     return [Loop(start, end, 1 + sum(s < start and end <= e for s, e in ordered)) for start, end in ordered]
 

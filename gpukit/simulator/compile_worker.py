@@ -11,6 +11,7 @@ import importlib
 import io
 import json
 import linecache
+import re
 import subprocess
 import sys
 import tempfile
@@ -157,15 +158,22 @@ def _true_lines(*args):
     stages["ptx"] = ptx
 
 
+_ENCODED = re.compile(r";\s*/\* 0x[0-9a-f]{16} \*/\n\s*/\* 0x([0-9a-f]{16}) \*/")
+
+
 def _disassemble(cubin: bytes) -> str:
+    """SASS with source lines. Of the encoding only the scheduler's part is kept: the cycles that the warp waits after an
+    instruction, in bits 105 to 108 on Volta and later (https://arxiv.org/abs/1804.06826, triton/tools/disasm.py)."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         # -gi: source lines, with the calls through which a line of tl.max or of a helper came in
-        command = [knobs.nvidia.nvdisasm.path, "--print-code", "--print-line-info-inline", file.name]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        options = ["--print-code", "--print-line-info-inline", "--print-instruction-encoding"]
+        command = [knobs.nvidia.nvdisasm.path, *options, file.name]
+        listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return _ENCODED.sub(lambda m: f"; /* stall {int(m[1], 16) >> 41 & 15} */", listing)
 
 
 def _run(job: dict) -> dict:

@@ -32,7 +32,7 @@ _DESCRIPTOR = "gpukit.descriptor"  # key of pointers that a tensor descriptor ma
 _MAX_GRID = (2**31 - 1, 65_535, 65_535)  # CUDA C++ Programming Guide, table of compute capabilities
 
 
-@dataclass
+@dataclass(eq=False)  # arguments are tensors, which have no plain ==
 class Call:
     """One launch, as the watchers see it. `arguments` are the kernel's arguments as the caller passed them, by name, and
     `options` what the compiler is told: num_warps, num_stages. `sampled` is how many programs run, None for all."""
@@ -52,7 +52,7 @@ class Call:
 
 # Each watcher has `begin(call) -> recorder`, `dry`: if any is dry, launches are listed but not run, and `sample`: how
 # many programs of a launch to run, None for all. A recorder has `access(access, program, file, line)`, `dot(flops)` and
-# `end()`; for sampled launches `role` and `window()` too.
+# `end()`; for sampled launches `role`, `window()` and `cut(program)` too.
 watchers: list = []
 
 
@@ -252,7 +252,8 @@ def _sample(call: Call, program) -> None:
         try:
             program(linear)
         except _Enough:
-            pass
+            for recorder in _running.recorders:
+                recorder.cut(linear)
 
 
 def _cache_types(scope) -> None:

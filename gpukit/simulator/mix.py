@@ -6,6 +6,7 @@ together: an instruction runs as often as its loop turns, and no more often than
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -53,11 +54,13 @@ def unit(instruction: assembly.Instruction) -> str:
 class Mix:
     """What one warp executes, averaged over the warps of the programs that were looked at.
 
+    stalls      cycles that a warp needs at least, alone and if nothing it waits for takes longer than the assembler thinks
     units       unit -> warp instructions
     bytes       "shared", "local", "global" -> bytes that a warp's loads and stores of it move
     opcodes     SASS opcode -> warp instructions
     """
 
+    stalls: float
     units: Mapping[str, float]
     bytes: Mapping[str, float]
     opcodes: Mapping[str, float]
@@ -67,17 +70,22 @@ class Mix:
         return sum(self.units.values())
 
 
-def mix(compiled: Compiled, executions: Mapping[tuple[str, int], float] | None) -> Mix:
-    """The instruction mix of a program. `executions`: (file, line) -> how often a program runs that line; None takes
-    every loop for one that turns once."""
-    units, moved, opcodes = Counter(), Counter(), Counter()
+# How often a program runs a source line: keys are the line and the calls it came in through, innermost first, each as
+# (file, line).
+Executions = Mapping[tuple[tuple[str, int], ...], float]
+
+
+def mix(compiled: Compiled, executions: Executions | None) -> Mix:
+    """The instruction mix of a program; without `executions` every loop is taken for one that turns once."""
+    units, moved, opcodes, stalls = Counter(), Counter(), Counter(), 0.0
     for instruction, times in zip(compiled.instructions, weights(compiled, executions), strict=True):
         kind = unit(instruction)
         units[kind] += times
+        stalls += times * instruction.stall
         opcodes[instruction.opcode] += times
         if kind in ("shared", "local", "global"):
             moved[kind] += times * 32 * _thread_bytes(instruction)
-    return Mix(dict(units), dict(moved), dict(opcodes))
+    return Mix(stalls, dict(units), dict(moved), dict(opcodes))
 
 
 def _thread_bytes(instruction: assembly.Instruction) -> int:
@@ -88,64 +96,76 @@ def _thread_bytes(instruction: assembly.Instruction) -> int:
     return int(width[1]) // 8 if width else 4
 
 
-def weights(compiled: Compiled, executions: Mapping[tuple[str, int], float] | None) -> list[float]:
+def weights(compiled: Compiled, executions: Executions | None) -> list[float]:
     """How often each SASS instruction runs in one program."""
     instructions = compiled.instructions
-    loops = assembly.loops(instructions)
-    inner = [assembly.innermost(loops, i) for i in range(len(instructions))]
     if executions is None:
         return [1.0] * len(instructions)
-    turns = _turns(compiled, loops, inner, executions)
+    ran = _ran(instructions, executions)
+    loops = assembly.loops(instructions)
+    around = [assembly.innermost(loops, i) for i in range(len(instructions))]
+    turns = _turns(compiled, loops, around, ran)
     out = []
-    for instruction, loop in zip(instructions, inner, strict=True):
-        times = turns[loop] if loop else 1.0
-        ran = executions.get((instruction.file, instruction.line))
-        out.append(times if ran is None else min(times, ran))
+    for loop, times in zip(around, ran, strict=True):
+        most = turns[loop] if loop else 1.0
+        out.append(most if times is None else min(most, times))
     return out
 
 
-def _turns(compiled: Compiled, loops, inner, executions) -> dict:
+def _ran(instructions: list[assembly.Instruction], executions: Executions) -> list[float | None]:
+    """For each instruction how often its source line ran; None where that is not known. Triton 3.6 keeps only the
+    innermost line of a call, which then stands for all calls together."""
+    anywhere: Counter = Counter()
+    for frames, times in executions.items():
+        anywhere[frames[:1]] += times
+    return [executions.get(i.own_frames, anywhere.get(i.own_frames)) for i in instructions]
+
+
+def _turns(compiled: Compiled, loops, around, ran) -> dict[assembly.Loop, float]:
     """Loop -> how often its body runs in a program."""
-    instructions = compiled.instructions
-    lines: dict = {loop: Counter() for loop in loops}
-    for instruction, loop in zip(instructions, inner, strict=True):
-        if loop and (ran := executions.get((instruction.file, instruction.line))):
-            lines[loop][ran] += 1
-    passes = {loop: max(counts, key=counts.__getitem__) if counts else 1.0 for loop, counts in lines.items()}
-    unrolled = {loop: _unrolled(compiled, loop, inner) for loop in loops}
+    own = {loop: [i for i, l in enumerate(around) if l is loop] for loop in loops}
+    bodies = {loop: [compiled.instructions[i] for i in own[loop]] for loop in loops}
+    places = {loop: {i.own_frames for i in bodies[loop]} for loop in loops}
+    groups: dict[tuple, list] = {}
+    for loop in loops:
+        # The lines of an inner loop lie around it too (what the pipeliner put before and after it): they do not count.
+        inside = [l for l in loops if l is not loop and loop.start <= l.start and l.end <= loop.end]
+        nested = set().union(*(places[l] for l in inside))
+        counts = Counter(ran[i] for i in own[loop] if compiled.instructions[i].own_frames not in nested)
+        counts.pop(None, None)
+        enough = max(1, sum(counts.values()) // 50)
+        passes = max((times for times, n in counts.items() if n >= enough), default=1.0)
+        movers = frozenset(i.own_frames for i in bodies[loop] if i.base in _MOVERS)
+        groups.setdefault((loop.depth, movers or frozenset(places[loop])), []).append((passes, loop))
+    # Loops made from one share its passes: ptxas makes one that takes several steps at a time and one for the rest.
     turns = {}
-    # ptxas unrolls a loop into one that takes several steps at a time and one for the rest: they share the passes.
-    left: dict = {}
-    for loop in sorted(loops, key=lambda l: -unrolled[l]):
-        group = (passes[loop], loop.depth, frozenset(lines_of(instructions, inner, loop)))
-        rest = left.setdefault(group, passes[loop])
-        turns[loop] = rest // unrolled[loop] if unrolled[loop] > 1 else rest
-        left[group] = rest - turns[loop] * unrolled[loop]
+    for group in groups.values():
+        passes, siblings = max(passes for passes, _ in group), [loop for _, loop in group]
+        unrolled = {loop: _unrolled(compiled, bodies[loop]) for loop in siblings}
+        plain = [loop for loop in siblings if unrolled[loop] == 1]
+        for loop in sorted(siblings, key=lambda loop: -unrolled[loop]):
+            if loop not in plain:
+                turns[loop] = passes // unrolled[loop]
+                passes -= turns[loop] * unrolled[loop]
+        turns.update(dict.fromkeys(plain, passes / max(1, len(plain))))
     return turns
 
 
-def lines_of(instructions, inner, loop) -> set[tuple]:
-    """The source lines with memory accesses directly in a loop: what tells two loops apart."""
-    return {
-        (i.file, i.line)
-        for i, around in zip(instructions, inner, strict=True)
-        if around is loop and i.base in ("LDG", "STG", "LDGSTS", "UTMALDG", "HGMMA", "HMMA")
-    }
+_MOVERS = ("LDG", "STG", "LDGSTS", "UTMALDG", "HGMMA", "HMMA")  # what tells one loop from another
 
 
-def _unrolled(compiled: Compiled, loop: assembly.Loop, inner) -> int:
-    """How many passes of the source loop one turn of a SASS loop is: loads and stores found against those expected."""
+def _unrolled(compiled: Compiled, body: list[assembly.Instruction]) -> int:
+    """How many passes of the source loop one turn of a SASS loop is: bytes that a thread loads or stores in it over those
+    of one pass."""
     found: Counter = Counter()
-    for instruction, around in zip(compiled.instructions, inner, strict=True):
-        if around is loop and instruction.base in ("LDG", "STG", "LDGSTS"):
+    for instruction in body:
+        if instruction.base in ("LDG", "STG", "LDGSTS"):
             kind = "store" if instruction.base == "STG" else "load"
             found[kind, instruction.line] += _thread_bytes(instruction)
     factors = []
     for (kind, line), moved in found.items():
-        layout = compiled.layout(line, kind)
-        if layout is not None and layout.layout is not None:
-            elements = 1
-            for n in layout.shape:
-                elements *= n
-            factors.append(round(moved / max(1, elements / compiled.threads) / layout.element_bytes))
+        access = compiled.layout(line, kind)
+        if access is not None and access.layout is not None:
+            elements = max(1, math.prod(access.shape) // compiled.threads)
+            factors.append(round(moved / elements / access.element_bytes))
     return max(1, min(factors, default=1))

@@ -57,6 +57,8 @@ class Recording:
     start: array = field(default_factory=lambda: array("q"))
     complete: bool = True  # False: more irregular lanes than are kept
     extent: int = 0  # bytes of the imaginary memory in use
+    whole: int = 0  # of a sampled launch: rows of programs that ran from beginning to end, the first ones
+    cut: set[int] = field(default_factory=set)  # and the programs that did not
 
     def __post_init__(self):
         self.answers: dict = {}  # of the cache model, by GPU

@@ -97,8 +97,8 @@ class Launch:
     dry: bool = False
     accesses: list[Access] = field(default_factory=list, repr=False)
     events: list[Event] = field(default_factory=list, repr=False)
-    arguments: dict = field(default_factory=dict, repr=False)
-    options: dict = field(default_factory=dict, repr=False)
+    arguments: dict = field(default_factory=dict, repr=False, compare=False)
+    options: dict = field(default_factory=dict, repr=False, compare=False)
     gpu: str = "h200"
     sampled: int | None = None
     recording: Recording = field(default_factory=Recording, repr=False)
@@ -280,6 +280,10 @@ class _Recorder:
 
         return caches.window(self.launch)
 
+    def cut(self, linear: int) -> None:
+        """A program of the window was ended early."""
+        self.launch.recording.cut.add(linear)
+
     def end(self) -> None:
         """The launch is over: a sampled one is scaled to the whole grid."""
         launch = self.launch
@@ -451,7 +455,13 @@ def _line(cells, widths) -> str:
     return "  ".join([first, *rest]).rstrip()
 
 
-def trace(dry: bool = False, detail: bool = False, on_launch: Callable | None = None) -> Trace:
+def trace(
+    dry: bool = False,
+    detail: bool = False,
+    on_launch: Callable | None = None,
+    gpu: str | hardware.Gpu = "h200",
+    sample: int | None = None,
+) -> Trace:
     """Count the memory traffic of everything in a `with` block.
 
         with gpukit.trace() as t:
@@ -462,12 +472,17 @@ def trace(dry: bool = False, detail: bool = False, on_launch: Callable | None = 
     detail     also keep each access with its element offsets in `launch.events`; at most 1,024 programs a launch
     on_launch  called as on_launch(kernel_name, arguments) before each launch; `arguments` maps the kernel's parameter
                names to what the caller passed
+    gpu        whose caches `launch.l2_read_sectors`, `launch.dram_read_bytes` and so on are about
+    sample     run that many programs of each launch, evenly spaced, and scale what they count to the whole grid. Nothing
+               is computed: floats load as 0 and stores are dropped, so tensors of any size cost nothing, meta tensors
+               (torch.empty(..., device="meta")) and untouched torch.empty alike. Integers in memory are read, since they
+               may be indices. Loops that wait for another program's value may not end.
 
+    Where there is a GPU, each launch is interpreted on copies of its tensors first and then runs.
     Blocks nest: an inner block's work counts in the outer one too. Raises MemoryFault and RaceFault where a kernel
-    leaves its tensors or programs collide, ValueError for a grid too large for `detail`, RuntimeError at a launch that
-    would run on a GPU.
+    leaves its tensors or programs collide, ValueError for a grid too large for `detail` and for an unknown GPU.
     """
-    return Trace(dry=dry, detail=detail, on_launch=on_launch)
+    return Trace(dry=dry, detail=detail, on_launch=on_launch, gpu=gpu, sample=sample)
 
 
 # ---- PyTorch ops --------------------------------------------------------------------------------------------------
