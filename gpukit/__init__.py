@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 # Public names and the modules they live in: loaded at first use, so that `import gpukit` costs milliseconds.
 _PUBLIC = {
     "check": "gpukit.grading.judge",
+    "compile": "gpukit.simulator.compile",
     "exercise": "gpukit.course",
     "hint": "gpukit.grading.judge",
     "trace": "gpukit.simulator.trace",

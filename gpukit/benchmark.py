@@ -97,7 +97,7 @@ def rows(op_name: str, gpu: str = "h200") -> list[Row]:
     """The recorded rows of `op_name` on `gpu`, a key of gpukit.hardware. Raises FileNotFoundError: what there is."""
     path = RESULTS / gpu / f"{op_name}.csv"
     if not path.exists():
-        there = sorted(f"{p.stem} on {p.parent.name}" for p in RESULTS.glob("*/*.csv"))
+        there = sorted(f"{p.stem} on {p.parent.name}" for p in RESULTS.glob("*/*.csv") if p.stem in ops())
         raise FileNotFoundError(
             f"no times of {op_name!r} on {gpu!r} are recorded; there are: {', '.join(there) or 'none'}"
         )

@@ -16,9 +16,8 @@ def add_constant_kernel(x_ptr, y_ptr, c, n, BLOCK: tl.constexpr):
     """Program 0 computes the first BLOCK elements, program 1 the next BLOCK, and so on."""
     # BEGIN SOLUTION
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = offs < n
-    x = tl.load(x_ptr + offs, mask=mask)
-    tl.store(y_ptr + offs, x + c, mask=mask)
+    x = tl.load(x_ptr + offs, mask=offs < n)
+    tl.store(y_ptr + offs, x + c, mask=offs < n)
     # END SOLUTION
 
 
@@ -34,12 +33,11 @@ def add_constant(x: Tensor, c: float, BLOCK: int = 1024) -> Tensor:
 @triton.jit
 def vector_add_kernel(x_ptr, y_ptr, z_ptr, n, BLOCK: tl.constexpr):
     """As in add_constant, with two inputs."""
-    # BEGIN SOLUTION
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = offs < n
-    x = tl.load(x_ptr + offs, mask=mask)
-    y = tl.load(y_ptr + offs, mask=mask)
-    tl.store(z_ptr + offs, x + y, mask=mask)
+    # BEGIN SOLUTION
+    x = tl.load(x_ptr + offs, mask=offs < n)
+    y = tl.load(y_ptr + offs, mask=offs < n)
+    tl.store(z_ptr + offs, x + y, mask=offs < n)
     # END SOLUTION
 
 
@@ -331,7 +329,7 @@ def neighbour_mean_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 
 def neighbour_mean(x: Tensor, BLOCK: int = 1024) -> Tensor:
-    """x [n] contiguous -> y [n]. The results look right. Once in a million calls they are not: mend that.
+    """x [n] contiguous -> y [n]. The results look right; whether they are depends on the order of programs: mend that.
 
     Bound: y is written once, and each element of x is read twice, once as a neighbour.
     """

@@ -36,7 +36,7 @@ def ids(pairs):
 
 @pytest.mark.parametrize(("exercise", "variant"), WRONG, ids=ids(WRONG))
 def test_wrong_answer_is_rejected_with_its_diagnosis(exercise, variant):
-    verdict = judge_source(exercise, source_of(exercise, variant))
+    verdict = judge_source(exercise, source_of(exercise, variant), seed=1)  # which label is found may depend on chance
     assert not verdict.passed
     assert verdict.diagnosis == variant.diagnosis, f"{verdict.diagnosis}\n{verdict}\n{verdict.detail[-2000:]}"
     assert 0 < len(verdict.lines) <= MAX_LINES

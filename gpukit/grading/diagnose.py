@@ -29,6 +29,9 @@ TAGS = {
     "single": "with a single row",
     "leading": "with more than two dimensions",
     "partial": "whose last block is not full",
+    "blocks": "with more than one block",
+    "cancel": "whose large terms cancel",
+    "dropped": "in which everything is dropped",
     "remainder": "whose rows the programs cannot share evenly",
     "few-rows": "with fewer rows than programs",
     "many-rows": "with more rows than programs",
@@ -253,7 +256,8 @@ def _same_tensors(predicted: Any, outputs: dict[str, Any]) -> bool:
         actual = outputs.get(name)
         if type(actual) is not torch.Tensor or actual.shape != wrong.shape:
             return False
-        actual, wrong, eps = actual.double(), wrong.double(), torch.finfo(actual.dtype).eps
+        eps = torch.finfo(actual.dtype).eps if actual.dtype.is_floating_point else 0.0
+        actual, wrong = actual.double(), wrong.double()
         size = wrong[torch.isfinite(wrong)].abs().max() if bool(torch.isfinite(wrong).any()) else torch.tensor(1.0)
         if not torch.allclose(actual, wrong, rtol=16 * eps, atol=float(16 * eps * size), equal_nan=True):
             return False

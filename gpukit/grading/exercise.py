@@ -121,7 +121,8 @@ class KernelExercise(Exercise):
     torch_ops  aten operations that the host code may use besides allocation, views and copies
     traffic    the bound on bytes moved, or None where the exercise does not grade it
     launch_rule  (case, launches) -> (label, sentence) if the launches break a rule of the exercise, else None; a launch is
-               {"kernel", "grid", "programs", "load_bytes", "store_bytes", "accesses"}
+               {"kernel", "grid", "programs", "load_bytes", "store_bytes", "atomic_bytes", "accesses", "sectors"}:
+               accesses are [kind, tensor, line, bytes], sectors their 32-byte sectors in the same order
     """
 
     reference: Callable[..., Any] = field(kw_only=True)

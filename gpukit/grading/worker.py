@@ -101,7 +101,7 @@ def _call_kernel(function: Any, args: tuple, job: dict) -> dict:
         if isinstance(arg, torch.Tensor):
             interpreter.guard(arg, name)
     watch = _host_watch(job["path"])
-    with watch, trace() as traced:
+    with watch, trace(raises=False) as traced:
         outputs = _outputs(function, args, job["gradients"], names)
     changed = [
         name
@@ -123,7 +123,7 @@ def _call_kernel(function: Any, args: tuple, job: dict) -> dict:
         "host_ops": watch.used,
         "copied_read_bytes": sum(op.read_bytes for op in traced.torch_ops),
         "copied_write_bytes": sum(op.write_bytes for op in traced.torch_ops),
-        "stored": any(launch.store_bytes for launch in own),
+        "stored": any(launch.write_bytes for launch in own),
         "loaded": any(launch.load_bytes for launch in own),
     }
     with contextlib.suppress(BaseException), _host_watch(job["path"]), trace(dry=True):
@@ -225,7 +225,9 @@ def _launch_facts(launch: Any, path: str) -> dict:
         "programs": launch.programs,
         "load_bytes": launch.load_bytes,
         "store_bytes": launch.store_bytes,
+        "atomic_bytes": launch.atomic_bytes,
         "accesses": [[a.kind, a.tensor, a.line, a.bytes] for a in launch.accesses],
+        "sectors": [a.sectors for a in launch.accesses],
     }
 
 

@@ -105,7 +105,9 @@ def _frames(place, outer, files) -> tuple:
     return tuple(frames)
 
 
-_SASS_INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?((?:@!?U?P\w+\s+)?)([A-Z][\w.]*)(.*?)\s*;(?: /\* stall (\d+) \*/)?")
+_SASS_INSTRUCTION = re.compile(
+    r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?((?:@!?U?P\w+\s+)?)([A-Z][\w.]*)(.*?)\s*;(?: /\* stall (\d+) \*/)?"
+)
 _SASS_FILE = re.compile(r'\s*//## File "([^"]*)", line (\d+)')
 
 

@@ -17,7 +17,6 @@ https://docs.nvidia.com/cuda/hopper-tuning-guide/index.html#unified-shared-memor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ import numpy as np
 
 from gpukit.hardware import KIB, Gpu
 from gpukit.simulator import coalesce
-from gpukit.simulator.memory import SECTOR_BYTES, Tile, _grid
+from gpukit.simulator.memory import SECTOR_BYTES, grid_offsets, touched
 from gpukit.simulator.occupancy import occupancy, reserved_shared_bytes
 from gpukit.simulator.recording import STORAGE_ALIGNMENT, Recording, Site
 
@@ -179,7 +178,7 @@ class _Counter:
             tile = recording.tiles[number]
             live = np.zeros(tile.shape, dtype=bool)
             live[tuple(map(slice, tile.low, tile.high))] = True
-            offsets = start % SECTOR_BYTES + _grid(tile.shape, tile.strides).reshape(-1)
+            offsets = start % SECTOR_BYTES + grid_offsets(tile.shape, tile.strides).reshape(-1)
             known = self._known[key] = self._count(site, offsets, live.reshape(-1))
         return known
 
@@ -220,7 +219,8 @@ class _L1:
 
 
 class _L2:
-    """The one L2: lines of four sectors, each present or not; `dram_read` and `dram_written` in sectors."""
+    """The one L2: lines of four sectors, each present or not. `dram_read`, `dram_written` and `dirtied`, what was written
+    and was not waiting to be written back already, in sectors."""
 
     def __init__(self, sectors: int, capacity_bytes: int):
         lines = -(-sectors // LINE_SECTORS)
@@ -229,7 +229,7 @@ class _L2:
         self.dirty = np.zeros(lines * LINE_SECTORS, dtype=bool)
         self.capacity = max(1, capacity_bytes // (SECTOR_BYTES * LINE_SECTORS))
         self.fills = self.capacity
-        self.dram_read = self.dram_written = 0
+        self.dram_read = self.dram_written = self.dirtied = 0
 
     def _absent(self, sectors: np.ndarray) -> np.ndarray:
         """Make room for these sectors; those that were not there."""
@@ -256,6 +256,7 @@ class _L2:
     def write(self, sectors: np.ndarray) -> None:
         self._absent(sectors)
         self.present[sectors] = True
+        self.dirtied += sectors.size - int(np.count_nonzero(self.dirty[sectors]))
         self.dirty[sectors] = True
 
     def finish(self) -> int:
@@ -425,17 +426,24 @@ def _reconstructed(recording: Recording, programs: int, gpu: Gpu) -> _Rows:
         donor = min(complete, key=lambda c: (abs(c - program), c))
         rows = np.arange(*bounds[donor])
         moved = starts[rows].copy()
-        begin = {site: row for row, site in zip(own[::-1], sites[own][::-1], strict=True)}
-        for site in np.unique(sites[rows]):
-            at = sites[rows] == site
-            regular = at & (tiles[rows] >= 0)
+        begin = {int(site): row for row, site in zip(own[::-1], sites[own][::-1], strict=True)}
+        shifts = {}  # a site that was not reached lies where another one on the same tensor has moved to
+        for site in np.unique(sites[rows]).tolist():
             if site in begin:
-                moved[regular] += starts[begin[site]] - starts[rows[at][0]]
-            elif regular.any():
+                shift = int(starts[begin[site]] - starts[rows[sites[rows] == site][0]])
+                shifts[site] = shift
+                shifts.setdefault(recording.sites[site].tensor, shift)
+        for site in np.unique(sites[rows]).tolist():
+            regular = (sites[rows] == site) & (tiles[rows] >= 0)
+            if not regular.any():
+                continue
+            shift = shifts.get(site, shifts.get(recording.sites[site].tensor))
+            if shift is None:
                 low = starts[rows[regular]].min() // STORAGE_ALIGNMENT * STORAGE_ALIGNMENT
                 span = starts[rows[regular]].max() - low + STORAGE_ALIGNMENT
-                moved[regular] += beyond - low
+                shift = beyond - low
                 beyond += -(-span // STORAGE_ALIGNMENT) * STORAGE_ALIGNMENT
+            moved[regular] += shift
         columns.append([np.full(rows.size, program), np.arange(rows.size), rows, moved])
     return _Rows(*(np.concatenate(column) for column in zip(*columns, strict=True)))
 
@@ -463,7 +471,7 @@ class _Play:
             origin = self.recording.start[row]
             if tile >= 0:
                 shifted = self.recording.tiles[tile].moved(start % SECTOR_BYTES)
-                known = _touched(shifted, self.recording.sites[site].width)
+                known = touched(shifted, self.recording.sites[site].width, SECTOR_BYTES)
             else:
                 known = self.recording.units(row, SECTOR_BYTES) - origin // SECTOR_BYTES
             self._relative[key] = known
@@ -500,12 +508,12 @@ class _Play:
         order = rows.ordered(waves, rows.step, rows.program)
         cache = _L2(self.sectors_in_memory, capacity)
         read = np.zeros(len(self.kinds), dtype=np.float64)
-        last_read, last_written = read, 0
+        last_read, last_dirty, last_fills = read, 0, cache.fills
         done: set[tuple[int, int]] = set()
         now = wave = -1
         for i in order.tolist():
             if waves[i] != wave:
-                wave, last_read, last_written = waves[i], read.copy(), cache.dram_written
+                wave, last_read, last_dirty, last_fills = waves[i], read.copy(), cache.dirtied, cache.fills
             if rows.step[i] != now:
                 now = rows.step[i]
                 done.clear()
@@ -525,17 +533,10 @@ class _Play:
                 cache.write(sectors)
         left = cache.finish()
         known = len(np.unique(rows.program))
-        written = float(cache.dram_written)
-        if known < programs:
-            in_last = len(np.unique(rows.program[waves == wave]))
-            more = (programs - known) / max(1, in_last)
-            read = read + (read - last_read) * more
-            total = (cache.dram_written - last_written + 0.0) * more
-            written += total
-        return read, written, left
-
-
-def _touched(tile: Tile, width: int) -> np.ndarray:
-    from gpukit.simulator.memory import touched
-
-    return touched(tile, width, SECTOR_BYTES)
+        if known == programs:
+            return read, float(cache.dram_written), float(left)
+        more = (programs - known) / max(1, len(np.unique(rows.program[waves == wave])))
+        dirtied = cache.dirtied + (cache.dirtied - last_dirty) * more
+        fills = cache.fills - cache.capacity + (cache.fills - last_fills) * more
+        left = dirtied * min(1.0, cache.capacity / max(1, fills))  # what is written and what is read leave L2 alike
+        return read + (read - last_read) * more, dirtied - left, left

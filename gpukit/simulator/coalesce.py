@@ -52,7 +52,9 @@ def facts(site: Site, seen: Iterable[tuple[Tile, int]], arguments: Sequence[int]
         for d in range(rank):
             if site.shape[d] > 1 and tile.strides[d] != site.width:
                 neighbours[d] = 1
-        steps.add(math.gcd(start, *(s for s, n in zip(tile.strides, site.shape, strict=True) if n > 1 and s != site.width)))
+        steps.add(
+            math.gcd(start, *(s for s, n in zip(tile.strides, site.shape, strict=True) if n > 1 and s != site.width))
+        )
         edges = [e for d in range(rank) if tile.strides[d] == site.width for e in (tile.low[d], tile.high[d])]
         edges = [e for e in edges if e % max(site.shape)]
         mask = math.gcd(mask, *edges) if edges else mask

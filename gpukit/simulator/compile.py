@@ -7,8 +7,6 @@ where there is none. Triton reads TRITON_INTERPRET when it is imported, hence th
 
 from __future__ import annotations
 
-import __future__
-
 import ast
 import contextlib
 import dataclasses
@@ -31,6 +29,7 @@ from gpukit import hardware
 from gpukit.simulator import assembly, layouts
 from gpukit.simulator.occupancy import Occupancy, occupancy
 
+_STRINGS_FOR_ANNOTATIONS = annotations.compiler_flag  # of a file that imports annotations from __future__, as this one
 OLDEST = (7, 5)  # Triton's own minimum is older, but nothing older is tested by anybody
 OLDEST_TRITON = (3, 6)
 TIMEOUT_S = 300
@@ -89,7 +88,9 @@ class Compiled:
     spill_loads: int
     stack_bytes: int
     shared_bytes: int
-    source: dict[int, str] = dataclasses.field(repr=False)  # line -> text of the kernel and of what it calls
+    functions: tuple[tuple[str, str, int], ...] = dataclasses.field(
+        repr=False
+    )  # (file, source, first line), kernel first
     ttir: str = dataclasses.field(repr=False)
     ttgir: str = dataclasses.field(repr=False)
     llir: str = dataclasses.field(repr=False)
@@ -148,6 +149,16 @@ class Compiled:
     def layout(self, line: int, kind: str) -> layouts.AccessLayout | None:
         """The layout of the `kind` ("load", "store", "atomic") on a source line, None if there is none."""
         return next((a for a in self.layouts if (a.line, a.kind) == (line, kind)), None)
+
+    @property
+    def source(self) -> dict[int, str]:
+        """The kernel and what it calls in its own file: line -> text."""
+        return {
+            line + i: text
+            for file, source, line in self.functions
+            if file == self.file
+            for i, text in enumerate(source.splitlines())
+        }
 
     @cached_property
     def lines(self) -> dict[int, assembly.Line]:
@@ -226,11 +237,11 @@ def _compiled(job: dict, gpu: hardware.Gpu, answer: dict) -> Compiled:
     kernel = job["functions"][job["kernel"]]
     metadata = answer["metadata"]
     facts = assembly.ptxas_log(answer["ptxas"])
-    source = {int(n): text.rstrip("\n") for n, text in job["files"][kernel["file"]].items()}
+    functions = tuple((f["file"], f["source"], f["line"]) for f in job["functions"].values())
     return Compiled(
         kernel=job["name"], file=kernel["file"], line=kernel["line"], gpu=gpu, options=job["options"],
         num_warps=metadata["num_warps"], num_stages=metadata["num_stages"], num_ctas=metadata["num_ctas"],
-        shared_bytes=metadata["shared"], source=source, **facts,
+        shared_bytes=metadata["shared"], functions=functions, **facts,
         **{stage: answer[stage] for stage in ("ttir", "ttgir", "llir", "ptx", "sass")},
     )  # fmt: skip
 
@@ -365,9 +376,7 @@ def _unwrap(kernel, args, kwargs):
         seen = seen.fn
 
 
-@cache
-def _jit_options() -> tuple[str, ...]:
-    return ("do_not_specialize", "do_not_specialize_on_alignment", "noinline")
+_JIT_OPTIONS = ("do_not_specialize", "do_not_specialize_on_alignment", "noinline")
 
 
 class _Packer:
@@ -430,20 +439,20 @@ class _Packer:
             return self._keys[id(fn)]
         key = self._keys[id(fn)] = f"{fn.__name__}#{len(self._keys)}"
         source, line = _source(fn)
-        file = fn.__code__.co_filename
-        file = file if file.startswith("<") else os.path.abspath(file)
+        file = path(fn.__code__.co_filename)
         lines = self.files.setdefault(file, {})
         lines.update({str(line + i): text for i, text in enumerate(source.splitlines(keepends=True))})
         scope = {**fn.__globals__, **inspect.getclosurevars(fn).nonlocals}
         annotations = fn.__globals__.get("__annotations__", {})
-        used = sorted({node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)} & scope.keys())
+        names = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+        used = sorted((names - set(fn.__code__.co_varnames)) & scope.keys())
         record = self.functions[key] = {
             "name": fn.__name__,
             "module": fn.__module__,
             "file": file,
             "line": line,
             "source": source,
-            "flags": fn.__code__.co_flags & __future__.annotations.compiler_flag,
+            "flags": fn.__code__.co_flags & _STRINGS_FOR_ANNOTATIONS,
             "kind": "constexpr_function" if type(wrapped).__name__ == "ConstexprFunction" else "jit",
             "options": self._options(wrapped),
             "constexpr_globals": [name for name in used if "constexpr" in str(annotations.get(name, ""))],
@@ -453,8 +462,22 @@ class _Packer:
         return key
 
     def _options(self, wrapped) -> dict:
-        given = getattr(wrapped, "kwargs", None) or vars(wrapped)  # the interpreter's function keeps them in `kwargs`
-        return {name: given[name] for name in _jit_options() if given.get(name)}
+        wrapped = getattr(wrapped, "compiled", wrapped)  # of the function that a trace interprets beside a GPU
+        given = getattr(wrapped, "kwargs", None) or vars(wrapped)  # the interpreter's own keeps them in `kwargs`
+        return {name: given[name] for name in _JIT_OPTIONS if given.get(name)}
+
+
+def sources(kernel) -> list[tuple[str, str, int]]:
+    """A @triton.jit function and those that it calls: (file, source, first line) of each."""
+    packer = _Packer()
+    packer.function(kernel)
+    return [(f["file"], f["source"], f["line"]) for f in packer.functions.values()]
+
+
+@cache
+def path(code_file: str) -> str:
+    """The file of a code object as the compiler names it; that of a notebook cell is no path."""
+    return code_file if code_file.startswith("<") else os.path.abspath(code_file)
 
 
 def _source(fn) -> tuple[str, int]:

@@ -15,6 +15,7 @@ import os
 import sys
 import sysconfig
 from dataclasses import dataclass, field
+from functools import cache
 from types import SimpleNamespace, TracebackType
 
 import numpy as np
@@ -22,9 +23,15 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
-from gpukit.simulator.memory import Access, Fault, Memory, MemoryFault, RaceFault, guard, unguard_all
+from gpukit.simulator import libdevice
+from gpukit.simulator.libdevice import Unsupported
+from gpukit.simulator.memory import Access, Fault, Memory, MemoryFault, RaceFault, UnwrittenFault, guard, unguard_all
+from gpukit.simulator.numerics import bf16_bits, bf16_floats, fp8_bits, fp8_floats, integers, tf32
 
-__all__ = ["Call", "MemoryFault", "RaceFault", "busy", "guard", "install", "original", "unguard_all", "watchers"]
+__all__ = [
+    "Call", "Fault", "MemoryFault", "RaceFault", "Unsupported", "UnwrittenFault", "busy", "guard", "install", "original",
+    "unguard_all", "watchers",
+]  # fmt: skip
 
 SUPPORTED = "3.6 to 3.9"
 _PARAMETER = "gpukit.parameter"  # key under which a pointer handle carries the Parameter it came from
@@ -51,8 +58,8 @@ class Call:
 
 
 # Each watcher has `begin(call) -> recorder`, `dry`: if any is dry, launches are listed but not run, and `sample`: how
-# many programs of a launch to run, None for all. A recorder has `access(access, program, file, line)`, `dot(flops)` and
-# `end()`; for sampled launches `role`, `window()` and `cut(program)` too.
+# many programs of a launch to run, None for all. A recorder has `access(access, program, file, line)`, `dot(flops)`,
+# `unwritten(fault)`, which may raise it, and `end()`; for sampled launches `role`, `window()` and `cut(program)` too.
 watchers: list = []
 
 
@@ -202,6 +209,7 @@ def _launch(function, args, kwargs, grid) -> None:
     scope = ti._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     scope.set_attr(tl.core.tensor, "__index__", lambda self: int(self.handle.data.item()))  # NumPy >= 2.4, Triton 3.6
     _cache_types(scope)
+    _bind_libdevice(scope)
     try:
         values = {
             name: given if name in executor.constexprs else _value(name, given, host_arguments[name], memory)
@@ -210,6 +218,7 @@ def _launch(function, args, kwargs, grid) -> None:
         axes = grid + (1,) * (3 - len(grid))
         builder = ti.interpreter_builder
         builder.set_grid_dim(*axes)
+        builder.codegen_fns["min_dot_size"] = _min_dot_size
 
         def program(linear: int) -> None:
             memory.start_program(linear)
@@ -228,6 +237,9 @@ def _launch(function, args, kwargs, grid) -> None:
                 recorder.end()
             if memory.race:
                 raise memory.race
+            if memory.unwritten:
+                for recorder in _running.recorders:
+                    recorder.unwritten(memory.unwritten)
         except (Fault, NotImplementedError):  # a gap in an exercise says what it is
             raise
         except Exception as exc:
@@ -419,11 +431,11 @@ def _admit(kind: str, ptrs, mask, width: int) -> Access:
     return access
 
 
-def _locate_race() -> None:
-    """A race is raised when the launch ends; its traceback shows where it happened."""
-    race = _running.memory.race
-    if race is not None and race.__traceback__ is None:
-        race.__traceback__ = _user_frames(_frames_inside_the_launch())
+def _locate_faults() -> None:
+    """What is raised when the launch ends has a traceback that shows where it happened."""
+    for fault in (_running.memory.race, _running.memory.unwritten):
+        if fault is not None and fault.__traceback__ is None:
+            fault.__traceback__ = _user_frames(_frames_inside_the_launch())
 
 
 def _width(ptrs) -> int:
@@ -435,7 +447,7 @@ def _masked_load(plain):
         if _running is not None:
             access = _admit("load", ptrs, mask, _width(ptrs))
             _running.memory.load(access)
-            _locate_race()
+            _locate_faults()
             if _running.sampling and (
                 ptrs.get_element_ty().is_floating() or access.buffer is None or access.buffer.imaginary
             ):
@@ -451,7 +463,7 @@ def _masked_store(plain):
             # Triton writes items of the value's own size, whatever the pointer says
             access = _admit("store", ptrs, mask, value.data.itemsize)
             _running.memory.store(access, value.data)
-            _locate_race()
+            _locate_faults()
             if _running.sampling:
                 return None
         return plain(self, ptrs, value, mask, *rest, **kwargs)
@@ -472,7 +484,8 @@ def _atomic_rmw(plain):
         access = None
         if _running is not None:
             access = _admit("atomic", ptr, mask, _width(ptr))
-            _running.memory.atomic(access, sem != ti._ir.MEM_SEMANTIC.RELAXED)
+            _running.memory.atomic(access, sem != ti._ir.MEM_SEMANTIC.RELAXED, op != ti._ir.ATOMIC_OP.XCHG)
+            _locate_faults()
             if _running.sampling:
                 return _zeros(ptr)
         if _is_bf16(val) and op == ti._ir.ATOMIC_OP.FADD:
@@ -503,6 +516,7 @@ def _atomic_cas(plain):
         if _running is not None:
             access = _admit("atomic", ptr, None, _width(ptr))
             _running.memory.atomic(access, sem != _interpreter_module()._ir.MEM_SEMANTIC.RELAXED)
+            _locate_faults()
             if _running.sampling:
                 return _zeros(ptr)
         return plain(self, ptr, cmp, val, sem, scope)
@@ -524,6 +538,24 @@ def _carry(position: int):
         return carried
 
     return make
+
+
+def _descriptor_reduce(plain):
+    def create_descriptor_reduce(self, kind, desc, value, offsets):
+        ti = _interpreter_module()
+        ptrs, mask = desc.materialize_pointers(offsets)
+        name = str(kind).split(".")[-1]
+        operations = ti._ir.ATOMIC_OP
+        if name == "ADD" and value.dtype.scalar.is_floating():
+            name = "FADD"
+        elif name in ("MIN", "MAX") and value.dtype.scalar.is_int_unsigned():
+            name = "U" + name
+        # pointers of the block's own shape: a value may have been broadcast or reshaped to it
+        value = ti.TensorHandle(np.broadcast_to(value.data, ptrs.data.shape), value.dtype.scalar)
+        relaxed = ti._ir.MEM_SEMANTIC.RELAXED
+        return self.create_atomic_rmw(getattr(operations, name), ptrs, value, mask, relaxed, None)
+
+    return create_descriptor_reduce
 
 
 def _materialize_pointers(plain):
@@ -559,24 +591,6 @@ def _np_dtype(plain):
 # ---- arithmetic ---------------------------------------------------------------------------------------------------
 # The interpreter holds bf16 as uint16 bits. An op on them is done in fp32 and rounded once, which for + - * / and sqrt
 # is the correctly rounded bf16 result: 24 bits of significand are at least 2 * 8 + 2.
-
-
-def bf16_floats(bits: np.ndarray) -> np.ndarray:
-    """bf16 bits (uint16) as float32, exactly."""
-    return (np.asarray(bits).astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def bf16_bits(values, toward_zero: bool = False) -> np.ndarray:
-    """Numbers as bf16 bits (uint16), rounded to nearest even; NaN stays NaN, what is too large becomes infinite."""
-    values = np.asarray(values)
-    shape = values.shape
-    bits = values.astype(np.float32).reshape(-1).view(np.uint32)
-    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    rounding = np.uint32(0) if toward_zero else np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    rounded = ((bits + rounding) >> np.uint32(16)).astype(np.uint16)
-    if nan.any():
-        rounded[nan] = 0x7FFF  # what cvt.rn.bf16.f32 returns
-    return rounded.reshape(shape)
 
 
 def _is_bf16(handle) -> bool:
@@ -620,19 +634,29 @@ def _cast(plain):
         if _is_bf16(src):
             if target.name == "bf16":
                 return src
-            ti = _interpreter_module()
-            return ti.TensorHandle(bf16_floats(src.data).astype(ti._get_np_dtype(target)), target)
+            src = _interpreter_module().TensorHandle(bf16_floats(src.data), tl.float32)
         if target.name == "bf16":
             return _interpreter_module().TensorHandle(bf16_bits(src.data), target)
+        if src.data.dtype.kind == "f" and target.is_int() and target.int_bitwidth >= 8:
+            ti = _interpreter_module()
+            return ti.TensorHandle(integers(src.data, ti._get_np_dtype(target)), target)
         return plain(self, src, dst_type)
 
     return cast_impl
+
+
+_FP8 = ("fp8e4nv", "fp8e5")
 
 
 def _fp_to_fp(plain):
     def create_fp_to_fp(self, src, dst_type, rounding_mode):
         standard = ("fp16", "bf16", "fp32", "fp64")
         target, source = dst_type.scalar, src.dtype.scalar
+        if source.name in _FP8 and target.name in standard:
+            floats = _interpreter_module().TensorHandle(fp8_floats(src.data, source.name), tl.float32)
+            return self.cast_impl(floats, dst_type)
+        if target.name in _FP8 and source.name in standard:
+            return _interpreter_module().TensorHandle(fp8_bits(_floats(src), target.name), target)
         if "bf16" not in (target.name, source.name) or target.name not in standard or source.name not in standard:
             return plain(self, src, dst_type, rounding_mode)
         ti = _interpreter_module()
@@ -651,7 +675,7 @@ def _get_bf16(plain):
 
 
 def _dot(plain):
-    def create_dot(self, a, b, d, *rest, **kwargs):
+    def create_dot(self, a, b, d, input_precision=None, *rest, **kwargs):
         if _running is not None and _running.recorders:
             *batch, m, k = a.data.shape
             flops = 2 * int(np.prod(batch, dtype=np.int64)) * m * k * b.data.shape[-1]
@@ -659,11 +683,79 @@ def _dot(plain):
                 recorder.dot(flops)
             if _running.sampling:
                 return d
-        make = _interpreter_module().TensorHandle
-        a, b = (make(bf16_floats(x.data), tl.float32) if _is_bf16(x) else x for x in (a, b))
-        return plain(self, a, b, d, *rest, **kwargs)
+        ti = _interpreter_module()
+        make = ti.TensorHandle
+        if a.dtype.scalar.name in _FP8 and b.dtype.scalar.name in _FP8:
+            a, b = (make(fp8_floats(x.data, x.dtype.scalar.name), tl.float32) for x in (a, b))
+        elif _is_bf16(a) or _is_bf16(b):
+            a, b = (make(bf16_floats(x.data), tl.float32) if _is_bf16(x) else x for x in (a, b))
+        elif a.data.dtype == b.data.dtype == np.float32 and input_precision == ti._ir.INPUT_PRECISION.TF32:
+            a, b = (make(tf32(x.data), tl.float32) for x in (a, b))
+        return plain(self, a, b, d, input_precision, *rest, **kwargs)
 
     return create_dot
+
+
+@cache
+def _min_dot_rule():
+    try:
+        from triton.backends.nvidia.compiler import min_dot_size
+    except ImportError:  # a Triton built for another maker's GPUs
+        return lambda lhs, rhs: (1, 1, 1)
+    return min_dot_size(None)
+
+
+def _min_dot_size(lhs, rhs):
+    """The smallest M, N and K that tl.dot takes on NVIDIA's GPUs; Triton's interpreter takes any."""
+    return _min_dot_rule()(lhs, rhs)
+
+
+def _extern_elementwise(plain):
+    def create_extern_elementwise(self, libName, libPath, symbol, argList, retType, isPure):
+        ti = _interpreter_module()
+        result = retType.scalar
+        return ti.TensorHandle(libdevice.evaluate(symbol, [x.data for x in argList], ti._get_np_dtype(result)), result)
+
+    return create_extern_elementwise
+
+
+def _inline_asm(plain):
+    def create_inline_asm(self, *args, **kwargs):
+        raise Unsupported("inline PTX does not run in the interpreter: write the operation with tl functions")
+
+    return create_inline_asm
+
+
+def _erf(plain):
+    def create_erf(self, arg):
+        return self.unary_op(arg, libdevice.erf)
+
+    return create_erf
+
+
+def _bind_libdevice(scope) -> None:
+    """`libdevice.tanh(x)` in a kernel: the functions of tl.extra.libdevice are empty, and those for CUDA ask for what
+    Triton's compiler passes them."""
+    cuda = sys.modules.get("triton.language.extra.cuda.libdevice")
+    if cuda is None:
+        return
+    semantic = _interpreter_module().interpreter_semantic
+
+    def bound(name, function):
+        def call(*args, _semantic=None):
+            if function is None:
+                raise Unsupported(f"libdevice.{name} is not among NVIDIA's functions in Triton {triton.__version__}")
+            try:
+                return function(*args, _semantic=semantic)
+            except KeyError as exc:
+                raise TypeError(f"libdevice.{name} does not take {exc}: cast the arguments, x.to(tl.float32)") from None
+
+        return call
+
+    for module in (cuda, sys.modules.get("triton.language.extra.libdevice")):
+        for name, function in list(vars(module).items()) if module else ():
+            if callable(function) and getattr(function, "__module__", "") == module.__name__:
+                scope.set_attr(module, name, bound(name, getattr(cuda, name, None)))
 
 
 def _nan_dropping(function):
@@ -758,6 +850,12 @@ _PATCHES = (
     (_INTERPRETER, "InterpreterBuilder.cast_impl", _cast),
     (_INTERPRETER, "InterpreterBuilder.create_fp_to_fp", _fp_to_fp),
     (_INTERPRETER, "InterpreterBuilder.create_dot", _dot),
+    (_INTERPRETER, "InterpreterBuilder.create_erf", _erf),
+    (_INTERPRETER, "InterpreterBuilder.create_extern_elementwise", _extern_elementwise),
+    (_INTERPRETER, "InterpreterBuilder.create_inline_asm", _inline_asm),
+    (_INTERPRETER, "_ir.INPUT_PRECISION.TF32", None),
+    (_INTERPRETER, "_ir.ATOMIC_OP.XCHG", None),
+    (_INTERPRETER, "interpreter_semantic", None),
     (_INTERPRETER, "InterpreterBuilder.create_maxnumf", _nan_dropping(np.fmax)),
     (_INTERPRETER, "InterpreterBuilder.create_minnumf", _nan_dropping(np.fmin)),
     (_INTERPRETER, "ReduceOps.sum", _reduce_sum),
@@ -768,7 +866,11 @@ _PATCHES = (
     ("triton.runtime.jit", "JITFunction.run", _counted_launch),
     ("triton.runtime.jit", "JITFunction.__call__", _device_function),
 )
-_ADDED = ((_INTERPRETER, "InterpreterBuilder.get_bf16", _get_bf16),)  # Triton 3.6 has none
+# Triton 3.6 has no get_bf16, none has the other.
+_ADDED = (
+    (_INTERPRETER, "InterpreterBuilder.get_bf16", _get_bf16),
+    (_INTERPRETER, "InterpreterBuilder.create_descriptor_reduce", _descriptor_reduce),
+)
 
 _installed: list[tuple[object, str, object]] = []
 _ABSENT = object()

@@ -145,11 +145,10 @@ def access_layouts(ttgir: str) -> list[AccessLayout]:
     places = dict(_LOC.findall(ttgir))
     found: dict[AccessLayout, None] = {}
     for line in ttgir.split("\n"):
-        for pattern, kind, to in _OPS:
-            if pattern.search(line):
-                break
-        else:
+        op = next((op for op in _OPS if op[0].search(line)), None)
+        if op is None:
             continue
+        _, kind, to = op
         file, number = _place(line, places)
         block = (_DESCRIPTOR if to == "TMA" else _POINTERS).search(line)
         if block is None:  # a scalar

@@ -70,6 +70,17 @@ class RaceFault(Fault):
         )
 
 
+class UnwrittenFault(Fault):
+    """A load, or an atomic, of elements of a fresh tensor (torch.empty) that nobody has written."""
+
+    def _sentence(self) -> str:
+        elements = "1 element" if self.count == 1 else f"{self.count} elements"
+        return (
+            f"{self.kind} of {self.tensor}: {_program(self.program)}, line {self.line}: {elements} of {self.name} "
+            f"{list(self.shape)} that nobody has written; first at index {self.first_index}"
+        )
+
+
 def _program(ids) -> str:
     return f"program {ids[0]}" if len(ids) == 1 else f"program {tuple(ids)}"
 
@@ -160,6 +171,48 @@ def _union(tensors) -> Legal:
     return Legal(start, end, unit, allowed)
 
 
+# ---- what nobody has written --------------------------------------------------------------------------------------
+
+_fresh: dict[int, "Fresh"] = {}  # by address of the storage
+
+
+class Fresh:
+    """The storage of a tensor that was allocated and not filled, and which of its elements have been written since."""
+
+    def __init__(self, tensor):
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        storage = tensor.untyped_storage()
+        self.alive = StorageWeakRef(storage)
+        self.unit = tensor.element_size()
+        self.written = np.zeros(storage.nbytes() // self.unit, dtype=bool)
+
+
+def note_allocation(tensor) -> None:
+    """From now on until `forget_allocations` or `note_written`, reading what no launch has stored is a fault."""
+    storage = tensor.untyped_storage()
+    if tensor.device.type == "cpu" and storage.nbytes():
+        _fresh[storage.data_ptr()] = Fresh(tensor)
+
+
+def note_written(tensor) -> None:
+    """Something that is no launch has written to this tensor's storage: all of it counts as written."""
+    if _fresh:
+        _fresh.pop(tensor.untyped_storage().data_ptr(), None)
+
+
+def forget_allocations() -> None:
+    _fresh.clear()
+
+
+def _fresh_storage(key: int) -> "Fresh | None":
+    fresh = _fresh.get(key)
+    if fresh is not None and fresh.alive.expired():  # the address belongs to another tensor by now
+        del _fresh[key]
+        return None
+    return fresh
+
+
 # ---- one launch ---------------------------------------------------------------------------------------------------
 
 
@@ -171,6 +224,7 @@ class Buffer:
     def __init__(self, key: int, base: int, nbytes: int, storage, imaginary: bool = False):
         self.key, self.base, self.nbytes, self.storage, self.imaginary = key, base, nbytes, storage, imaginary
         self.legal = _legal.get(key) or Legal(0, nbytes)
+        self.fresh = None if imaginary else _fresh_storage(key)
         self.low, self.high = base + self.legal.start, base + self.legal.end
         self.history = None
 
@@ -225,12 +279,13 @@ class Tile(NamedTuple):
 
     def offsets(self) -> np.ndarray:
         """Distances of the live lanes from `start`, in lane order, int64."""
-        grid = _grid(self.shape, self.strides)
+        grid = grid_offsets(self.shape, self.strides)
         return grid[tuple(map(slice, self.low, self.high))].reshape(-1)
 
 
 @lru_cache(maxsize=128)
-def _grid(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+def grid_offsets(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """Distances in bytes of the lanes of a grid from its first one, int64, in the block's shape."""
     total = np.zeros(shape, dtype=np.int64)
     for axis, (n, stride) in enumerate(zip(shape, strides, strict=True)):
         total += (np.arange(n, dtype=np.int64) * stride).reshape([-1 if a == axis else 1 for a in range(len(shape))])
@@ -247,7 +302,7 @@ def find_tile(addresses: np.ndarray, live: np.ndarray | None) -> Tile | None:
         strides.append(step - (1 << 64) if step >= 1 << 63 else step + (1 << 64) if step < -(1 << 63) else step)
     if (
         addresses.size > 1
-        and not ((addresses - addresses.item(0)).view(np.int64) == _grid(shape, tuple(strides))).all()
+        and not ((addresses - addresses.item(0)).view(np.int64) == grid_offsets(shape, tuple(strides))).all()
     ):
         return None
     low, high = (0,) * len(shape), shape
@@ -430,6 +485,7 @@ class Memory:
         self.parameters: list[Parameter] = []
         self.linear = 0
         self.race: RaceFault | None = None
+        self.unwritten: UnwrittenFault | None = None  # the first one
         self._next_imaginary = _FIRST_IMAGINARY
         self._released: dict[int, set[int]] = {}  # address of an atomic -> programs that passed through it
         self.start_program(0)
@@ -541,6 +597,8 @@ class Memory:
 
     def load(self, access: Access) -> None:
         """Note a load that was admitted."""
+        if access.lanes and access.buffer.fresh is not None:
+            self._check_written(access)
         if self.alone or self.race or not access.lanes:
             return
         history = access.buffer.history
@@ -570,8 +628,26 @@ class Memory:
             shared = np.where(self._is_ordered(reader), me, -np.abs(reader))
             history.reader[index] = np.where(others, shared, np.where(reader == -me, reader, me))
 
+    def _check_written(self, access: Access) -> None:
+        fresh = access.buffer.fresh
+        index = access.index(fresh.unit)
+        if index is None or self.unwritten is not None:
+            return
+        unwritten = ~fresh.written[index]
+        if unwritten.any():
+            self.unwritten = UnwrittenFault(**self._fields(access, unwritten.reshape(access.lanes, -1).any(axis=1)))
+
+    def _note_written(self, access: Access) -> None:
+        fresh = access.buffer.fresh
+        if access.width >= fresh.unit:
+            fresh.written[access.index(fresh.unit)] = True
+        else:
+            fresh.written[access.offsets // fresh.unit] = True
+
     def store(self, access: Access, values: np.ndarray) -> None:
         """Note a store that was admitted, before it happens."""
+        if access.lanes and access.buffer.fresh is not None:
+            self._note_written(access)
         if self.alone or self.race or not access.lanes:
             return
         me = self.linear + 1
@@ -609,9 +685,13 @@ class Memory:
             return np.zeros(programs.shape, dtype=bool)
         return np.isin(programs, list(self._ordered))
 
-    def atomic(self, access: Access, ordering: bool) -> None:
-        """Note an atomic. One on a single address that orders memory (not sem="relaxed") is taken for a lock or a
+    def atomic(self, access: Access, ordering: bool, reads: bool = True) -> None:
+        """Note an atomic; `reads` is False for an exchange. One on a single address that orders memory (not sem="relaxed") is taken for a lock or a
         counter: whoever passes through it later comes after everything done before."""
+        if access.lanes and access.buffer.fresh is not None:
+            if reads:
+                self._check_written(access)
+            self._note_written(access)
         if not ordering or access.lanes != 1:
             return
         passed = self._released.setdefault(access.low, set())

@@ -6,6 +6,7 @@ together: an instruction runs as often as its loop turns, and no more often than
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections import Counter
@@ -70,8 +71,7 @@ class Mix:
         return sum(self.units.values())
 
 
-# How often a program runs a source line: keys are the line and the calls it came in through, innermost first, each as
-# (file, line).
+# How often a program runs a statement: see lines.LineCounter for the keys.
 Executions = Mapping[tuple[tuple[str, int], ...], float]
 
 
@@ -101,7 +101,7 @@ def weights(compiled: Compiled, executions: Executions | None) -> list[float]:
     instructions = compiled.instructions
     if executions is None:
         return [1.0] * len(instructions)
-    ran = _ran(instructions, executions)
+    ran = _ran(compiled, executions)
     loops = assembly.loops(instructions)
     around = [assembly.innermost(loops, i) for i in range(len(instructions))]
     turns = _turns(compiled, loops, around, ran)
@@ -112,13 +112,18 @@ def weights(compiled: Compiled, executions: Executions | None) -> list[float]:
     return out
 
 
-def _ran(instructions: list[assembly.Instruction], executions: Executions) -> list[float | None]:
+def _ran(compiled: Compiled, executions: Executions) -> list[float | None]:
     """For each instruction how often its source line ran; None where that is not known. Triton 3.6 keeps only the
     innermost line of a call, which then stands for all calls together."""
+    first_lines = statements(compiled.functions)
     anywhere: Counter = Counter()
     for frames, times in executions.items():
         anywhere[frames[:1]] += times
-    return [executions.get(i.own_frames, anywhere.get(i.own_frames)) for i in instructions]
+    found = []
+    for instruction in compiled.instructions:
+        frames = tuple((file, first_lines.get(file, {}).get(line, line)) for file, line in instruction.own_frames)
+        found.append(executions.get(frames, anywhere.get(frames)))
+    return found
 
 
 def _turns(compiled: Compiled, loops, around, ran) -> dict[assembly.Loop, float]:
@@ -126,7 +131,7 @@ def _turns(compiled: Compiled, loops, around, ran) -> dict[assembly.Loop, float]
     own = {loop: [i for i, l in enumerate(around) if l is loop] for loop in loops}
     bodies = {loop: [compiled.instructions[i] for i in own[loop]] for loop in loops}
     places = {loop: {i.own_frames for i in bodies[loop]} for loop in loops}
-    groups: dict[tuple, list] = {}
+    groups: list[tuple[int, set, list]] = []  # depth, where their loads are, (passes, loop): loops made from one
     for loop in loops:
         # The lines of an inner loop lie around it too (what the pipeliner put before and after it): they do not count.
         inside = [l for l in loops if l is not loop and loop.start <= l.start and l.end <= loop.end]
@@ -135,12 +140,18 @@ def _turns(compiled: Compiled, loops, around, ran) -> dict[assembly.Loop, float]
         counts.pop(None, None)
         enough = max(1, sum(counts.values()) // 50)
         passes = max((times for times, n in counts.items() if n >= enough), default=1.0)
-        movers = frozenset(i.own_frames for i in bodies[loop] if i.base in _MOVERS)
-        groups.setdefault((loop.depth, movers or frozenset(places[loop])), []).append((passes, loop))
+        movers = {i.own_frames for i in bodies[loop] if i.base in _MOVERS} or set(places[loop])
+        for depth, theirs, members in groups:
+            if depth == loop.depth and theirs & movers:
+                theirs |= movers
+                members.append((passes, loop))
+                break
+        else:
+            groups.append((loop.depth, movers, [(passes, loop)]))
     # Loops made from one share its passes: ptxas makes one that takes several steps at a time and one for the rest.
     turns = {}
-    for group in groups.values():
-        passes, siblings = max(passes for passes, _ in group), [loop for _, loop in group]
+    for _, _, members in groups:
+        passes, siblings = max(passes for passes, _ in members), [loop for _, loop in members]
         unrolled = {loop: _unrolled(compiled, bodies[loop]) for loop in siblings}
         plain = [loop for loop in siblings if unrolled[loop] == 1]
         for loop in sorted(siblings, key=lambda loop: -unrolled[loop]):
@@ -169,3 +180,15 @@ def _unrolled(compiled: Compiled, body: list[assembly.Instruction]) -> int:
             elements = max(1, math.prod(access.shape) // compiled.threads)
             factors.append(round(moved / elements / access.element_bytes))
     return max(1, min(factors, default=1))
+
+
+def statements(functions) -> dict[str, dict[int, int]]:
+    """For functions as `compile.sources` lists them: file -> each line -> the first line of the statement it is in."""
+    found: dict[str, dict[int, int]] = {}
+    for file, source, line in functions:
+        first_lines = found.setdefault(file, {})
+        for node in ast.walk(ast.parse(source)):  # outer statements come before inner ones
+            if isinstance(node, ast.stmt):
+                for n in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                    first_lines[line + n - 1] = line + node.lineno - 1
+    return found

@@ -8,10 +8,8 @@ counted as if each read its inputs and wrote its outputs once.
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -280,6 +278,12 @@ class _Recorder:
 
         return caches.window(self.launch)
 
+    def unwritten(self, fault) -> None:
+        """The launch read what nobody has written."""
+        self.trace.unwritten.append(fault)
+        if self.trace.raises:
+            raise fault
+
     def cut(self, linear: int) -> None:
         """A program of the window was ended early."""
         self.launch.recording.cut.add(linear)
@@ -314,16 +318,19 @@ class Trace:
         on_launch: Callable | None = None,
         gpu: str | hardware.Gpu = "h200",
         sample: int | None = None,
+        raises: bool = True,
     ):
         if sample is not None and (not isinstance(sample, int) or sample < 1):
             raise ValueError(f"sample must be a number of programs, at least 1, got {sample!r}")
         self.dry, self.detail, self.on_launch, self.sample = dry, detail, on_launch, sample
         self.gpu = gpu if isinstance(gpu, hardware.Gpu) else hardware.gpu(gpu)
+        self.raises = raises
+        self.unwritten: list[memory.UnwrittenFault] = []
         self.events: list[Launch | TorchOp] = []
         self._marks: dict[int, _Marks] = {}
         self._mode = _CountOps(self)
 
-    def __enter__(self) -> "Trace":
+    def __enter__(self) -> Trace:
         if interpreter is not None:
             interpreter.install()
             interpreter.watchers.append(self)
@@ -334,6 +341,8 @@ class Trace:
         self._mode.__exit__(*exc_info)
         if interpreter is not None:
             interpreter.watchers.remove(self)
+            if not interpreter.watchers:
+                memory.forget_allocations()
 
     def begin(self, call) -> _Recorder:
         """Called by the interpreter before each launch."""
@@ -461,6 +470,7 @@ def trace(
     on_launch: Callable | None = None,
     gpu: str | hardware.Gpu = "h200",
     sample: int | None = None,
+    raises: bool = True,
 ) -> Trace:
     """Count the memory traffic of everything in a `with` block.
 
@@ -478,11 +488,14 @@ def trace(
                (torch.empty(..., device="meta")) and untouched torch.empty alike. Integers in memory are read, since they
                may be indices. Loops that wait for another program's value may not end.
 
+    raises     whether a launch that reads what nobody has written (of a torch.empty made in the block) raises
+               UnwrittenFault when it ends; `t.unwritten` lists these faults either way
+
     Where there is a GPU, each launch is interpreted on copies of its tensors first and then runs.
     Blocks nest: an inner block's work counts in the outer one too. Raises MemoryFault and RaceFault where a kernel
-    leaves its tensors or programs collide, ValueError for a grid too large for `detail` and for an unknown GPU.
+    leaves its tensors or programs collide, UnwrittenFault, ValueError for a grid too large for `detail` and for an unknown GPU.
     """
-    return Trace(dry=dry, detail=detail, on_launch=on_launch, gpu=gpu, sample=sample)
+    return Trace(dry=dry, detail=detail, on_launch=on_launch, gpu=gpu, sample=sample, raises=raises)
 
 
 # ---- PyTorch ops --------------------------------------------------------------------------------------------------
@@ -556,6 +569,22 @@ def _count(func, args, kwargs, out) -> tuple[int, int]:
     return _nbytes(reads) + (_nbytes(outputs) if name in _GATHER else 0), written_bytes
 
 
+def _note_memory(func, args, kwargs, out) -> None:
+    """Tell the interpreter which memory is fresh and which has been filled."""
+    name = func._schema.name.split("::")[-1]
+    if name in _ALLOCATE:
+        for tensor in _flat(out):
+            if tensor.layout is torch.strided:
+                memory.note_allocation(tensor)
+        return
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[i] if i < len(args) else kwargs.get(argument.name)
+            for tensor in _flat(value):
+                if tensor.layout is torch.strided:
+                    memory.note_written(tensor)
+
+
 class _CountOps(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -573,5 +602,6 @@ class _CountOps(TorchDispatchMode):
         launched = len(events) > before  # a custom op that is made of launches: they have been counted
         if not launched and (interpreter is None or not interpreter.busy()):
             read, write = _count(func, args, kwargs, out)
+            _note_memory(func, args, kwargs, out)
             events.append(TorchOp(func._schema.name.replace("::", "."), read, write))
         return out

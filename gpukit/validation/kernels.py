@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gpukit.kernels import softmax as project
+from gpukit.kernels.softmax import softmax_bwd, softmax_fwd
 
 HALF, BF16, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 SMS = 132  # of an H100 and an H200: the grids of persistent kernels
@@ -281,6 +281,29 @@ case("rows of 781 fp32", aligned=False)(_rows(2048, 781, 781, FLOAT))
 case("rows of 781, padded to 1024", aligned=False)(_rows(2048, 781, 1024))
 case("rows of 30, padded to 32", aligned=False)(_rows(2048, 30, 32, num_warps=1))
 case("rows of 65536", sample=16)(_rows(4096, 65536, 65536, BF16, num_warps=16))
+
+
+@triton.jit
+def persistent_softmax(x_ptr, y_ptr, M, n_cols, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+    """A fixed number of programs walk over the rows; with STAGES > 1 the next rows are on their way to shared memory."""
+    offs = tl.arange(0, BLOCK)
+    for row in tl.range(tl.program_id(0), M, tl.num_programs(0), num_stages=STAGES):
+        x = tl.load(x_ptr + row * n_cols + offs, mask=offs < n_cols, other=-float("inf")).to(tl.float32)
+        e = tl.exp(x - tl.max(x, 0))
+        tl.store(y_ptr + row * n_cols + offs, e / tl.sum(e, 0), mask=offs < n_cols)
+
+
+def _persistent(N: int, STAGES: int):
+    def prepare(device):
+        x, y = _zeros(device, 2048, N), _zeros(device, 2048, N)
+        BLOCK = triton.next_power_of_2(N)
+        return lambda: persistent_softmax[(4 * SMS,)](x, y, 2048, N, BLOCK=BLOCK, STAGES=STAGES)
+
+    return prepare
+
+
+case("persistent softmax, rows of 1024")(_persistent(1024, 2))
+case("persistent softmax, rows of 781", aligned=False)(_persistent(781, 2))
 
 
 @triton.jit
@@ -664,46 +687,40 @@ case("128 MiB twice")(_twice(128))
 @case("gpukit softmax 2048x1024 bf16")
 def _(device):
     x = _zeros(device, 2048, 1024, dtype=BF16)
-    return lambda: project.softmax_fwd(x)
+    return lambda: softmax_fwd(x)
 
 
 @case("gpukit softmax 2048x781 bf16", aligned=False)
 def _(device):
     x = _zeros(device, 2048, 781, dtype=BF16)
-    return lambda: project.softmax_fwd(x)
+    return lambda: softmax_fwd(x)
 
 
 @case("gpukit softmax 4096x4096 bf16", sample=32)
 def _(device):
     x = _zeros(device, 4096, 4096, dtype=BF16)
-    return lambda: project.softmax_fwd(x)
+    return lambda: softmax_fwd(x)
 
 
 @case("gpukit softmax 512x131072 bf16, online", sample=2)
 def _(device):
     x = _zeros(device, 512, 131072, dtype=BF16)
-    return lambda: project.softmax_fwd(x)
-
-
-@case("gpukit softmax 2048x1024 bf16, persistent")
-def _(device):
-    x = _zeros(device, 2048, 1024, dtype=BF16)
-    return lambda: project.softmax_fwd_persistent(x, 4 * SMS)
+    return lambda: softmax_fwd(x)
 
 
 @case("gpukit softmax backward 2048x1024 bf16")
 def _(device):
     y, dy = _zeros(device, 2048, 1024, dtype=BF16), _zeros(device, 2048, 1024, dtype=BF16)
-    return lambda: project.softmax_bwd(y, dy)
+    return lambda: softmax_bwd(y, dy)
 
 
 @case("gpukit softmax backward 2048x781 fp32", aligned=False)
 def _(device):
     y, dy = _zeros(device, 2048, 781, dtype=FLOAT), _zeros(device, 2048, 781, dtype=FLOAT)
-    return lambda: project.softmax_bwd(y, dy)
+    return lambda: softmax_bwd(y, dy)
 
 
 @case("gpukit softmax backward 264x65536 bf16, online", sample=4)
 def _(device):
     y, dy = _zeros(device, 264, 65536, dtype=BF16), _zeros(device, 264, 65536, dtype=BF16)
-    return lambda: project.softmax_bwd(y, dy)
+    return lambda: softmax_bwd(y, dy)

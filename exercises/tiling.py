@@ -1,0 +1,98 @@
+"""Tiles: C [M, N] = A [M, K] B [K, N] cut into pieces of BLOCK_M x BLOCK_N, one program a piece.
+
+Six exercises, from top to bottom; notebooks/06_tiling.ipynb explains them. Five are arithmetic in plain Python, one is a
+kernel. All sizes are whole numbers, at least 1.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+# ------------------------------------------------------------------------------------------------------ tiling.traffic
+def matmul_reads(M: int, N: int, K: int, BLOCK_M: int, BLOCK_N: int, itemsize: int) -> int:
+    """Bytes of A and B that all programs of a tiled matmul load, taken together.
+
+    A program loads the part of A and the part of B that its tile of C needs, each element once. Lanes beyond the edge of
+    a matrix are masked off and load nothing. What a cache may save is not subtracted.
+    """
+    raise NotImplementedError("tiling.traffic")  # your code here
+
+
+# ------------------------------------------------------------------------------------------------------- tiling.matmul
+@triton.jit
+def matmul_kernel(
+    a_ptr, b_ptr, c_ptr,
+    M, N, K,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """One program computes one tile of C. A [M, K], B [K, N] and C [M, N] are contiguous: row i of A begins at i * K."""
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # its rows of A and C
+    offs_n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)  # its columns of B and C
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    raise NotImplementedError("tiling.matmul")  # your code here
+
+
+def matmul(a: Tensor, b: Tensor, BLOCK: int) -> Tensor:
+    """a [M, K] and b [K, N], contiguous and of one dtype; BLOCK 16, 32, 64 or 128 -> c [M, N] in that dtype.
+
+    Products are added up in float32. For float32 inputs give tl.dot input_precision="ieee": its default on a GPU rounds
+    them to TF32. Bound: a is loaded ceil(N / BLOCK) times, b ceil(M / BLOCK) times, c is stored once.
+    """
+    M, K = a.shape
+    N = b.shape[1]
+    c = torch.empty(M, N, dtype=a.dtype, device=a.device)
+    grid = (triton.cdiv(M, BLOCK), triton.cdiv(N, BLOCK))
+    matmul_kernel[grid](a, b, c, M, N, K, BLOCK_M=BLOCK, BLOCK_N=BLOCK, BLOCK_K=min(BLOCK, 32))
+    return c
+
+
+# -------------------------------------------------------------------------------------------------------- tiling.waves
+def waves(M: int, N: int, BLOCK_M: int, BLOCK_N: int, sms: int, programs_per_sm: int) -> tuple[int, int, float]:
+    """(tiles, waves, efficiency) of C [M, N] in tiles of BLOCK_M x BLOCK_N, on `sms` SMs that hold programs_per_sm each.
+
+    Every tile takes equally long, whether it lies inside C or hangs over the edge. A wave is as many tiles as run at a
+    time; the last one takes as long as the others. efficiency is the share of what is paid for, over all waves and all
+    places on the GPU, that goes into elements of C: 1.0 where nothing is wasted.
+    """
+    raise NotImplementedError("tiling.waves")  # your code here
+
+
+# -------------------------------------------------------------------------------------------------------- tiling.align
+def align_rows(N: int, itemsize: int, alignment: int) -> tuple[int, int]:
+    """(widest, stride) for rows of N elements of `itemsize` bytes.
+
+    widest  the widest load in bytes, a power of two and at most `alignment`, that may begin every row of a matrix whose
+            rows lie one right after the other. A load of n bytes must begin at a multiple of n.
+    stride  the fewest elements, at least N, from the start of one row to the start of the next, so that every row begins
+            at a multiple of `alignment` bytes.
+
+    Row 0 begins at a multiple of `alignment`. itemsize and alignment are powers of two, itemsize <= alignment.
+    """
+    raise NotImplementedError("tiling.align")  # your code here
+
+
+# ------------------------------------------------------------------------------------------------------ tiling.grouped
+def grouped(pid: int, num_m: int, num_n: int, GROUP_M: int) -> tuple[int, int]:
+    """(pid_m, pid_n): which tile program `pid` computes, of num_m rows and num_n columns of tiles.
+
+    Groups of GROUP_M whole rows of tiles are computed one after the other. Inside a group the programs go down the first
+    column of tiles, then down the second, to the last. The last group has the rows that are left.
+    """
+    raise NotImplementedError("tiling.grouped")  # your code here
+
+
+# ---------------------------------------------------------------------------------------------------- tiling.occupancy
+def programs_per_sm(
+    num_warps: int, registers: int, shared_bytes: int, max_warps: int, sm_registers: int, sm_shared_bytes: int
+) -> int:
+    """How many programs are on one SM at a time.
+
+    A program    num_warps warps of 32 threads; `registers` registers for each thread; shared_bytes of shared memory, to
+                 which the system adds 1,024 for itself
+    An SM        max_warps warps; sm_registers registers; sm_shared_bytes of shared memory
+
+    Nothing is rounded up to what the hardware hands out; gpukit.simulator.occupancy does that too.
+    """
+    raise NotImplementedError("tiling.occupancy")  # your code here

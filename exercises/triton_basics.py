@@ -1,0 +1,276 @@
+"""The Triton ladder: eleven small kernels, each with one new idea; notebooks/08_triton_basics.ipynb explains them.
+
+Docstrings say what a function must give. Outside the gaps the code is complete: allocation, launch grid, block sizes.
+BLOCK, BLOCK_M and BLOCK_N are powers of two; no size needs to be a multiple of them.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+# ---------------------------------------------------------------------------------------- triton_basics.add_constant
+@triton.jit
+def add_constant_kernel(x_ptr, y_ptr, c, n, BLOCK: tl.constexpr):
+    """Program 0 computes the first BLOCK elements, program 1 the next BLOCK, and so on."""
+    raise NotImplementedError("triton_basics.add_constant")  # your code here
+
+
+def add_constant(x: Tensor, c: float, BLOCK: int = 1024) -> Tensor:
+    """x [n] contiguous -> y [n] = x + c. Bound: x is read once, y is written once."""
+    n = x.numel()
+    y = torch.empty_like(x)
+    add_constant_kernel[(triton.cdiv(n, BLOCK),)](x, y, c, n, BLOCK=BLOCK)
+    return y
+
+
+# ------------------------------------------------------------------------------------------ triton_basics.vector_add
+@triton.jit
+def vector_add_kernel(x_ptr, y_ptr, z_ptr, n, BLOCK: tl.constexpr):
+    """As in add_constant, with two inputs."""
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    raise NotImplementedError("triton_basics.vector_add")  # your code here
+
+
+def vector_add(x: Tensor, y: Tensor, BLOCK: int = 1024) -> Tensor:
+    """x [n], y [n] contiguous -> z [n] = x + y.
+
+    Bound: one launch of no more programs than have something to do; x and y are read once, z is written once.
+    """
+    n = x.numel()
+    z = torch.empty_like(x)
+    raise NotImplementedError("triton_basics.vector_add")  # your code here
+    vector_add_kernel[grid](x, y, z, n, BLOCK=BLOCK)
+    return z
+
+
+# ------------------------------------------------------------------------------------------- triton_basics.outer_add
+@triton.jit
+def outer_add_kernel(x_ptr, y_ptr, z_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Program (i, j) computes the tile of z that is the i-th from the top and the j-th from the left."""
+    raise NotImplementedError("triton_basics.outer_add")  # your code here
+
+
+def outer_add(x: Tensor, y: Tensor, BLOCK_M: int = 16, BLOCK_N: int = 64) -> Tensor:
+    """x [M], y [N] contiguous -> z [M, N] contiguous, with z[m, n] = x[m] + y[n]."""
+    (M,), (N,) = x.shape, y.shape
+    z = torch.empty(M, N, dtype=x.dtype, device=x.device)
+    grid = (triton.cdiv(M, BLOCK_M), triton.cdiv(N, BLOCK_N))
+    outer_add_kernel[grid](x, y, z, M, N, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N)
+    return z
+
+
+# -------------------------------------------------------------------------------------------- triton_basics.mul_relu
+@triton.jit
+def mul_relu_kernel(
+    x_ptr, w_ptr, y_ptr,
+    M, N,
+    stride_xm, stride_xn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Program (i, j) computes one tile of y. x[m, n] lies m * stride_xm + n * stride_xn elements after x_ptr."""
+    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    mask = (offs_m < M) & (offs_n < N)
+    raise NotImplementedError("triton_basics.mul_relu")  # your code here
+
+
+@triton.jit
+def mul_relu_backward_kernel(
+    x_ptr, w_ptr, dy_ptr, dx_ptr,
+    M, N,
+    stride_xm, stride_xn, stride_dym, stride_dyn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The same tiles; dy has strides of its own, 0 included. dx is contiguous."""
+    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    mask = (offs_m < M) & (offs_n < N)
+    raise NotImplementedError("triton_basics.mul_relu")  # your code here
+
+
+class MulReluFunction(torch.autograd.Function):
+    """The two launches, known to autograd: complete."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        M, N = x.shape
+        y = torch.empty(M, N, dtype=x.dtype, device=x.device)
+        grid = (triton.cdiv(M, 16), triton.cdiv(N, 64))
+        mul_relu_kernel[grid](x, w, y, M, N, *x.stride(), BLOCK_M=16, BLOCK_N=64)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> tuple[Tensor, None]:
+        x, w = ctx.saved_tensors
+        M, N = x.shape
+        dx = torch.empty(M, N, dtype=x.dtype, device=x.device)
+        grid = (triton.cdiv(M, 16), triton.cdiv(N, 64))
+        mul_relu_backward_kernel[grid](
+            x, w, dy, dx, M, N, *x.stride(), *dy.stride(), BLOCK_M=16, BLOCK_N=64
+        )  # fmt: skip
+        return dx, None
+
+
+def mul_relu(x: Tensor, w: Tensor) -> Tensor:
+    """x [M, N] with any strides, w [N] contiguous -> y [M, N] contiguous, y[m, n] = max(x[m, n] * w[n], 0).
+
+    Differentiable in x, w is a constant. Where the product is 0 the gradient is 0, as in PyTorch.
+    Bound, both passes together: x is read twice and dy once, y and dx are written once.
+    """
+    return MulReluFunction.apply(x, w)
+
+
+# --------------------------------------------------------------------------------------------- triton_basics.row_sum
+@triton.jit
+def row_sum_kernel(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
+    """One program sums one row of x, whatever its length."""
+    pid_m = tl.program_id(0)
+    offs_n = tl.arange(0, BLOCK_N)
+    raise NotImplementedError("triton_basics.row_sum")  # your code here
+
+
+def row_sum(x: Tensor, BLOCK_N: int = 1024) -> Tensor:
+    """x [M, N] contiguous, any N -> y [M], y[m] = sum over n of x[m, n]; added up in float32. Bound: x is read once."""
+    M, N = x.shape
+    y = torch.empty(M, dtype=x.dtype, device=x.device)
+    row_sum_kernel[(M,)](x, y, N, BLOCK_N=BLOCK_N)
+    return y
+
+
+# ------------------------------------------------------------------------------------------------- triton_basics.dot
+@triton.jit
+def dot_kernel(x_ptr, y_ptr, z_ptr, n, BLOCK: tl.constexpr):
+    """Each program multiplies and adds one block; all programs together make one number."""
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    raise NotImplementedError("triton_basics.dot")  # your code here
+
+
+def dot(x: Tensor, y: Tensor, BLOCK: int = 1024) -> Tensor:
+    """x [n], y [n] contiguous -> z [1] float32, the sum of x[i] * y[i].
+
+    Bound: x and y are read once, by as many programs as there are blocks.
+    """
+    n = x.numel()
+    raise NotImplementedError("triton_basics.dot")  # your code here
+    dot_kernel[(triton.cdiv(n, BLOCK),)](x, y, z, n, BLOCK=BLOCK)
+    return z
+
+
+# ------------------------------------------------------------------------------------------ triton_basics.prefix_sum
+@triton.jit
+def prefix_sum_kernel(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
+    """One program walks along one row. tl.cumsum gives the running sums of one block."""
+    row = tl.program_id(0).to(tl.int64) * N
+    offs_n = tl.arange(0, BLOCK_N)
+    raise NotImplementedError("triton_basics.prefix_sum")  # your code here
+
+
+def prefix_sum(x: Tensor, BLOCK_N: int = 1024) -> Tensor:
+    """x [M, N] contiguous, any N -> y [M, N], y[m, n] = x[m, 0] + ... + x[m, n]; added up in float32.
+
+    Bound: x is read once, y is written once.
+    """
+    M, N = x.shape
+    y = torch.empty_like(x)
+    prefix_sum_kernel[(M,)](x, y, N, BLOCK_N=BLOCK_N)
+    return y
+
+
+# ------------------------------------------------------------------------------------------- triton_basics.histogram
+@triton.jit
+def histogram_kernel(x_ptr, counts_ptr, n, num_bins, BLOCK: tl.constexpr):
+    """Each program counts one block of x into the counts that all programs share; they begin at 0."""
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    raise NotImplementedError("triton_basics.histogram")  # your code here
+
+
+def histogram(x: Tensor, num_bins: int, BLOCK: int = 1024) -> Tensor:
+    """x [n] int32 -> counts [num_bins] int32: how many elements of x are 0, 1, ..., num_bins - 1.
+
+    Elements outside that range are not counted. Bound: x is read once.
+    """
+    n = x.numel()
+    counts = torch.zeros(num_bins, dtype=torch.int32, device=x.device)
+    histogram_kernel[(triton.cdiv(n, BLOCK),)](x, counts, n, num_bins, BLOCK=BLOCK)
+    return counts
+
+
+# --------------------------------------------------------------------------------------------- triton_basics.dropout
+@triton.jit
+def dropout_kernel(x_ptr, y_ptr, p, seed, n, BLOCK: tl.constexpr):
+    """tl.rand(seed, i) is a number in [0, 1), always the same for one seed and one i."""
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    raise NotImplementedError("triton_basics.dropout")  # your code here
+
+
+class DropoutFunction(torch.autograd.Function):
+    """`ctx` may carry p and seed; a tensor as large as x is not needed."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, p: float, seed: int) -> Tensor:
+        ctx.p, ctx.seed = p, seed
+        n = x.numel()
+        y = torch.empty_like(x)
+        dropout_kernel[(triton.cdiv(n, 256),)](x, y, p, seed, n, BLOCK=256)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> tuple[Tensor, None, None]:
+        n = dy.numel()
+        dx = torch.empty_like(dy)
+        raise NotImplementedError("triton_basics.dropout")  # your code here
+        return dx, None, None
+
+
+def dropout(x: Tensor, p: float, seed: int) -> Tensor:
+    """x contiguous, any shape, 0 <= p <= 1 -> y of its shape, differentiable.
+
+    Element i of x, counted through memory, is kept where tl.rand(seed, i) >= p, and then divided by 1 - p; it becomes 0
+    elsewhere. Bound, both passes together: 2 reads and 2 writes of x's size, one launch each.
+    """
+    return DropoutFunction.apply(x, p, seed)
+
+
+# -------------------------------------------------------------------------------------- triton_basics.detective_slow
+@triton.jit
+def scale_rows_kernel(x_ptr, s_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
+    """y[m, n] = x[m, n] * s[m]. The results are right. The bytes are not: mend that."""
+    pid_m = tl.program_id(0)
+    row = pid_m.to(tl.int64) * N
+    s = tl.load(s_ptr + pid_m)
+    for start in range(0, N, BLOCK_N):  # your code here
+        offs_n = start + tl.arange(0, BLOCK_N)
+        x = tl.load(x_ptr + row + offs_n, mask=offs_n < N)
+        tl.store(y_ptr + row + offs_n, x * s, mask=offs_n < N)
+
+
+def scale_rows(x: Tensor, s: Tensor, BLOCK_N: int = 1024) -> Tensor:
+    """x [M, N] contiguous, s [M] contiguous -> y [M, N]. Bound: x is read once, y is written once."""
+    M, N = x.shape
+    y = torch.empty_like(x)
+    scale_rows_kernel[(M, triton.cdiv(N, BLOCK_N))](x, s, y, N, BLOCK_N=BLOCK_N)
+    return y
+
+
+# -------------------------------------------------------------------------------------- triton_basics.detective_race
+@triton.jit
+def neighbour_mean_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    """y[i] = (x[i] + x[i + 1]) / 2; the last element has no neighbour and stays as it is."""
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, mask=offs < n)
+    neighbour = tl.load(x_ptr + offs + 1, mask=offs + 1 < n, other=0.0)
+    tl.store(y_ptr + offs, tl.where(offs + 1 < n, (x + neighbour) / 2, x), mask=offs < n)
+
+
+def neighbour_mean(x: Tensor, BLOCK: int = 1024) -> Tensor:
+    """x [n] contiguous -> y [n]. The results look right; whether they are depends on the order of programs: mend that.
+
+    Bound: y is written once, and each element of x is read twice, once as a neighbour.
+    """
+    n = x.numel()
+    y = x.clone()  # your code here
+    neighbour_mean_kernel[(triton.cdiv(n, BLOCK),)](y, y, n, BLOCK=BLOCK)
+    return y

@@ -1,0 +1,1 @@
+"""How true the simulator is: its counts beside those of Nsight Compute, kernel by kernel."""

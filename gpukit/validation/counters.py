@@ -1,0 +1,217 @@
+"""Nsight Compute's counters of the kernels: runs ncu and reads what it wrote.
+
+https://docs.nvidia.com/nsight-compute/NsightComputeCli/  https://docs.nvidia.com/nsight-compute/ProfilingGuide/#metrics-reference
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+# What the table shows -> the counters that hold it, the first that ncu knows.
+JUDGED = {
+    "l2_read_sectors": ("l1tex__m_xbar2l1tex_read_sectors.sum", "lts__t_sectors_srcunit_tex_op_read.sum"),
+    "l2_write_sectors": (
+        "lts__t_sectors_srcunit_tex_op_write.sum",
+        "l1tex__m_l1tex2xbar_write_sectors_mem_lg_op_st.sum",
+        "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+    ),
+    "dram_read_bytes": ("dram__bytes_read.sum",),
+    "dram_write_bytes": ("dram__bytes_write.sum",),
+    "l1_read_sectors": ("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",),
+    "l1_write_sectors": ("l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",),
+    "l2_atomic_sectors": ("lts__t_sectors_op_red.sum", "lts__t_sectors_op_atom.sum"),
+    "time_ns": ("gpu__time_duration.sum",),
+}
+ESSENTIAL = [names[0] for names in JUDGED.values()]
+# For the model to be improved by, without a GPU.
+_FURTHER = """
+l1tex__m_xbar2l1tex_read_sectors_mem_lg_op_ld.sum l1tex__m_xbar2l1tex_read_sectors_mem_lg_op_atom.sum
+l1tex__m_xbar2l1tex_read_sectors_mem_lg_op_red.sum l1tex__m_xbar2l1tex_read_sectors_mem_tma.sum
+l1tex__m_l1tex2xbar_write_sectors.sum l1tex__m_l1tex2xbar_write_sectors_mem_lg_op_st.sum
+l1tex__m_l1tex2xbar_write_sectors_mem_lg_op_red.sum l1tex__m_l1tex2xbar_write_sectors_mem_lg_op_atom.sum
+l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum l1tex__t_requests_pipe_lsu_mem_global_op_st.sum
+l1tex__t_sectors_pipe_lsu_mem_global_op_ld_lookup_hit.sum l1tex__t_sectors_pipe_lsu_mem_global_op_ld_lookup_miss.sum
+l1tex__t_sectors_pipe_lsu_mem_global_op_st_lookup_hit.sum
+l1tex__t_sectors_pipe_lsu_mem_global_op_red.sum l1tex__t_sectors_pipe_lsu_mem_global_op_atom.sum
+l1tex__t_sectors_pipe_lsu_mem_global_op_ldgsts.sum l1tex__t_sectors_pipe_lsu_mem_global_op_ldgsts_cache_access.sum
+l1tex__t_sectors_pipe_lsu_mem_global_op_ldgsts_cache_bypass.sum
+l1tex__t_sector_hit_rate.pct lts__t_sector_hit_rate.pct
+lts__t_sectors.sum lts__t_sectors_op_read.sum lts__t_sectors_op_write.sum lts__t_sectors_op_atom.sum
+lts__t_sectors_op_red.sum lts__t_sectors_srcunit_tex.sum lts__t_sectors_srcunit_tex_lookup_hit.sum
+lts__t_sectors_srcunit_tex_lookup_miss.sum lts__t_sectors_srcunit_ltcfabric.sum lts__t_requests_srcunit_tex.sum
+lts__t_sectors_srcunit_tex_op_read_lookup_hit.sum lts__t_sectors_srcunit_tex_op_read_lookup_miss.sum
+lts__t_sectors_srcunit_tex_op_write_lookup_hit.sum lts__t_sectors_srcunit_tex_op_write_lookup_miss.sum
+dram__sectors_read.sum dram__sectors_write.sum dram__bytes.sum
+sm__cycles_elapsed.max sm__cycles_active.avg sm__warps_active.avg.pct_of_peak_sustained_active
+smsp__inst_executed.sum dram__throughput.avg.pct_of_peak_sustained_elapsed
+lts__throughput.avg.pct_of_peak_sustained_elapsed l1tex__throughput.avg.pct_of_peak_sustained_active
+sm__throughput.avg.pct_of_peak_sustained_elapsed sm__inst_executed_pipe_tensor.sum
+launch__registers_per_thread launch__shared_mem_per_block_dynamic launch__shared_mem_per_block_static
+launch__shared_mem_config_size launch__occupancy_limit_registers launch__occupancy_limit_shared_mem
+launch__occupancy_limit_warps launch__occupancy_limit_blocks launch__waves_per_multiprocessor
+launch__grid_size launch__block_size
+"""
+WANTED = list(dict.fromkeys([*(n for names in JUDGED.values() for n in names), *_FURTHER.split()]))
+_FLAGS = "--profile-from-start off --cache-control all --clock-control none --csv --page raw --print-units base".split()
+_ATTEMPTS = 4
+
+
+def find_ncu() -> str:
+    """The path of ncu. Raises RuntimeError if there is none."""
+    found = shutil.which("ncu")
+    if found is None:
+        places = [*Path("/usr/local").glob("cuda*/bin/ncu"), *Path("/opt/nvidia/nsight-compute").glob("*/ncu")]
+        found = str(sorted(places)[-1]) if places else None
+    if found is None:
+        raise RuntimeError("measuring needs Nsight Compute: no ncu is on the PATH, in /usr/local/cuda or /opt/nvidia")
+    return found
+
+
+def known_counters(ncu: str, say: Callable[[str], None]) -> list[str]:
+    """Those of WANTED that this ncu has for this GPU; all of them where it does not say."""
+    try:
+        done = subprocess.run([ncu, "--query-metrics"], capture_output=True, text=True, timeout=90)
+    except subprocess.TimeoutExpired:
+        return WANTED
+    names = set(re.findall(r"\b((?:l1tex|lts|dram|sm|smsp|gpu|launch)__\w+)", done.stdout))
+    if len(names) < 50:
+        say("ncu --query-metrics said little; asking for every counter")
+        return WANTED
+    known = [w for w in WANTED if w.split(".")[0] in names or w.startswith("launch__") or w in ESSENTIAL]
+    missing = [w for w in WANTED if w not in known]
+    if missing:
+        say(f"this ncu does not list {len(missing)} of {len(WANTED)} counters: {' '.join(missing)}")
+    return known
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    return {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "0"}
+
+
+def warm(names: list[str], folder: Path, workers: int, say: Callable[[str], None]) -> None:
+    """Compile everything once, side by side, into Triton's own cache: under ncu it is one process."""
+
+    def run(i: int) -> None:
+        chosen = folder / f"warm-{i}.json"
+        chosen.write_text(json.dumps(names[i::workers]))
+        command = [sys.executable, "-m", "gpukit.validation.launch", str(folder / "warm.log"), "warm", str(chosen)]
+        subprocess.run(command, env=_environment(), capture_output=True, timeout=240)
+        chosen.unlink()
+
+    begin = time.monotonic()
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(run, range(workers)))
+    say(f"compiled and launched once: {time.monotonic() - begin:.0f} s")
+
+
+def measure(names: list[str], folder: Path, say: Callable[[str], None], seconds: float = 240) -> None:
+    """Run ncu over the kernels. Leaves ncu-1.csv (what ncu printed, untouched) and launches-1.jsonl in `folder`, and
+    further pairs if it had to begin anew after a kernel that broke the process."""
+    ncu = find_ncu()
+    counters = known_counters(ncu, say)
+    left, end = list(names), time.monotonic() + seconds
+    for attempt in range(1, _ATTEMPTS + 1):
+        log, raw, chosen = (
+            folder / f"{n}-{attempt}.{e}" for n, e in (("launches", "jsonl"), ("ncu", "csv"), ("todo", "json"))
+        )
+        chosen.write_text(json.dumps(left))
+        command = [ncu, *_FLAGS, "--metrics", ",".join(counters), "--log-file", str(raw), sys.executable, "-m"]
+        command += ["gpukit.validation.launch", str(log), "measure", str(chosen)]
+        begin = time.monotonic()
+        try:
+            done = subprocess.run(
+                command, env=_environment(), capture_output=True, text=True, timeout=max(20, end - time.monotonic())
+            )
+            status, output = done.returncode, (done.stdout + done.stderr)[-1500:]
+        except subprocess.TimeoutExpired:
+            status, output = "out of time", ""
+        chosen.unlink()
+        entries = _read_log(log)
+        rows = read_csv(raw)
+        say(f"ncu, attempt {attempt}: status {status}, {len(rows)} kernels in {time.monotonic() - begin:.0f} s")
+        for entry in entries:
+            if entry["what"] == "failed":
+                say(f"  {entry['case']}: {entry['error']}")
+        seen = [e["case"] for e in entries]
+        if not rows and len(counters) > len(ESSENTIAL):
+            say(output.strip())
+            say("no kernel was measured: asking for the essential counters only")
+            counters = ESSENTIAL
+            continue
+        if status != 0 and output.strip():
+            say(output.strip())
+        left = left[left.index(seen[-1]) + 1 :] if seen and seen[-1] in left else []
+        if not left or time.monotonic() > end - 20:
+            break
+    if left:
+        say(f"not measured: {', '.join(left)}")
+
+
+def _read_log(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The kernels in what ncu printed: one dictionary each, by column. Lines that are no table are passed over."""
+    if not path.exists():
+        return []
+    rows, header = [], None
+    for cells in csv.reader(path.read_text(errors="replace").splitlines()):
+        if cells[:1] == ["ID"]:
+            header = cells
+        elif header and len(cells) == len(header) and cells[0].isdigit():
+            rows.append(dict(zip(header, cells, strict=True)))
+    return rows
+
+
+def number(text: str) -> float | None:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def read(folder: Path, kernels: dict[str, str]) -> dict[str, dict[str, float]]:
+    """Case -> counter -> value, from the raw files of a measurement. `kernels`: case -> the kernel's name."""
+    found: dict[str, dict[str, float]] = {}
+    for raw in sorted(folder.glob("ncu-*.csv")):
+        rows = read_csv(raw)
+        begun = [e["case"] for e in _read_log(folder / raw.name.replace("ncu", "launches").replace(".csv", ".jsonl"))
+                 if e["what"] == "begin"]  # fmt: skip
+        for case, row in _matched(begun, rows, kernels):
+            values = {name: number(text) for name, text in row.items() if "__" in name}
+            found[case] = {_plain(name): value for name, value in values.items() if value is not None}
+    return found
+
+
+def _plain(column: str) -> str:
+    return column.split(" ")[0]
+
+
+def _matched(begun: Iterable[str], rows: list[dict[str, str]], kernels: dict[str, str]):
+    """Each launch left one row, in order; one that failed may have left none."""
+    at = 0
+    for case in begun:
+        if at < len(rows) and rows[at]["Kernel Name"].split("(")[0].strip() == kernels.get(case):
+            yield case, rows[at]
+            at += 1
+
+
+def judged(values: dict[str, float], counter: str) -> float | None:
+    """What the table shows under this name, None if nothing of it was measured."""
+    names = JUDGED[counter]
+    if counter == "l2_atomic_sectors":  # reductions and atomics that return a value are counted apart
+        parts = [values[n] for n in names if n in values]
+        return sum(parts) if parts else None
+    return next((values[n] for n in names if n in values), None)

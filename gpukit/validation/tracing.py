@@ -1,0 +1,94 @@
+"""The simulator's counts of the kernels, each traced in the interpreter; `python -m gpukit.validation.tracing` in
+processes of their own, since Triton reads TRITON_INTERPRET when it is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+COUNTERS = (
+    "l1_read_sectors",
+    "l2_read_sectors",
+    "l2_write_sectors",
+    "l2_atomic_sectors",
+    "dram_read_bytes",
+    "dram_write_bytes",
+)
+
+
+def trace_case(name: str, gpu: str, compiled: bool = True) -> dict:
+    """Counts and facts of one case as plain data. Needs the interpreter."""
+    import gpukit
+    from gpukit.validation.kernels import CASES
+
+    case = CASES[name]
+    begin = time.perf_counter()
+    launch = case.prepare("meta" if case.sample else "cpu")
+    with gpukit.trace(gpu=gpu, sample=case.sample) as t:
+        launch()
+    (recorded,) = t.launches
+    middle = time.perf_counter()
+    traffic = recorded.traffic(compiled=compiled)
+    counts = {counter: getattr(traffic, counter) for counter in COUNTERS}
+    counts["l1_write_sectors"] = sum(s.l1_sectors for s in traffic.sites if s.kind == "store" and s.via == "lsu")
+    return {
+        "case": name,
+        "kernel": recorded.kernel,
+        "grid": list(recorded.grid),
+        "counts": counts,
+        "layouts": traffic.layouts,
+        "programs_per_sm": traffic.programs_per_sm,
+        "dirty_bytes": traffic.dirty_bytes,
+        "trace_s": round(middle - begin, 3),
+        "caches_s": round(time.perf_counter() - middle, 3),
+    }
+
+
+def trace_all(names: list[str], gpu: str, workers: int) -> dict[str, dict]:
+    """Case -> what trace_case says, or {"case", "error"}."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
+        "TRITON_INTERPRET": "1",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+
+    def run(part: list[str]) -> list[dict]:
+        command = [sys.executable, "-m", "gpukit.validation.tracing", gpu]
+        done = subprocess.run(command, input=json.dumps(part), capture_output=True, text=True, env=env)
+        found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
+        named = {entry["case"] for entry in found}
+        lost = [
+            {"case": name, "error": done.stderr[-1000:] or "the process ended"} for name in part if name not in named
+        ]
+        return found + lost
+
+    # Small parts, so that the long ones do not come last on one worker.
+    parts = [names[i : i + 4] for i in range(0, len(names), 4)]
+    with ThreadPoolExecutor(workers) as pool:
+        return {entry["case"]: entry for entries in pool.map(run, parts) for entry in entries}
+
+
+def save(traced: dict[str, dict], path: Path) -> None:
+    path.write_text(json.dumps(traced, indent=1) + "\n")
+
+
+def main() -> None:
+    gpu = sys.argv[1]
+    for name in json.loads(sys.stdin.read()):
+        try:
+            entry = trace_case(name, gpu)
+        except Exception:
+            entry = {"case": name, "error": traceback.format_exc()[-1500:]}
+        print(json.dumps(entry), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Kernels below the roof of a GPU: FLOP/s against FLOP a byte. Rows go in, the figure comes out.
+
+    from gpukit.accounting.roofline import Point
+    from gpukit.widgets.roofline import roofline
+
+    roofline([Point("copy", flops=1, bytes=4), Point("matmul", 2 * n**3, 6 * n**2, time_us=190)], gpu="h200", dtype="bf16")
+
+A point with a time is a full dot where it lies; one without is a ring on the roof, the best that it could do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import ipywidgets as widgets
+import traitlets
+
+from gpukit import hardware
+from gpukit.accounting.roofline import Point, attainable, limit
+from gpukit.widgets import board, style
+from gpukit.widgets.board import Box, Dot, Line, Shape, Words
+
+MAX_POINTS = 12
+_WIDTH, _HEIGHT = 800, 440
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 780, 50, 390  # of the axes
+_CAPTION = {"description_width": "initial"}
+
+
+class RooflineView(widgets.VBox):
+    """`gpu` and `dtype` are traits. A saved notebook keeps the picture that it began with."""
+
+    gpu = traitlets.Unicode("h200")
+    dtype = traitlets.Unicode("bf16")
+
+    def __init__(self, points: Sequence[Point], gpu: str, dtype: str):
+        self.points = tuple(points)
+        self._start = hardware.gpu(gpu).key, dtype
+        self.gpu_menu = widgets.Dropdown(
+            options=[(g.name, g.key) for g in hardware.GPUS],
+            value=self._start[0],
+            description="GPU",
+            style=_CAPTION,
+            layout={"width": "200px"},
+        )
+        self.dtype_menu = widgets.Dropdown(
+            options=list(hardware.gpu(gpu).peak_flops),
+            value=dtype,
+            description="dtype",
+            style=_CAPTION,
+            layout={"width": "130px"},
+        )
+        self.reset_button = widgets.Button(description="reset", layout={"width": "70px"})
+        self.picture_area = widgets.HTML()
+        controls = [self.gpu_menu, self.dtype_menu, self.reset_button]
+        super().__init__(
+            [widgets.HBox(controls, layout={"flex_flow": "row wrap"}), self.picture_area],
+            gpu=self._start[0],
+            dtype=dtype,
+        )
+        traitlets.link((self, "gpu"), (self.gpu_menu, "value"))
+        self.dtype_menu.observe(lambda change: self._chosen(change["new"]), "value")
+        self.reset_button.on_click(lambda _: self.reset())
+        self.observe(lambda _: self._gpu_changed(), "gpu")
+        self.observe(lambda _: self._draw(), "dtype")
+        self._draw()
+
+    def _chosen(self, dtype: str | None) -> None:
+        if dtype is not None:
+            self.dtype = dtype
+
+    def _gpu_changed(self) -> None:
+        """Another GPU may have no rate for the dtype; then the one that it has most of."""
+        rates = hardware.gpu(self.gpu).peak_flops
+        wanted = self.dtype if self.dtype in rates else "fp16"
+        self.dtype_menu.options = list(rates)
+        self.dtype_menu.value = self.dtype = wanted
+        self._draw()
+
+    def reset(self) -> None:
+        """As it was at first."""
+        self.gpu, self.dtype_menu.value = self._start
+
+    @traitlets.observe("dtype")
+    def _dtype_set(self, change) -> None:
+        if hasattr(self, "dtype_menu") and change["new"] in self.dtype_menu.options:
+            self.dtype_menu.value = change["new"]
+
+    @traitlets.validate("dtype")
+    def _dtype_valid(self, proposal) -> str:
+        rates = hardware.gpu(self.gpu).peak_flops
+        if proposal["value"] not in rates:
+            raise traitlets.TraitError(f"dtype must be one of {', '.join(rates)}, got {proposal['value']!r}")
+        return proposal["value"]
+
+    def _draw(self) -> None:
+        self.picture_area.value = self.html()
+
+    def html(self) -> str:
+        return board.svg(_shapes(self.points, self.gpu, self.dtype), _WIDTH, _HEIGHT, self.sentence())
+
+    def sentence(self) -> str:
+        """What the figure shows, in words."""
+        return _sentence(self.points, self.gpu, self.dtype)
+
+    def __repr__(self) -> str:
+        gpu, dtype = self._start
+        names = ", ".join(point.name for point in self.points)
+        return f"roofline of an {hardware.gpu(gpu).name} in {dtype}: {names}"
+
+    def _repr_png_(self) -> tuple[bytes, dict]:  # where no kernel runs, on a repository's page for instance
+        picture = self.picture()
+        return picture.data, {"width": picture.width, "alt": picture.alt}
+
+    def picture(self) -> style.Picture:
+        """What the viewer began with, as a still."""
+        alt = _sentence(self.points, *self._start)
+        return board.still(_shapes(self.points, *self._start), _WIDTH, _HEIGHT, alt)
+
+
+def roofline(points: Sequence[Point], gpu: str = "h200", dtype: str = "bf16") -> RooflineView:
+    """Place kernels under the roof of `gpu`. Raises ValueError for none or more than 12 points, an unknown GPU, or a
+    dtype that it has no rate for."""
+    if not 1 <= len(points) <= MAX_POINTS:
+        raise ValueError(f"roofline: points must be 1 to {MAX_POINTS} kernels, got {len(points)}")
+    hardware.gpu(gpu).peak(dtype)
+    return RooflineView(points, gpu, dtype)
+
+
+def _sentence(points: Sequence[Point], key: str, dtype: str) -> str:
+    gpu = hardware.gpu(key)
+    parts = []
+    for p in points:
+        text = f"{p.name}: {style.number(p.intensity)} FLOP a byte, {_rate(p.flops_per_s(gpu, dtype))}"
+        if p.time_us is None:
+            parts.append(f"{text} at most, limited by {limit(gpu, dtype, p.intensity)}")
+        else:
+            share = p.flops_per_s(gpu, dtype) / attainable(gpu, dtype, p.intensity)
+            parts.append(f"{text} {p.how}, {share:.0%} of the roof there")
+    roof = f"{_rate(gpu.peak(dtype))} from {gpu.ridge(dtype):.0f} FLOP a byte on, {gpu.hbm_gbps:,.0f} GB/s below that"
+    return f"{gpu.name}, {dtype}: {roof}. {'; '.join(parts)}."
+
+
+def _rate(flops_per_s: float) -> str:
+    return f"{style.number(flops_per_s / 1e12)} TFLOP/s"
+
+
+# ---- the picture -----------------------------------------------------------------------------------------------------
+
+
+def _shapes(points: Sequence[Point], key: str, dtype: str) -> list[Shape]:
+    gpu = hardware.gpu(key)
+    peak, ridge = gpu.peak(dtype), gpu.ridge(dtype)
+    rates = [point.flops_per_s(gpu, dtype) for point in points]
+    low = 10 ** math.floor(math.log10(min(ridge / 10, *(p.intensity for p in points)) * 0.99))
+    high = 10 ** math.ceil(math.log10(max(ridge * 10, *(p.intensity for p in points)) * 1.01))
+    floor = 10 ** math.floor(math.log10(min([attainable(gpu, dtype, low), *rates]) * 0.99))
+    ceiling = peak * 2
+
+    def x(value: float) -> float:
+        return _LEFT + (_RIGHT - _LEFT) * math.log10(value / low) / math.log10(high / low)
+
+    def y(value: float) -> float:
+        return _BOTTOM - (_BOTTOM - _TOP) * math.log10(value / floor) / math.log10(ceiling / floor)
+
+    shapes: list[Shape] = [
+        Words(10, 16, f"{gpu.name}, {dtype}: {_rate(peak)} (dense), {gpu.hbm_gbps:,.0f} GB/s", size=13, bold=True)
+    ]
+    for power in _powers(low, high):
+        shapes.append(Line(((x(power), _TOP), (x(power), _BOTTOM))))
+        shapes.append(Words(x(power), _BOTTOM + 14, f"{power:,g}", "center", 11))
+    for power in _powers(floor, ceiling):
+        shapes.append(Line(((_LEFT, y(power)), (_RIGHT, y(power)))))
+        shapes.append(Words(_LEFT - 8, y(power), f"{power / 1e12:,g}", "right", 11))
+    shapes.append(Words((_LEFT + _RIGHT) / 2, _BOTTOM + 38, "FLOP a byte of memory traffic (log scale)", "center"))
+    shapes.append(Words(10, 38, "TFLOP/s (log scale)"))
+    corner = x(ridge), y(peak)
+    roof = ((x(low), y(attainable(gpu, dtype, low))), corner, (_RIGHT, y(peak)))
+    shapes.append(Line(roof, style.BOUND, 3))
+    shapes.append(Line((corner, (corner[0], _BOTTOM)), style.BOUND, 1, dashed=True))
+    shapes.append(Words(corner[0] - 6, _BOTTOM - 12, f"memory limits  {ridge:.0f}", "right", 11))
+    shapes.append(Words(corner[0] + 6, _BOTTOM - 12, "compute limits", "left", 11))
+
+    taken: list[tuple[float, float, float]] = []  # left, right, height of the names so far
+    for point, rate in sorted(zip(points, rates, strict=True), key=lambda pair: -pair[1]):
+        at = x(point.intensity), y(rate)
+        timed = point.time_us is not None
+        fill = (style.YOURS if point.how == "measured" else style.PEER) if timed else "none"
+        title = f"{point.name}: {style.number(point.intensity)} FLOP a byte, {_rate(rate)}"
+        shapes.append(Dot(*at, 6, fill, board.INK if timed else style.YOURS, title))
+        width = 7.0 * len(point.name)
+        right = at[0] + 12 + width > _RIGHT
+        begin = at[0] - 12 - width if right else at[0] + 12
+        height = at[1] + 16
+        while any(begin < b and a < begin + width and abs(height - h) < 15 for a, b, h in taken):
+            height += 15
+        taken.append((begin, begin + width, height))
+        if height - at[1] > 24:  # far from its dot: a line leads there
+            shapes.append(Line((at, (begin - 3, height)), board.INK, 0.7))
+        shapes.append(Words(begin, height, point.name))
+    shapes.append(Box(_LEFT, _TOP, _RIGHT - _LEFT, _BOTTOM - _TOP, edge=board.LINE))
+    return shapes
+
+
+def _powers(low: float, high: float) -> list[float]:
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    return [10.0**n for n in range(first, last + 1)]

@@ -1,0 +1,144 @@
+"""Coalescing: what a warp's memory instructions cost, and three kernels that move whole sectors.
+
+In the order of notebooks/05_coalescing.ipynb, which explains them. The first three are plain Python and count for one warp
+or one block; the others are Triton kernels, checked for their values and for the 32-byte sectors that they touch.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+WARP = 32
+
+
+# ------------------------------------------------------------------------------------------------ coalescing.divergence
+def loop_cost(trips: list[int]) -> tuple[int, float]:
+    """What a loop costs whose thread i goes round trips[i] times; a round is one instruction.
+
+    trips  one number for each thread of a block, thread 0 first; their count need not be a multiple of 32
+    The result: how many instructions the warps issue together, and how many lanes such an instruction keeps busy on
+    average (0.0 if none is issued).
+    """
+    # BEGIN SOLUTION
+    issued = sum(max(trips[first : first + WARP]) for first in range(0, len(trips), WARP))
+    return issued, sum(trips) / issued if issued else 0.0
+    # END SOLUTION
+
+
+# --------------------------------------------------------------------------------------------------- coalescing.sectors
+def transactions(addresses: list[int | None]) -> tuple[int, int]:
+    """What one load of a warp costs: (sectors of 32 bytes moved, lines of 128 bytes looked up).
+
+    addresses  for each lane the byte address that it wants, a multiple of its element's size; None: the lane is off
+    Sectors and lines begin at multiples of their size.
+    """
+    # BEGIN SOLUTION
+    wanted = [address for address in addresses if address is not None]
+    sectors = {address // 32 for address in wanted}
+    lines = {address // 128 for address in wanted}
+    return len(sectors), len(lines)
+    # END SOLUTION
+
+
+# ------------------------------------------------------------------------------------------------- coalescing.detective
+@triton.jit
+def bias_relu_kernel(x_ptr, bias_ptr, y_ptr, M, N, BLOCK: tl.constexpr):
+    """One program computes BLOCK elements. The values are right; a profiler says that it is slow."""
+    pid = tl.program_id(0)
+    # BEGIN SOLUTION
+    # STUB: i = pid.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    # STUB: m, n = i % M, i // M
+    # STUB: mask = i < M * N
+    i = pid.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    m, n = i // N, i % N
+    mask = i < M * N
+    # END SOLUTION
+    x = tl.load(x_ptr + m * N + n, mask=mask)
+    bias = tl.load(bias_ptr + n, mask=mask)
+    tl.store(y_ptr + m * N + n, tl.maximum(x + bias, 0.0), mask=mask)
+
+
+def bias_relu(x: Tensor, bias: Tensor) -> Tensor:
+    """x [M, N] and bias [N], float32, contiguous -> max(x + bias, 0) [M, N].
+
+    Bound: x and y in as few sectors as their bytes fill; x is read once, y is written once.
+    """
+    M, N = x.shape
+    y = torch.empty_like(x)
+    BLOCK = 256
+    bias_relu_kernel[(triton.cdiv(M * N, BLOCK),)](x, bias, y, M, N, BLOCK=BLOCK)
+    return y
+
+
+# ---------------------------------------------------------------------------------------------------- coalescing.gather
+@triton.jit
+def embedding_kernel(ids_ptr, table_ptr, y_ptr, T, D, BLOCK: tl.constexpr):
+    """BLOCK is the length of a program's blocks, along whichever dimension you choose."""
+    # BEGIN SOLUTION
+    token = tl.program_id(0).to(tl.int64)
+    offs_d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask_d = offs_d < D
+    row = tl.load(ids_ptr + token)  # one number for the whole program: its lanes share one row
+    x = tl.load(table_ptr + row * D + offs_d, mask=mask_d)
+    tl.store(y_ptr + token * D + offs_d, x, mask=mask_d)
+    # END SOLUTION
+
+
+def embedding(ids: Tensor, table: Tensor) -> Tensor:
+    """ids [T], int64, each from 0 to V - 1; table [V, D], contiguous -> y [T, D], row t is table[ids[t]].
+
+    Bound: the rows that are asked for and y, in as few sectors as their bytes fill, each once.
+    """
+    (T,) = ids.shape
+    _, D = table.shape
+    y = torch.empty(T, D, dtype=table.dtype, device=table.device)
+    # BEGIN SOLUTION
+    BLOCK = min(1024, triton.next_power_of_2(D))
+    grid = (T, triton.cdiv(D, BLOCK))
+    # END SOLUTION
+    embedding_kernel[grid](ids, table, y, T, D, BLOCK=BLOCK)
+    return y
+
+
+# ----------------------------------------------------------------------------------------------------- coalescing.banks
+def bank_passes(words: list[int | None]) -> int:
+    """How many passes over shared memory one load of a warp takes.
+
+    words  for each lane the number of the 4-byte word that it wants; None: the lane is off
+    Word w lies in bank w % 32. In a pass each bank hands out one word, to every lane that wants it.
+    """
+    # BEGIN SOLUTION
+    of_bank = [set() for _ in range(32)]
+    for word in words:
+        if word is not None:
+            of_bank[word % 32].add(word)
+    return max(len(distinct) for distinct in of_bank)
+    # END SOLUTION
+
+
+# ------------------------------------------------------------------------------------------------- coalescing.transpose
+@triton.jit
+def transpose_kernel(x_ptr, y_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """One program moves one tile of x, BLOCK_M rows by BLOCK_N columns, to where it belongs in y."""
+    offs_m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    offs_n = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    # BEGIN SOLUTION
+    mask = (offs_m[:, None] < M) & (offs_n[None, :] < N)
+    x = tl.load(x_ptr + offs_m[:, None] * N + offs_n[None, :], mask=mask)
+    tl.store(y_ptr + offs_n[None, :] * M + offs_m[:, None], x, mask=mask)
+    # END SOLUTION
+
+
+def transpose(x: Tensor) -> Tensor:
+    """x [M, N] contiguous, elements of 2 or 4 bytes -> y [N, M] contiguous, y[n, m] = x[m, n].
+
+    Bound: x and y in as few sectors as their bytes fill; x is read once, y is written once.
+    """
+    M, N = x.shape
+    y = torch.empty(N, M, dtype=x.dtype, device=x.device)
+    # BEGIN SOLUTION
+    BLOCK_M = BLOCK_N = 32
+    # END SOLUTION
+    transpose_kernel[(triton.cdiv(M, BLOCK_M), triton.cdiv(N, BLOCK_N))](x, y, M, N, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N)
+    return y
