@@ -91,6 +91,24 @@ class Traffic:
     def dram_bytes(self) -> int:
         return self.dram_read_bytes + self.dram_write_bytes
 
+    def report(self) -> str:
+        """Level by level, as text."""
+        lines = [
+            ("L1", f"{self.l1_read_sectors:,} sectors asked for, {self.l1_hit_rate:.0%} of them there"),
+            ("L2 to L1", f"{self.l2_read_sectors:,} sectors"),
+            ("L1 to L2", f"{self.l2_write_sectors:,} sectors stored"),
+            ("L2", f"{self.l2_hit_rate:.0%} of the sectors read were there"),
+            ("DRAM to L2", f"{self.dram_read_bytes:,} bytes"),
+            ("L2 to DRAM", f"{self.dram_write_bytes:,} bytes, and {self.dirty_bytes:,} when it needs the room"),
+            ("placed", f"{self.programs_per_sm} programs an SM, {self.waves:.2f} waves; lanes as {self.layouts}"),
+        ]
+        if self.l2_atomic_sectors:
+            lines.insert(3, ("atomics", f"{self.l2_atomic_sectors:,} sectors"))
+        return "\n".join(f"{title:<12}{text}" for title, text in lines)
+
+    def __str__(self) -> str:
+        return self.report()
+
 
 # ---- how a site's lanes travel ------------------------------------------------------------------------------------
 

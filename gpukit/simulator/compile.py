@@ -13,9 +13,9 @@ import dataclasses
 import gzip
 import hashlib
 import html
-import importlib.metadata
 import inspect
 import json
+import linecache
 import os
 import subprocess
 import sys
@@ -55,8 +55,6 @@ class CompileError(Exception):
 
 
 def _source_line(file: str | None, line: int | None) -> str:
-    import linecache
-
     return "" if file is None else linecache.getline(file, line).rstrip()
 
 
@@ -215,11 +213,10 @@ def compile(kernel, *args, gpu: str | hardware.Gpu = "h100", **kwargs) -> Compil
         oldest = ".".join(map(str, OLDEST))
         raise ValueError(f"gpu must have compute capability {oldest} (Turing) or later, {target.name} is older")
     triton_version = _triton_version()
-    recorded = kernel
-    if hasattr(kernel, "grid") and hasattr(kernel, "function"):
+    if hasattr(kernel, "grid") and hasattr(kernel, "function"):  # a traced launch
         if args or kwargs:
             raise TypeError("compile(launch) takes the launch's own arguments, so pass nothing but gpu")
-        kernel, args, kwargs = recorded.function, (), {**recorded.arguments, **recorded.options}
+        kernel, kwargs = kernel.function, {**kernel.arguments, **kernel.options}
     job = _job(kernel, args, kwargs, target)
     versions = {"format": _FORMAT, "triton": triton_version, "flags": _flags()}
     key = hashlib.sha256(json.dumps([versions, job], sort_keys=True).encode()).hexdigest()
@@ -229,6 +226,8 @@ def compile(kernel, *args, gpu: str | hardware.Gpu = "h100", **kwargs) -> Compil
         _remember(key, answer)
     if "error" in answer:
         error = answer["error"]
+        if error["kind"] == "KeyError":  # an option that Triton does not know
+            raise TypeError(f"{job['name']}: {error['message'].strip(chr(34))}")
         raise CompileError(job["name"], target.name, error["message"], error["at"], error["details"])
     return _compiled(job, target, answer)
 
@@ -248,15 +247,15 @@ def _compiled(job: dict, gpu: hardware.Gpu, answer: dict) -> Compiled:
 
 def _triton_version() -> str:
     try:
-        version = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
+        import triton
+    except ModuleNotFoundError:
         raise RuntimeError(
             "gpukit.compile needs Triton, which has Linux wheels only: on macOS and Windows use a Linux container or WSL"
         ) from None
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TRITON:
+    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < OLDEST_TRITON:
         oldest = ".".join(map(str, OLDEST_TRITON))
-        raise RuntimeError(f"gpukit.compile needs Triton {oldest} or later, got {version}: pip install -U triton")
-    return version
+        raise RuntimeError(f"gpukit.compile needs Triton {oldest} or later, got {triton.__version__}")
+    return triton.__version__
 
 
 def _flags() -> dict[str, str]:
@@ -279,17 +278,23 @@ def _ask_worker(job: dict, gpu: hardware.Gpu) -> dict:
     environment = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "0", "TRITON_DUMP_PTXAS_LOG": "1"}
     with tempfile.TemporaryDirectory(prefix="gpukit-compile-") as scratch:
         environment["TRITON_CACHE_DIR"] = scratch  # what Triton would keep, we keep
-        command = [sys.executable, "-P", "-c", "from gpukit.simulator.compile_worker import main; main()"]
+        code = "from gpukit.simulator.compile_worker import main; main()"
+        command = [sys.executable, "-P", "-X", "utf8", "-c", code]
         try:
             done = subprocess.run(
-                command, input=json.dumps(job), capture_output=True, text=True, env=environment, timeout=TIMEOUT_S
+                command,
+                input=json.dumps(job),
+                capture_output=True,
+                encoding="utf-8",
+                env=environment,
+                timeout=TIMEOUT_S,
             )
         except subprocess.TimeoutExpired:
             message = f"still not compiled after {TIMEOUT_S} s: smaller blocks make less code"
             raise CompileError(job["name"], gpu.name, message) from None
     if done.returncode:
         raise CompileError(job["name"], gpu.name, "the compiler process ended without an answer", None, done.stderr)
-    answer = json.loads(done.stdout)
+    answer = json.loads(done.stdout.splitlines()[-1])
     if "error" in answer:
         error = answer["error"]
         # MLIR's passes print what they found wrong and raise only that they failed
@@ -305,20 +310,26 @@ def _cache_folder() -> Path:
     return Path(base) / "compile"
 
 
-_recent: dict[str, dict] = {}
+_recent: dict[str, dict] = {}  # so that what is asked again and again need not be unpacked again and again
 
 
 def _recall(key: str) -> dict | None:
     if key not in _recent:
         try:
-            _recent[key] = json.loads(gzip.decompress((_cache_folder() / f"{key}.json.gz").read_bytes()))
+            _keep(key, json.loads(gzip.decompress((_cache_folder() / f"{key}.json.gz").read_bytes())))
         except (OSError, ValueError, EOFError):  # none, or one that was cut short
             return None
     return _recent[key]
 
 
-def _remember(key: str, answer: dict) -> None:
+def _keep(key: str, answer: dict) -> None:
+    if len(_recent) >= 64:
+        del _recent[next(iter(_recent))]
     _recent[key] = answer
+
+
+def _remember(key: str, answer: dict) -> None:
+    _keep(key, answer)
     folder = _cache_folder()
     with contextlib.suppress(OSError):  # a disk that is full or read-only costs time and nothing else
         folder.mkdir(parents=True, exist_ok=True)

@@ -122,6 +122,30 @@ class Launch:
         """The accesses through tensor descriptors, which a GPU's TMA unit makes."""
         return [access for access in self.accesses if access.via == "tma"]
 
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        titles = ["access", "times", "bytes", "sectors", "used", "run (bytes)", "a thread (bytes)"]
+        rows = [
+            [
+                f"{a.kind} {a.tensor}, line {a.line}" + (" (descriptor)" if a.via == "tma" else ""),
+                *map(_cell, (a.count, a.bytes, a.sectors)),
+                f"{a.bytes / (a.sectors * memory.SECTOR_BYTES):.0%}" if a.sectors else "",
+                *map(_cell, (a.run_bytes, a.vector_bytes)),
+            ]
+            for a in self.accesses
+        ]
+        sectors = sum(a.sectors for a in self.accesses)
+        used = f"{self.bytes / (sectors * memory.SECTOR_BYTES):.0%}" if sectors else ""
+        total = ["total", *map(_cell, (sum(a.count for a in self.accesses), self.bytes, sectors)), used, "", ""]
+        return titles, [*rows, total]
+
+    def report(self) -> str:
+        """What each access costs, as an aligned text table: how much of its sectors it uses, how long its runs of
+        neighbouring elements are, and what a thread could move at once."""
+        return _text(*self._table())
+
+    def _repr_html_(self) -> str:
+        return _html(*self._table())
+
     @property
     def num_warps(self) -> int:
         return int(self.options.get("num_warps") or 4)  # Triton's default
@@ -407,52 +431,91 @@ class Trace:
             return torch.zeros(tensor.shape, dtype=torch.bool)
         return torch.from_numpy(marks.of(kind, tensor))
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
+    def rows(self, caches: bool = False) -> list[dict]:
+        """One dictionary for each step, in order: name, kind ("launch" or "torch"), programs, bytes, sectors and FLOPs;
+        with `caches` also what L2 and DRAM move for a launch."""
+        rows = []
+        for e in self.events:
+            row = {"name": e.name, "kind": "torch", "read_bytes": e.read_bytes, "write_bytes": e.write_bytes}
+            if isinstance(e, Launch):
+                row |= {"kind": "launch", "grid": e.grid, "programs": e.programs, "sampled": e.sampled}
+                row |= {name: getattr(e, name) for name in ("load_sectors", "store_sectors", "atomic_sectors", "flops")}
+                if caches and not e.dry:
+                    row |= {name: getattr(e.traffic(), name) for name in _CACHE_COLUMNS}
+            rows.append(row)
+        return rows
+
+    def dataframe(self, caches: bool = False):
+        """`rows` as a pandas DataFrame. Raises ModuleNotFoundError where pandas is not installed."""
+        import pandas
+
+        return pandas.DataFrame(self.rows(caches))
+
+    def _table(self, caches: bool = False) -> tuple[list[str], list[list[str]]]:
         """Column titles and rows; equal steps in a row share one line, steps that move nothing have none."""
         titles = ["step", "times", "programs", "read (bytes)", "written (bytes)"]
-        titles += ["load sectors", "store sectors", "dot (FLOP)"]
+        titles += ["load sectors", "store sectors", "dot (FLOP)", *(_CACHE_COLUMNS.values() if caches else ())]
         rows: list[list] = []
         for e in self.events:
+            more: list[int | None] = [None] * len(_CACHE_COLUMNS) if caches else []
             if isinstance(e, Launch):
-                name = f"{e.kernel}{list(e.grid)}" + (" (not run)" if e.dry else "")
+                how = " (not run)" if e.dry else "" if e.sampled is None else f" ({e.sampled} run)"
+                name = f"{e.kernel}{list(e.grid)}{how}"
                 counts = [e.programs, e.read_bytes, e.write_bytes, e.load_sectors, e.store_sectors, e.flops]
+                if caches and not e.dry:
+                    more = [getattr(e.traffic(), column) for column in _CACHE_COLUMNS]
             elif e.read_bytes or e.write_bytes:
                 name, counts = e.name, [None, e.read_bytes, e.write_bytes, None, None, None]
             else:
                 continue
+            counts = counts + more
             if rows and rows[-1][0] == name and rows[-1][2] == counts:
                 rows[-1][1] += 1
             else:
                 rows.append([name, 1, counts])
         table = [[name, times, *(c if c is None else c * times for c in counts)] for name, times, counts in rows]
-        columns = [[row[i] for row in table] for i in range(1, 8)]
+        columns = [[row[i] for row in table] for i in range(1, len(titles))]
         total = [sum(c for c in column if c is not None) for column in columns]
         cells = [[_cell(c) for c in row] for row in [*table, ["total", *total]]]
         return titles, cells
 
-    def report(self) -> str:
-        """The steps of the block and their totals as an aligned text table."""
-        titles, rows = self._table()
-        widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(titles))]
-        lines = [titles, *rows[:-1]]
-        text = [_line(row, widths) for row in lines]
-        rule = "-" * len(text[0])
-        return "\n".join([text[0], rule, *text[1:], rule, _line(rows[-1], widths)])
+    def report(self, caches: bool = False) -> str:
+        """The steps of the block and their totals as an aligned text table. `caches` adds, for the launches, what the
+        caches of the trace's GPU make of them; each launch is taken to find them cold."""
+        return _text(*self._table(caches))
 
     def __repr__(self) -> str:
         return self.report()
 
     def _repr_html_(self) -> str:
-        titles, rows = self._table()
+        return _html(*self._table())
 
-        def tr(cells, tag: str) -> str:
-            first, *rest = (html.escape(c) for c in cells)
-            numbers = "".join(f'<{tag} style="text-align:right">{c}</{tag}>' for c in rest)
-            return f'<tr><{tag} style="text-align:left">{first}</{tag}>{numbers}</tr>'
 
-        body = "".join(tr(row, "td") for row in rows[:-1])
-        head, foot = tr(titles, "th"), tr(rows[-1], "th")
-        return f"<table><thead>{head}</thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>"
+_CACHE_COLUMNS = {
+    "l2_read_sectors": "L2 read sectors",
+    "l2_write_sectors": "L2 write sectors",
+    "dram_read_bytes": "DRAM read (bytes)",
+    "dram_write_bytes": "DRAM written (bytes)",
+}
+
+
+def _text(titles: list[str], rows: list[list[str]]) -> str:
+    """An aligned table; the last row is the total."""
+    widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(titles))]
+    text = [_line(row, widths) for row in [titles, *rows[:-1]]]
+    rule = "-" * len(text[0])
+    return "\n".join([text[0], rule, *text[1:], rule, _line(rows[-1], widths)])
+
+
+def _html(titles: list[str], rows: list[list[str]]) -> str:
+    def tr(cells, tag: str) -> str:
+        first, *rest = (html.escape(c) for c in cells)
+        numbers = "".join(f'<{tag} style="text-align:right">{c}</{tag}>' for c in rest)
+        return f'<tr><{tag} style="text-align:left">{first}</{tag}>{numbers}</tr>'
+
+    body = "".join(tr(row, "td") for row in rows[:-1])
+    head, foot = tr(titles, "th"), tr(rows[-1], "th")
+    return f"<table><thead>{head}</thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>"
 
 
 def _cell(value) -> str:

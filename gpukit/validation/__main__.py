@@ -13,6 +13,8 @@ import csv
 import importlib.metadata
 import json
 import os
+import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -95,6 +97,7 @@ def _measure(args) -> int:
     thread.start()
     try:
         counters.warm(names, folder, half, say)
+        _values(folder, gpu.key, say)
         counters.measure(names, folder, say, args.seconds)
     except Exception as error:
         say(f"measuring failed: {error!r}")
@@ -103,6 +106,19 @@ def _measure(args) -> int:
         if "error" in entry:
             say(f"tracing {name} failed: {entry['error'].strip().splitlines()[-1]}")
     return _table(folder, traced, args, say)
+
+
+def _values(folder: Path, gpu: str, say) -> None:
+    """What the GPU computes where the interpreter might differ (values.py): kept for the tests."""
+    path = folder / "values.npz"
+    command = [sys.executable, "-m", "gpukit.validation.values", str(path)]
+    done = subprocess.run(command, env=counters.environment(), capture_output=True, text=True, timeout=150)
+    if done.returncode or not path.exists():
+        say(f"values.npz was not made: {done.stderr[-800:]}")
+        return
+    (table.RESULTS / gpu).mkdir(parents=True, exist_ok=True)
+    shutil.copy(path, table.RESULTS / gpu / "values.npz")
+    say("values.npz: what the GPU computes, beside what the interpreter does")
 
 
 def _again(args) -> int:

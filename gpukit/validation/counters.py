@@ -94,7 +94,7 @@ def known_counters(ncu: str, say: Callable[[str], None]) -> list[str]:
     return known
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
     return {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "0"}
 
@@ -106,7 +106,7 @@ def warm(names: list[str], folder: Path, workers: int, say: Callable[[str], None
         chosen = folder / f"warm-{i}.json"
         chosen.write_text(json.dumps(names[i::workers]))
         command = [sys.executable, "-m", "gpukit.validation.launch", str(folder / "warm.log"), "warm", str(chosen)]
-        subprocess.run(command, env=_environment(), capture_output=True, timeout=240)
+        subprocess.run(command, env=environment(), capture_output=True, timeout=240)
         chosen.unlink()
 
     begin = time.monotonic()
@@ -131,7 +131,7 @@ def measure(names: list[str], folder: Path, say: Callable[[str], None], seconds:
         begin = time.monotonic()
         try:
             done = subprocess.run(
-                command, env=_environment(), capture_output=True, text=True, timeout=max(20, end - time.monotonic())
+                command, env=environment(), capture_output=True, text=True, timeout=max(20, end - time.monotonic())
             )
             status, output = done.returncode, (done.stdout + done.stderr)[-1500:]
         except subprocess.TimeoutExpired:

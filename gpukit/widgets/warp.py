@@ -39,12 +39,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Board:
-    """Rows of 32 cells, each with a name; `marks` says before which columns a thick line stands; then what it all means."""
+    """Rows of 32 cells, each with a name; `marks` says before which columns a thick line stands; then what it all means, in a
+    sentence and in a few words."""
 
     rows: list[tuple[str, list[Cell]]]
     columns: list[str]
     marks: range
     sentence: str
+    short: str
     legend: tuple[tuple[int, str], ...]
 
 
@@ -54,7 +56,7 @@ class _Viewer(widgets.VBox):
     def __init__(self, controls: dict[str, widgets.Widget], board: Callable[..., Board], name: str):
         self.controls, self._make = controls, board
         self._start = {key: control.value for key, control in controls.items()}
-        self._text = f"{name}: {self.board().sentence}"
+        self._text = f"{name}: {self.board().short}"
         self.reset_button = widgets.Button(description="reset", layout={"width": "6em"})
         self.view = widgets.HTML()
         row = widgets.HBox([*controls.values(), self.reset_button], layout={"flex_flow": "row wrap"})
@@ -85,7 +87,8 @@ class _Viewer(widgets.VBox):
 
     def picture(self) -> style.Picture:
         """The board that the viewer started with as a still."""
-        return _picture(self._make(**self._start), self._text)
+        board = self._make(**self._start)
+        return _picture(board, board.sentence)
 
 
 def _slider(text: str, value: int, low: int, high: int) -> widgets.IntSlider:
@@ -162,6 +165,7 @@ def global_board(element_bytes: int, stride: int, offset: int, lanes: int) -> Bo
         [f"+{cell * CELL_BYTES}" if cell % per_sector == 0 else "" for cell in range(CELLS)],
         range(0, CELLS, per_sector),
         sentence,
+        f"{_of(lanes, 'lane')}, {_of(element_bytes, 'byte')} each, stride {stride}, offset {offset}: {_of(sectors, 'sector')}",
         ((_WANTED, "wanted by the lane with this number"), (_WASTED, "moved with its sector, wanted by nobody")),
     )
 
@@ -219,6 +223,7 @@ def shared_board(pattern: str, pitch: int) -> Board:
         [str(bank) for bank in range(CELLS)],
         range(CELLS, CELLS),
         sentence,
+        f"{pattern}, rows {pitch} words apart: {_of(passes, 'pass', 'passes')}",
         (
             (_WANTED, "handed out in the first pass, to the lane with this number"),
             (_LATER, "has to wait for another pass"),
