@@ -747,9 +747,7 @@ ONLINE = KernelExercise(
             "lost-digits",  # the same idea, where another order of rounding hides the formula
             "only rows far from 0 are wrong: near 1e4 float32 numbers are 0.001 apart. What is added to such a number, and "
             "could it wait until after the subtraction?",
-            when=lambda evidence: (
-                evidence.kind == "values" and all("large" in case.tags for case in evidence.failed)
-            ),
+            when=lambda evidence: evidence.kind == "values" and all("large" in case.tags for case in evidence.failed),
         ),
         Misconception("traffic", "with the running sum rescaled as the maximum moves, one pass yields both of them"),
     ),

@@ -1730,13 +1730,15 @@ DETECTIVE_RACE = KernelExercise(
             "a-grid-stride-loop",
             (
                 (
-                    _N_EMPTY,
-                    "    y = x.new_empty(n)\n    neighbour_mean_kernel",
+                    "    x = tl.load(x_ptr + offs, mask=offs < n)\n" + _N_LOAD + _N_STORE,
+                    "    for _ in range(tl.program_id(0), tl.cdiv(n, BLOCK), tl.num_programs(0)):\n"
+                    "        x = tl.load(x_ptr + offs, mask=offs < n)\n"
+                    "        neighbour = tl.load(x_ptr + offs + 1, mask=offs + 1 < n)\n"
+                    "        tl.store(y_ptr + offs, (x + neighbour) * 0.5, mask=offs + 1 < n)\n"
+                    "        tl.store(y_ptr + offs, x, mask=offs == n - 1)\n"
+                    "        offs += tl.num_programs(0) * BLOCK\n",
                 ),
-                (
-                    _N_LAUNCH,
-                    _N_LAUNCH.replace("(triton.cdiv(n, BLOCK),)", "lambda meta: (triton.cdiv(n, meta['BLOCK']),)"),
-                ),
+                (_N_LAUNCH, _N_LAUNCH.replace("(triton.cdiv(n, BLOCK),)", "(2,)")),
             ),
         ),
     ),

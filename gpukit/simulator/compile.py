@@ -227,7 +227,7 @@ def compile(kernel, *args, gpu: str | hardware.Gpu = "h100", **kwargs) -> Compil
     if "error" in answer:
         error = answer["error"]
         if error["kind"] == "KeyError":  # an option that Triton does not know
-            raise TypeError(f"{job['name']}: {error['message'].strip(chr(34))}")
+            raise TypeError(f"{job['name']}: {error['message'].strip(chr(39))}")
         raise CompileError(job["name"], target.name, error["message"], error["at"], error["details"])
     return _compiled(job, target, answer)
 
@@ -357,14 +357,14 @@ def _job(kernel, args, kwargs, gpu: hardware.Gpu) -> dict:
         if not isinstance(value, (bool, int, str, type(None))):
             raise TypeError(f"{fn.__name__}: no parameter is called {name!r}; it takes {signature}")
     packer = _Packer()
-    names = list(signature.parameters)
+    parameters = list(signature.parameters.values())
     major, minor = gpu.compute_capability
     return {
         "name": fn.__name__,
         "capability": 10 * major + minor,
         "kernel": packer.function(function),
-        "args": [packer.argument(fn, names[min(i, len(names) - 1)], value) for i, value in enumerate(args)],
-        "kwargs": {name: packer.argument(fn, name, value) for name, value in named.items()},
+        "args": [packer.argument(fn, parameters[min(i, len(parameters) - 1)], value) for i, value in enumerate(args)],
+        "kwargs": {name: packer.argument(fn, signature.parameters[name], value) for name, value in named.items()},
         "options": options,
         "functions": packer.functions,
         "files": packer.files,
@@ -390,6 +390,20 @@ def _unwrap(kernel, args, kwargs):
 _JIT_OPTIONS = ("do_not_specialize", "do_not_specialize_on_alignment", "noinline")
 
 
+def _alike(value):
+    """A number that Triton specialises on as on this one, the same for all of its kind: one compilation serves them."""
+    if isinstance(value, (tuple, list)):
+        return tuple(_alike(item) for item in value)
+    if isinstance(value, float):
+        return 0.5
+    if isinstance(value, (bool, str, type(None))) or hasattr(value, "shape") or not hasattr(value, "__index__"):
+        return value
+    value = int(value)
+    kind = next((bits for bits in (31, 63) if -(1 << bits) <= value < 1 << bits), 64)
+    smallest = {31: 0, 63: 1 << 32, 64: 1 << 63}[kind]
+    return value if value == 1 else smallest + (16 if value % 16 == 0 else 3)
+
+
 class _Packer:
     """Values as JSON, and the functions they need with the source and the globals of each."""
 
@@ -398,11 +412,11 @@ class _Packer:
         self.files: dict[str, dict[str, str]] = {}  # the lines that belong to the functions
         self._keys: dict[int, str] = {}
 
-    def argument(self, fn, name: str, value):
-        packed = self.value(value)
+    def argument(self, fn, parameter: inspect.Parameter, value):
+        packed = self.value(value if "constexpr" in str(parameter.annotation) else _alike(value))
         if packed is None:
             raise TypeError(
-                f"{fn.__name__}: {name} must be a tensor, a tensor descriptor, a number or a constexpr, got {value!r}"
+                f"{fn.__name__}: {parameter.name} must be a tensor, a tensor descriptor, a number or a constexpr, got {value!r}"
             )
         return packed
 
@@ -410,8 +424,6 @@ class _Packer:
         """`value` as [tag, ...], or None if it cannot be carried over."""
         if value is None or isinstance(value, (bool, int, float, str)):
             return ["value", value]
-        if hasattr(value, "__index__") and not hasattr(value, "shape"):
-            return ["value", int(value)]
         if hasattr(value, "untyped_storage"):
             # A GPU's allocations begin on 256 bytes, so a view's offset decides, here as there.
             aligned = value.storage_offset() * value.element_size() % 16 == 0
@@ -434,6 +446,8 @@ class _Packer:
             return None if inner is None else ["constexpr", inner]
         if isinstance(value, tl.dtype):
             return ["dtype", value.name] if type(value) is tl.dtype else None
+        if hasattr(value, "__index__"):  # an integer of NumPy
+            return ["value", int(value)]
         inner = getattr(value, "fn", None)
         if isinstance(inner, types.FunctionType) and not inner.__module__.startswith("triton."):
             return ["function", self.function(value)]

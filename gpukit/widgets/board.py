@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from gpukit.widgets import style
 
 INK, LINE = "ink", "line"  # what is written and the thin lines: dark on a light page, light on a dark one
+DARK, LIGHT = "#262626", "#FFFFFF"  # on a coloured box, whatever the page
 _LIVE = {INK: "var(--jp-content-font-color1, #262626)", LINE: "var(--jp-border-color1, #bdbdbd)"}
 _STILL = {INK: style.INK, LINE: "#BDBDBD"}
 _ANCHOR = {"left": "start", "center": "middle", "right": "end"}

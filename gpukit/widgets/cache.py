@@ -135,7 +135,7 @@ class CacheView(widgets.VBox):
         shapes += _totals(totals, group_m, number, self.tiles, 10 + _BOARD + 30, top)
         keys, bottom = board.legend(
             [
-                (Box(0, 0, 0, 0, *_MISSED, text="M", ink="#ffffff", bold=True), "now read from memory"),
+                (Box(0, 0, 0, 0, *_MISSED, text="M", ink=board.LIGHT, bold=True), "now read from memory"),
                 (Box(0, 0, 0, 0, *_FOUND, edge=board.INK, text="2"), "asked for and found in L2"),
                 (Box(0, 0, 0, 0, *_HELD, edge=board.LINE), "in L2"),
                 (Box(0, 0, 0, 0, style.COMPUTE), "computed now"),
@@ -208,7 +208,7 @@ def _matrices(steps: list[CacheStep], number: int, n: int, left: float, top: flo
         for j in range(n):
             at = left + far + j * cell, top + far + i * cell, cell, cell
             if (i, j) in ids:
-                look = {"fill": style.COMPUTE, "text": str(ids[i, j]), "ink": "#ffffff", "size": 10, "bold": True}
+                look = {"fill": style.COMPUTE, "text": str(ids[i, j]), "ink": board.LIGHT, "size": 10, "bold": True}
             else:
                 look = {"fill": style.NEUTRAL, "opacity": 0.6} if (i, j) in before else {}
             shapes.append(Box(*at, edge=board.LINE, **look))
@@ -219,7 +219,7 @@ def _tile(now: CacheStep | None, tile: Tile, x: float, y: float, cell: float) ->
     name = f"{tile[0]} {tile[1]}, {tile[2]}"
     if now and tile in now.missed:
         fill, opacity = _MISSED
-        look = {"text": "M", "ink": "#ffffff", "bold": True, "edge": board.INK}
+        look = {"text": "M", "ink": board.LIGHT, "bold": True, "edge": board.INK}
     elif now and tile in now.found:
         (fill, opacity), look = _FOUND, {"text": "2", "edge": board.INK}
     elif now and tile in now.held:

@@ -93,7 +93,12 @@ class _Viewer(widgets.VBox):
 
 def _slider(text: str, value: int, low: int, high: int) -> widgets.IntSlider:
     return widgets.IntSlider(
-        value, low, high, description=text, style={"description_width": "initial"}, layout={"width": "19em"}
+        value,
+        low,
+        high,
+        description=text,
+        style={"description_width": "initial"},
+        layout={"width": "24em", "flex": "0 0 auto"},
     )
 
 
