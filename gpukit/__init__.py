@@ -11,6 +11,7 @@ _PUBLIC = {
     "compile": "gpukit.simulator.compile",
     "exercise": "gpukit.course",
     "hint": "gpukit.grading.judge",
+    "predict": "gpukit.simulator.predict",
     "trace": "gpukit.simulator.trace",
     "use": "gpukit.course",
 }

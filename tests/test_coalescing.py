@@ -1,6 +1,7 @@
 """What notebook 05 rests on: its exercises agree with the thread-level model, and the recorded counters with the trace."""
 
 import csv
+import importlib.util
 import random
 from pathlib import Path
 
@@ -21,17 +22,10 @@ RECORDED = Path(gpukit.__file__).parent / "results" / "h200" / "coalescing.csv"
 @pytest.fixture(scope="module")
 def solutions():
     path = course.exercise_file("coalescing", course.root(__file__), "solutions")
-    names = {"__name__": "solutions"}
-    source = path.read_text().partition(
-        "# ------------------------------------------------------------------------------------------------ coalescing.detective"
-    )[0]
-    exec(compile(source + _after(path.read_text(), "def bank_passes"), str(path), "exec"), names)
-    return names
-
-
-def _after(source: str, start: str) -> str:
-    """One plain function of a file: the kernels beside it need a file of their own."""
-    return start + source.partition(start)[2].partition("\n\n\n")[0] + "\n"
+    spec = importlib.util.spec_from_file_location("solutions_coalescing", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def cases(exercise, seeds=3):
@@ -47,14 +41,14 @@ def test_transactions_are_those_of_the_model(solutions):
     for case in cases(coalescing.SECTORS):
         addresses, active = lanes(*case.args)
         model = int(simt.sectors(addresses, active)), int(simt.distinct(addresses, simt.LINE_BYTES, active))
-        assert solutions["transactions"](*case.args) == coalescing.SECTORS.expected(*case.args) == model
+        assert solutions.transactions(*case.args) == coalescing.SECTORS.expected(*case.args) == model
 
 
 def test_bank_passes_are_those_of_the_model(solutions):
     for case in cases(coalescing.BANK_PASSES):
         words, active = lanes(*case.args)
         model = int(simt.bank_passes(words * 4, active))
-        assert solutions["bank_passes"](*case.args) == coalescing.BANK_PASSES.expected(*case.args) == model
+        assert solutions.bank_passes(*case.args) == coalescing.BANK_PASSES.expected(*case.args) == model
 
 
 def test_loop_cost_is_that_of_the_model(solutions):
@@ -70,7 +64,7 @@ def test_loop_cost_is_that_of_the_model(solutions):
         rounds = [i for i in run.instructions if i.kind == "arithmetic"][1:]  # not the comparison
         issued, busy = sum(i.issued for i in rounds), sum(i.lanes for i in rounds)
         expected = coalescing.DIVERGENCE.expected(*case.args)
-        assert expected == solutions["loop_cost"](*case.args)
+        assert expected == solutions.loop_cost(*case.args)
         assert expected == (issued, busy / issued if issued else 0.0)
 
 

@@ -4,6 +4,7 @@ Each function in ROWS passes with `install()` and fails without it; `plain` name
 """
 
 import os
+import re
 import subprocess
 import sys
 import traceback
@@ -15,6 +16,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gpukit.simulator import interpreter
@@ -294,6 +296,184 @@ def bf16_dot():
     y = torch.zeros(32, 32)
     dot[(1,)](a, b, y, BLOCK=32)
     torch.testing.assert_close(y, a.float() @ b.float())
+
+
+@triton.jit
+def dot_precision(a_ptr, b_ptr, y_ptr, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    tl.store(y_ptr + i, tl.dot(tl.load(a_ptr + i), tl.load(b_ptr + i), input_precision=PRECISION))
+
+
+@row()
+def fp32_dot_is_tf32_by_default():
+    """The tensor cores take no notice of the last 13 bits; PTX shows that Triton passes them on."""
+    a, b = (torch.randn(32, 32, generator=torch.Generator().manual_seed(s)) for s in (1, 2))
+    short = [(x.view(torch.int32) & ~0x1FFF).view(torch.float32).double() for x in (a, b)]
+    want = {None: short[0] @ short[1], "tf32": short[0] @ short[1], "ieee": a.double() @ b.double()}
+    for precision, expected in want.items():
+        y = torch.zeros(32, 32)
+        dot_precision[(1,)](a, b, y, PRECISION=precision, BLOCK=32)
+        torch.testing.assert_close(y, expected.float(), rtol=1e-5, atol=1e-5)
+    assert (want["tf32"] - want["ieee"]).abs().max() > 1e-3
+
+
+@triton.jit
+def dot_of_8(x_ptr, y_ptr, K: tl.constexpr):
+    a = tl.load(x_ptr + tl.arange(0, 16)[:, None] * K + tl.arange(0, K)[None, :])
+    b = tl.load(x_ptr + tl.arange(0, K)[:, None] * 16 + tl.arange(0, 16)[None, :])
+    tl.store(y_ptr + tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :], tl.dot(a, b))
+
+
+@row()
+def a_dot_that_is_too_small_for_the_gpu_is_refused():
+    x = torch.ones(256, dtype=torch.float16)
+    dot_of_8[(1,)](x, torch.zeros(256), K=16)
+    with pytest.raises(triton.runtime.errors.InterpreterError, match="K >= 16"):
+        dot_of_8[(1,)](x, torch.zeros(256), K=8)
+
+
+# ---- other types --------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def through_fp8(x_ptr, y_ptr, FORMAT: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    tl.store(y_ptr + offs, tl.load(x_ptr + offs).to(FORMAT).to(tl.float32))
+
+
+@row()
+def fp8_rounds_to_nearest_even():
+    x = torch.cat([torch.randn(960, generator=torch.Generator().manual_seed(0)) * 30, torch.arange(64.0) / 512])
+    for triton_format, dtype in ((tl.float8e4nv, torch.float8_e4m3fn), (tl.float8e5, torch.float8_e5m2)):
+        for source in (x, x.bfloat16(), x.half()):
+            y = torch.zeros(1024)
+            through_fp8[(1,)](source, y, FORMAT=triton_format, BLOCK=1024)
+            assert torch.equal(y, source.to(dtype).float())
+
+
+@row()
+def what_is_too_large_for_fp8_becomes_its_largest_number():
+    x = torch.tensor([460.0, 1e6, -1e6, float("nan"), 0.0, -0.0, float("inf"), 1.0])
+    y = torch.zeros(8)
+    through_fp8[(1,)](x, y, FORMAT=tl.float8e4nv, BLOCK=8)
+    assert y.tolist()[:3] == [448.0, 448.0, -448.0] and y[3].isnan() and y[6] == 448
+    through_fp8[(1,)](x, y, FORMAT=tl.float8e5, BLOCK=8)
+    assert y.tolist()[:3] == [448.0, 57344.0, -57344.0] and y[3].isnan() and y[6] == 57344
+
+
+@triton.jit
+def to_int32(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    tl.store(y_ptr + offs, tl.load(x_ptr + offs).to(tl.int32))
+
+
+@row()
+def floats_beyond_an_integer_become_its_limit():
+    x = torch.tensor([1e10, -1e10, float("nan"), float("inf"), -1.9, 2147483520.0, 0.5, -0.5])
+    y = torch.zeros(8, dtype=torch.int32)
+    for source in (x, x.double()):
+        to_int32[(1,)](source, y, BLOCK=8)
+        assert y.tolist() == [2**31 - 1, -(2**31), 0, 2**31 - 1, -1, 2147483520, 0, 0]
+
+
+# ---- libdevice, PTX -----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def with_libdevice(x_ptr, y_ptr, OP: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs)
+    if OP == "tanh":
+        y = libdevice.tanh(x)
+    elif OP == "pow":
+        y = libdevice.pow(tl.abs(x), x * 0 + 1.5)
+    elif OP == "atan2":
+        y = libdevice.atan2(x, x * x)
+    elif OP == "log1p":
+        y = libdevice.log1p(tl.abs(x))
+    elif OP == "erf":
+        y = tl.extra.cuda.libdevice.erf(x)
+    elif OP == "round":
+        y = libdevice.round(x * 2)
+    elif OP == "isnan":
+        y = tl.where(libdevice.isnan(x / x), -1.0, x)
+    elif OP == "fast_expf":
+        y = libdevice.fast_expf(x)
+    elif OP == "yn":
+        y = libdevice.yn(2, x)
+    elif OP == "add_rz":
+        y = libdevice.add_rz(x, x)
+    tl.store(y_ptr + offs, y)
+
+
+LIBDEVICE = {
+    "tanh": torch.tanh,
+    "pow": lambda x: x.abs() ** 1.5,
+    "atan2": lambda x: torch.atan2(x, x * x),
+    "log1p": lambda x: torch.log1p(x.abs()),
+    "erf": torch.erf,
+    "round": lambda x: torch.trunc(x * 2 + torch.copysign(torch.tensor(0.5), x)),
+    "isnan": lambda x: torch.where(x == 0, -1.0, x),
+}
+
+
+@row()
+def libdevice_functions():
+    for dtype in (torch.float32, torch.float64):
+        x = torch.cat([torch.randn(60), torch.tensor([0.25, -0.75, 0.0, 1.25])]).to(dtype)
+        for op, function in LIBDEVICE.items():
+            y = torch.zeros_like(x)
+            with_libdevice[(1,)](x, y, OP=op, BLOCK=64)
+            torch.testing.assert_close(y, function(x).to(dtype), rtol=4e-7, atol=1e-7, msg=op)
+
+
+@row()
+def libdevice_functions_without_an_equal_say_what_to_write():
+    want = {"fast_expf": "write tl.exp$", "yn": "write tl operations, or PyTorch", "add_rz": "write tl operations"}
+    for op, text in want.items():
+        with pytest.raises(triton.runtime.errors.InterpreterError, match="has no equal in the interpreter") as caught:
+            with_libdevice[(1,)](torch.ones(8), torch.zeros(8), OP=op, BLOCK=8)
+        error, file, line = interpreter.original(caught.value)
+        assert isinstance(error, interpreter.Unsupported) and re.search(text, str(error))
+        assert (file, line) == (__file__, line_of(with_libdevice, f"libdevice.{op}"))
+    with pytest.raises(triton.runtime.errors.InterpreterError, match=r"libdevice\.tanh does not take .*bfloat16"):
+        with_libdevice[(1,)](torch.ones(8).bfloat16(), torch.zeros(8), OP="tanh", BLOCK=8)
+    assert libdevice.tanh(1.0) is None  # outside of a launch it is Triton's own
+
+
+@triton.jit
+def with_ptx(x_ptr, y_ptr):
+    x = tl.load(x_ptr)
+    y = tl.inline_asm_elementwise("neg.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1)
+    tl.store(y_ptr, y)
+
+
+@row()
+def inline_ptx_is_refused():
+    with pytest.raises(
+        triton.runtime.errors.InterpreterError, match="inline PTX does not run in the interpreter: write"
+    ):
+        with_ptx[(1,)](torch.ones(1), torch.zeros(1))
+
+
+@triton.jit
+def descriptor_add(x_ptr, y_ptr, M, N, BM: tl.constexpr, BN: tl.constexpr, OP: tl.constexpr):
+    x = tl.make_tensor_descriptor(x_ptr, shape=[M, N], strides=[N, 1], block_shape=[BM, BN])
+    y = tl.make_tensor_descriptor(y_ptr, shape=[M, N], strides=[N, 1], block_shape=[BM, BN])
+    if OP == "add":
+        y.atomic_add([0, 0], x.load([tl.program_id(0) * BM, 0]))
+    else:
+        y.atomic_max([0, 0], x.load([tl.program_id(0) * BM, 0]))
+
+
+@row()
+def descriptor_atomics():
+    x, y = torch.arange(48.0).view(12, 4), torch.zeros(12, 4)
+    descriptor_add[(3,)](x, y, 12, 4, BM=4, BN=4, OP="add")
+    assert torch.equal(y[:4], x.view(3, 4, 4).sum(0)) and not y[4:].any()
+    x, y = x.flip(0).int(), torch.zeros(12, 4, dtype=torch.int32)
+    descriptor_add[(3,)](x, y, 12, 4, BM=4, BN=4, OP="max")
+    assert torch.equal(y[:4], x[:4])
 
 
 @triton.jit

@@ -22,6 +22,7 @@ LAYERS = {
     "gpukit.testing": 2,
     "gpukit.timing": 2,
     "gpukit.benchmark": 3,
+    "gpukit.validation": 3,
     "gpukit.grading": 3,
     "gpukit.checks": 3,
     "gpukit.widgets": 4,

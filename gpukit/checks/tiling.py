@@ -509,12 +509,12 @@ def _waves_cases(rng: Random) -> list[Case]:
         ("an A100, one more", 1793, 1793, 256, 128, 108, 1),
         ("an H200", 4096, 4096, 128, 256, 132, 1),
         ("an exact fit", 11 * 128, 12 * 128, 128, 128, 132, 1),
-        ("one tile", 64, 64, 128, 128, 108, 1),
+        ("one tile", 128, 128, 128, 128, 108, 1),
         ("two programs an SM", 4096, 4096, 128, 128, 132, 2),
         ("four programs an SM", 3000, 5000, 64, 64, 108, 4),
         ("a T4", rng.randrange(1001, 1999, 2), rng.randrange(1001, 1999, 2), 128, 64, 40, 1),
         ("a tall C", rng.randrange(20_001, 29_999, 2), rng.randrange(129, 255, 2), 256, 128, 148, 1),
-        ("thin", 1, rng.randrange(5001, 9999, 2), 16, 128, 58, 3),
+        ("thin", 17, rng.randrange(5001, 9999, 2), 16, 128, 58, 3),
     ):
         name = f"C [{M}, {N}], tiles {BM} x {BN}, {sms} SMs x {per_sm} ({what})"
         cases.append(case(name, M, N, BM, BN, sms, per_sm))
@@ -626,6 +626,11 @@ WAVES = FunctionExercise(
             "tiles by area",
             (("tiles = -(-M // BLOCK_M) * -(-N // BLOCK_N)", "tiles = -(-M * N // (BLOCK_M * BLOCK_N))"),),
             diagnosis="area",
+        ),
+        Variant(
+            "whole tiles only",
+            (("tiles = -(-M // BLOCK_M) * -(-N // BLOCK_N)", "tiles = M // BLOCK_M * (N // BLOCK_N)"),),
+            diagnosis="partial-tiles-dropped",
         ),
         Variant(
             "one program an SM", (("slots = sms * programs_per_sm", "slots = sms"),), diagnosis="one-program-an-sm"

@@ -396,7 +396,7 @@ def _alike(value):
         return tuple(_alike(item) for item in value)
     if isinstance(value, float):
         return 0.5
-    if isinstance(value, (bool, str, type(None))) or hasattr(value, "shape") or not hasattr(value, "__index__"):
+    if isinstance(value, (bool, str)) or hasattr(value, "untyped_storage") or not hasattr(value, "__index__"):
         return value
     value = int(value)
     kind = next((bits for bits in (31, 63) if -(1 << bits) <= value < 1 << bits), 64)

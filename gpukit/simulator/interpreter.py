@@ -210,6 +210,8 @@ def _launch(function, args, kwargs, grid) -> None:
     scope.set_attr(tl.core.tensor, "__index__", lambda self: int(self.handle.data.item()))  # NumPy >= 2.4, Triton 3.6
     _cache_types(scope)
     _bind_libdevice(scope)
+    targets = ti.interpreter_builder.codegen_fns
+    scope.set_attr(ti.interpreter_builder, "codegen_fns", {**targets, "min_dot_size": _min_dot_size})
     try:
         values = {
             name: given if name in executor.constexprs else _value(name, given, host_arguments[name], memory)
@@ -218,7 +220,6 @@ def _launch(function, args, kwargs, grid) -> None:
         axes = grid + (1,) * (3 - len(grid))
         builder = ti.interpreter_builder
         builder.set_grid_dim(*axes)
-        builder.codegen_fns["min_dot_size"] = _min_dot_size
 
         def program(linear: int) -> None:
             memory.start_program(linear)
@@ -251,9 +252,12 @@ def _launch(function, args, kwargs, grid) -> None:
 
 
 def _sample(call: Call, program) -> None:
-    """Run `call.sampled` programs, evenly spaced, and the first steps of those that are on the GPU together at first:
+    """Run `call.sampled` programs, spread over the grid, and the first steps of those that are on the GPU together at first:
     enough to tell what these share."""
-    whole = [(2 * i + 1) * call.programs // (2 * call.sampled) for i in range(call.sampled)]
+    # One program in each of as many equal parts of the grid, not always at the same place of it: rows repeat their
+    # alignment every few programs.
+    golden = 0.6180339887498949
+    whole = [int((i + (0.5 + i * golden) % 1) * call.programs / call.sampled) for i in range(call.sampled)]
     for linear in whole:
         program(linear)
     window = max((recorder.window() for recorder in _running.recorders), default=0)

@@ -104,10 +104,10 @@ def weights(compiled: Compiled, executions: Executions | None) -> list[float]:
     ran = _ran(compiled, executions)
     loops = assembly.loops(instructions)
     around = [assembly.innermost(loops, i) for i in range(len(instructions))]
-    turns = _turns(compiled, loops, around, ran)
+    turns, left_over = _turns(compiled, loops, around, ran)
     out = []
-    for loop, times in zip(around, ran, strict=True):
-        most = turns[loop] if loop else 1.0
+    for instruction, loop, times in zip(instructions, around, ran, strict=True):
+        most = turns[loop] if loop else left_over.get(instruction.own_frames, 1.0)
         out.append(most if times is None else min(most, times))
     return out
 
@@ -126,60 +126,83 @@ def _ran(compiled: Compiled, executions: Executions) -> list[float | None]:
     return found
 
 
-def _turns(compiled: Compiled, loops, around, ran) -> dict[assembly.Loop, float]:
-    """Loop -> how often its body runs in a program."""
+def _turns(compiled: Compiled, loops, around, ran) -> tuple[dict[assembly.Loop, float], dict[tuple, float]]:
+    """Loop -> how often its body runs in a program; place of an unrolled loop -> how often a copy outside it runs.
+
+    A body is one pass of a source loop, or several where a loop was unrolled; a load or store whose size is known tells
+    how many. What came from one source loop shares its passes: ptxas makes of it a loop that takes several steps at a
+    time and one for the rest.
+    """
     own = {loop: [i for i, l in enumerate(around) if l is loop] for loop in loops}
     bodies = {loop: [compiled.instructions[i] for i in own[loop]] for loop in loops}
-    places = {loop: {i.own_frames for i in bodies[loop]} for loop in loops}
-    groups: list[tuple[int, set, list]] = []  # depth, where their loads are, (passes, loop): loops made from one
-    for loop in loops:
-        # The lines of an inner loop lie around it too (what the pipeliner put before and after it): they do not count.
-        inside = [l for l in loops if l is not loop and loop.start <= l.start and l.end <= loop.end]
-        nested = set().union(*(places[l] for l in inside))
-        counts = Counter(ran[i] for i in own[loop] if compiled.instructions[i].own_frames not in nested)
-        counts.pop(None, None)
-        enough = max(1, sum(counts.values()) // 50)
-        passes = max((times for times, n in counts.items() if n >= enough), default=1.0)
-        movers = {i.own_frames for i in bodies[loop] if i.base in _MOVERS} or set(places[loop])
-        for depth, theirs, members in groups:
-            if depth == loop.depth and theirs & movers:
-                theirs |= movers
-                members.append((passes, loop))
-                break
+    lines = {loop: {compiled.instructions[i].own_frames: ran[i] for i in own[loop]} for loop in loops}
+    turns, left_over = {}, {}
+    for siblings in _siblings(loops, bodies):
+        steps = {loop: _passes_in_a_turn(compiled, bodies[loop]) for loop in siblings}
+        known = set.intersection(*(set(steps[loop]) for loop in siblings))
+        known = {place for place in known if lines[siblings[0]][place]}
+        if known:
+            place = max(known, key=lambda place: lines[siblings[0]][place] / steps[siblings[0]][place])
+            passes, in_a_turn = lines[siblings[0]][place], {loop: steps[loop][place] for loop in siblings}
         else:
-            groups.append((loop.depth, movers, [(passes, loop)]))
-    # Loops made from one share its passes: ptxas makes one that takes several steps at a time and one for the rest.
-    turns = {}
-    for _, _, members in groups:
-        passes, siblings = max(passes for passes, _ in members), [loop for _, loop in members]
-        unrolled = {loop: _unrolled(compiled, bodies[loop]) for loop in siblings}
-        plain = [loop for loop in siblings if unrolled[loop] == 1]
-        for loop in sorted(siblings, key=lambda loop: -unrolled[loop]):
-            if loop not in plain:
-                turns[loop] = passes // unrolled[loop]
-                passes -= turns[loop] * unrolled[loop]
-        turns.update(dict.fromkeys(plain, passes / max(1, len(plain))))
-    return turns
+            passes, in_a_turn = (
+                max(_passes(loop, loops, bodies, lines) for loop in siblings),
+                dict.fromkeys(siblings, 1),
+            )
+        most = max(in_a_turn.values())
+        for n in sorted(set(in_a_turn.values()), reverse=True):
+            alike = [loop for loop in siblings if in_a_turn[loop] == n]
+            each = passes // n
+            turns.update(dict.fromkeys(alike, each / len(alike)))
+            passes -= n * each
+        if most > 1:  # what is left over has copies of the body outside the loops, each run or skipped
+            left_over |= {place: passes / (most - 1) for loop in siblings for place in lines[loop]}
+    return turns, left_over
 
 
 _MOVERS = ("LDG", "STG", "LDGSTS", "UTMALDG", "HGMMA", "HMMA")  # what tells one loop from another
 
 
-def _unrolled(compiled: Compiled, body: list[assembly.Instruction]) -> int:
-    """How many passes of the source loop one turn of a SASS loop is: bytes that a thread loads or stores in it over those
-    of one pass."""
+def _siblings(loops, bodies) -> list[list[assembly.Loop]]:
+    """The loops, those of one depth that load, store or multiply on a common source line put together."""
+    groups: list[tuple[int, set, list]] = []
+    for loop in loops:
+        movers = {i.own_frames for i in bodies[loop] if i.base in _MOVERS} or {i.own_frames for i in bodies[loop]}
+        for depth, theirs, members in groups:
+            if depth == loop.depth and theirs & movers:
+                theirs |= movers
+                members.append(loop)
+                break
+        else:
+            groups.append((loop.depth, movers, [loop]))
+    return [members for _, _, members in groups]
+
+
+def _passes_in_a_turn(compiled: Compiled, body: list[assembly.Instruction]) -> dict[tuple, int]:
+    """For each load and store of a loop's body: bytes that a thread moves there over those of one execution."""
     found: Counter = Counter()
     for instruction in body:
         if instruction.base in ("LDG", "STG", "LDGSTS"):
             kind = "store" if instruction.base == "STG" else "load"
-            found[kind, instruction.line] += _thread_bytes(instruction)
-    factors = []
-    for (kind, line), moved in found.items():
-        access = compiled.layout(line, kind)
+            found[kind, instruction.own_frames] += _thread_bytes(instruction)
+    steps = {}
+    for (kind, place), moved in found.items():
+        access = compiled.layout(place[0][1], kind) if place else None
         if access is not None and access.layout is not None:
             elements = max(1, math.prod(access.shape) // compiled.threads)
-            factors.append(round(moved / elements / access.element_bytes))
-    return max(1, min(factors, default=1))
+            steps[place] = max(1, round(moved / elements / access.element_bytes))
+    return steps
+
+
+def _passes(loop: assembly.Loop, loops, bodies, lines) -> float:
+    """Where no load or store tells: the passes of the innermost source line in a loop. The lines of an inner loop lie
+    around it too (what the pipeliner put before and after it) and do not count."""
+    inside = [l for l in loops if l is not loop and loop.start <= l.start and l.end <= loop.end]
+    nested = set().union(*(lines[l] for l in inside))
+    counts = Counter(lines[loop][i.own_frames] for i in bodies[loop] if i.own_frames not in nested)
+    counts.pop(None, None)
+    enough = max(1, sum(counts.values()) // 50)
+    return max((times for times, n in counts.items() if n >= enough), default=1.0)
 
 
 def statements(functions) -> dict[str, dict[int, int]]:

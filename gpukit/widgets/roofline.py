@@ -61,7 +61,7 @@ class RooflineView(widgets.VBox):
         traitlets.link((self, "gpu"), (self.gpu_menu, "value"))
         self.dtype_menu.observe(lambda change: self._chosen(change["new"]), "value")
         self.reset_button.on_click(lambda _: self.reset())
-        self.observe(lambda _: self._gpu_changed(), "gpu")
+        self.observe(lambda _: self._take_gpu(), "gpu")
         self.observe(lambda _: self._draw(), "dtype")
         self._draw()
 
@@ -69,7 +69,7 @@ class RooflineView(widgets.VBox):
         if dtype is not None:
             self.dtype = dtype
 
-    def _gpu_changed(self) -> None:
+    def _take_gpu(self) -> None:
         """Another GPU may have no rate for the dtype; then the one that it has most of."""
         rates = hardware.gpu(self.gpu).peak_flops
         wanted = self.dtype if self.dtype in rates else "fp16"
