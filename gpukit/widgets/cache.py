@@ -21,7 +21,7 @@ MAX_TILES = 12
 _WIDTH = 800
 _BOARD = 430  # pixels of A beside B above C
 _CAPTION = {"description_width": "initial"}
-_MISSED, _FOUND, _HELD = (style.READS, 1.0), (style.READS, 0.45), (style.READS, 0.15)
+_MISSED, _FOUND, _HELD = (style.READS, 1.0), (style.READS, 0.5), (style.READS, 0.25)
 
 
 class CacheView(widgets.VBox):
