@@ -1,8 +1,26 @@
-"""Providers side by side: `python -m gpukit.benchmark softmax` measures on this GPU and records what it measured.
+"""Providers side by side: `gpukit bench softmax` measures on this GPU and records what it measured.
 
 Every provider is compared with float64 first, then timed. The rows go to gpukit/results/<gpu>/<op>.csv, which notebooks
 read where there is no GPU. `bytes` and `flops` are the least that the operation must move and do (`Op.cost`), so that a
 provider's rate shows what it wastes.
+
+An operation is measured as soon as a module of gpukit/reference holds its `Op`. Its providers are
+
+    torch     op.reference, eager
+    compile   torch.compile of op.reference
+    library   op.library, PyTorch's own fused call
+    gpukit    gpukit.kernels.<op.kernel or op.name>
+    others    op.peers, by name: {"liger": "liger_kernel.ops.softmax:LigerSoftmaxFunction.apply", "sdpa-cudnn": cudnn}
+
+where a peer is a function that takes the reference's arguments (import a package that may be missing inside it), or
+"module:name" of one; a peer called like one of the first four takes its place ("compile": what to compile). It measures
+op.bench_shapes in op.bench_dtypes and op.bench_modes:
+
+    fwd       the call             bwd   its gradient alone (where op.cost_bwd says what that costs)
+    fwd+bwd   both in one call     wall  back to back, the host's time included: for optimizers and wrappers
+
+An operation that changes its inputs or has state says so by `build(provider, inputs) -> call`: it makes copies and
+whatever must exist first; `call()` is checked once, by what it returns, and then timed again and again.
 """
 
 from __future__ import annotations
@@ -11,14 +29,17 @@ import argparse
 import csv
 import importlib
 import importlib.util
+import json
 import math
 import os
 import pkgutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,16 +48,15 @@ from gpukit.op import Cost, Op
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from gpukit.timing import Timing
 
 RESULTS = Path(__file__).parent / "results"
 PROVIDERS = ("torch", "compile", "library", "liger", "gpukit")
-MODES = ("fwd", "bwd")
-# "fwd-graph" rows come by themselves beside "fwd" rows that are launch-bound.
-_LIGER = {"softmax": ("liger_kernel.ops.softmax", "LigerSoftmaxFunction")}
-_CHECKED_ELEMENTS = 1 << 24
+MODES = ("fwd", "bwd", "fwd+bwd", "wall")
+MODE_WORDS = {"forward": "fwd", "backward": "bwd", "both": "fwd+bwd", **{mode: mode for mode in MODES}}
+# Of a GPU: float64 references of longer tensors would take longer than the measurement. Of the CPU: what it does in 0.1 s.
+_CHECKED_ELEMENTS = {"cuda": 1 << 27, "cpu": 1 << 20}
 _COPY_SHAPE = (32768, 16384)
 
 
@@ -44,13 +64,14 @@ class BenchmarkFailed(RuntimeError):
     """gpukit gave a wrong result, or a time is impossible. The sound rows have been written."""
 
 
+# ------------------------------------------------------------------------------------------------------------- records
 @dataclass(frozen=True)
 class Row:
     """One measurement; the fields are the columns of the CSV file."""
 
     op: str
-    provider: str  # torch: the reference, eager; compile: torch.compile of it; library: PyTorch's fused call; gpukit
-    mode: str  # fwd, bwd, fwd-graph
+    provider: str
+    mode: str  # of MODES, or "fwd-graph": replays of a CUDA graph, which come beside "fwd" rows that are launch-bound
     dtype: str
     shape: tuple[int, ...]
     median_ms: float
@@ -65,6 +86,7 @@ class Row:
     commit: str
     date: str
     note: str = ""
+    sm_mhz: int = 0  # the SMs' clock right after the runs; 0: not known
 
     @property
     def gbps(self) -> float:
@@ -80,28 +102,26 @@ class Row:
         return self.op, self.provider, self.mode, self.dtype, self.shape
 
 
-def ops() -> list[str]:
-    """The operations that can be measured: the modules of gpukit.reference."""
-    import gpukit.reference
-
-    return [module.name for module in pkgutil.iter_modules(gpukit.reference.__path__)]
-
-
-def _op(name: str) -> Op:
-    if name not in ops():
-        raise ValueError(f"op must be one of {', '.join(ops())}, got {name!r}")
-    return importlib.import_module(f"gpukit.reference.{name}").OP
-
-
-def rows(op_name: str, gpu: str = "h200") -> list[Row]:
-    """The recorded rows of `op_name` on `gpu`, a key of gpukit.hardware. Raises FileNotFoundError: what there is."""
-    path = RESULTS / gpu / f"{op_name}.csv"
-    if not path.exists():
-        there = sorted(f"{p.stem} on {p.parent.name}" for p in RESULTS.glob("*/*.csv") if p.stem in ops())
+def rows(name: str, gpu: str = "h200") -> list[Row]:
+    """The rows recorded in gpukit/results/<gpu>/<name>.csv. Raises FileNotFoundError, which says what there is."""
+    path = RESULTS / gpu / f"{name}.csv"
+    if not holds_times(path):
+        there = sorted(f"{p.stem} on {p.parent.name}" for p in RESULTS.glob("*/*.csv") if holds_times(p))
         raise FileNotFoundError(
-            f"no times of {op_name!r} on {gpu!r} are recorded; there are: {', '.join(there) or 'none'}"
+            f"no times of {name!r} on {gpu!r} are recorded; there are: {', '.join(there) or 'none'}"
         )
     return _read(path)
+
+
+def notes(name: str, gpu: str = "h200") -> dict:
+    """What was measured and is no row (call by call, over time): gpukit/results/<gpu>/<name>.json, {} where there is none."""
+    path = RESULTS / gpu / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def holds_times(path: Path) -> bool:
+    """Counters lie in the same folders."""
+    return path.exists() and path.read_text().startswith("op,provider,mode,")
 
 
 def _read(path: Path) -> list[Row]:
@@ -113,7 +133,8 @@ def _read(path: Path) -> list[Row]:
 
 def _parse(line: dict[str, str]) -> Row:
     kinds = {"float": float, "int": int, "str": str, "tuple[int, ...]": lambda s: tuple(int(n) for n in s.split("x"))}
-    return Row(**{field.name: kinds[str(field.type)](line[field.name]) for field in fields(Row)})
+    there = [field for field in fields(Row) if field.name in line or field.default is MISSING]
+    return Row(**{field.name: kinds[str(field.type)](line[field.name]) for field in there})
 
 
 def write(new: Iterable[Row], path: Path) -> None:
@@ -125,69 +146,169 @@ def write(new: Iterable[Row], path: Path) -> None:
         table.writeheader()
         for row in sorted(merged.values(), key=lambda row: (row.op, row.mode, row.dtype, row.shape, row.provider)):
             line = asdict(row)
-            line["shape"] = _name(row.shape)
+            line["shape"] = shape_name(row.shape)
             for column in ("median_ms", "p20_ms", "p80_ms"):
                 line[column] = f"{line[column]:.5g}"
             table.writerow(line)
 
 
-def _name(shape: Sequence[int]) -> str:
+def shape_name(shape: Sequence[int]) -> str:
     return "x".join(str(n) for n in shape)
 
 
+# ---------------------------------------------------------------------------------------------------------- operations
+@cache
+def operations() -> dict[str, Op]:
+    """Every `Op` of gpukit.reference, by its name. Imports PyTorch."""
+    import gpukit.reference
+
+    found: dict[str, Op] = {}
+    for module in pkgutil.iter_modules(gpukit.reference.__path__):
+        for value in vars(importlib.import_module(f"gpukit.reference.{module.name}")).values():
+            if isinstance(value, Op) and found.setdefault(value.name, value) is not value:
+                raise ValueError(f"two operations are called {value.name!r}")
+    return found
+
+
+def operation(name: str) -> Op:
+    """The operation called `name`. Raises ValueError, which lists them."""
+    if name not in operations():
+        raise ValueError(f"op must be one of {', '.join(operations())}, got {name!r}")
+    return operations()[name]
+
+
+def providers_of(op: Op) -> tuple[str, ...]:
+    """The names of everything that can compute `op`, ours last."""
+    peers = [name for name in op.peers if name not in PROVIDERS]
+    liger = ["liger"] if "liger" in op.peers else []
+    return "torch", "compile", "library", *liger, *peers, "gpukit"
+
+
+def provider(op: Op, name: str) -> Callable | None:
+    """The function to time, or None if its package is not installed."""
+    import torch
+
+    own = {"torch": op.reference, "compile": op.reference, "library": op.library}
+    given = op.peers.get(name) or own.get(name) or f"gpukit.kernels:{op.kernel or op.name}"
+    if isinstance(given, str):
+        module, _, path = given.partition(":")
+        if importlib.util.find_spec(module.partition(".")[0]) is None:
+            return None
+        given = importlib.import_module(module)
+        for part in path.split("."):
+            given = getattr(given, part)
+    return torch.compile(given, dynamic=False) if name == "compile" else given
+
+
+# --------------------------------------------------------------------------------------------------------------- a run
 def run(
     op_name: str,
-    providers: Sequence[str] = PROVIDERS,
+    providers: Sequence[str] | None = None,
     shapes: Sequence[tuple[int, ...]] | None = None,
-    dtypes: Sequence[str] = ("bfloat16",),
-    modes: Sequence[str] = MODES,
+    dtypes: Sequence[str] | None = None,
+    modes: Sequence[str] | None = None,
     *,
     device: str = "cuda",
     commit: str | None = None,
     out: Path | None = None,
+    record: bool = True,
     rep_ms: float = 100,
+    graph: bool = False,
+    say: Callable[[str], None] = print,
+    go_on: Callable[[int, int, str], bool] = lambda done, total, what: True,
+    on_row: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
-    """Measure `op_name`, print a line per row and write the rows (on a GPU: to gpukit/results, or to `out`).
+    """Measure `op_name`, say a line per row and write the rows (on a GPU: to gpukit/results, or to the file `out`).
 
-    shapes    default: the operation's bench_shapes
-    dtypes    names of torch dtypes
+    providers, shapes, dtypes, modes   default: the operation's own; on the CPU fewer of a shape's first dimension
     commit    of the code measured; default: GPUKIT_COMMIT, else git's
-    Raises BenchmarkFailed at the end if gpukit was wrong or a time impossible, ValueError for unknown names,
-    RuntimeError without a GPU (device="cpu" times PyTorch there, and writes only to `out`).
+    record    False: nothing is written, and the rate of a copy is not measured
+    graph     all forward calls in a CUDA graph as well, not only where one of them is launch-bound
+    go_on     (steps done, steps in all, what comes now) -> whether to go on; rows measured so far are kept
+    on_row    called with each row as it is measured
+    Raises BenchmarkFailed at the end if gpukit was wrong or a time impossible, ValueError for unknown names or a graph
+    on the CPU, RuntimeError without a GPU (device="cpu" times PyTorch there, and writes only to `out`).
     """
     import torch
     import torch._functorch.config
 
-    op = _op(op_name)
-    for what, given, known in (("providers", providers, PROVIDERS), ("modes", modes, MODES)):
-        if unknown := set(given) - set(known):
-            raise ValueError(f"{what} must be among {', '.join(known)}, got {', '.join(sorted(unknown))}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise RuntimeError(
-            f"no GPU here, so nothing was measured; recorded times: gpukit.benchmark.rows({op_name!r}); "
-            "device='cpu' times PyTorch on the CPU"
-        )
+    op = operation(op_name)
+    _check(device, graph, rep_ms)
+    steps = plan(op, providers, shapes, dtypes, modes, device)
     gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-    if out is None and device == "cuda":
-        out = RESULTS / _key(gpu) / f"{op_name}.csv"
-    bench = _Bench(op, device, gpu, commit or _commit(), rep_ms)
-    for shape in shapes or op.bench_shapes:
-        for dtype in dtypes:
-            # A compiled backward pass frees what it was given, unless told that it will run again.
-            with torch._functorch.config.patch(donated_buffer=False):
-                bench.measure(tuple(shape), getattr(torch, dtype), providers, modes)
-            if out is not None:
-                write(bench.rows, out)  # after every shape: a run that is cut short keeps what it has
-    if device == "cuda":
+    if not record:
+        out = None
+    elif out is None and device == "cuda":
+        out = RESULTS / gpu_key(gpu) / f"{op_name}.csv"
+    bench = _Bench(op, device, gpu, commit or _commit(), rep_ms, say, on_row)
+    done = 0
+    for shape, dtype in dict.fromkeys((step[0], step[1]) for step in steps):
+        these = [step for step in steps if step[:2] == (shape, dtype)]
+        # A compiled backward pass frees what it was given, unless told that it will run again.
+        with torch._functorch.config.patch(donated_buffer=False):
+            more = bench.measure(these, graph, lambda i, what, at=done: go_on(at + i, len(steps), what))
+        done += len(these)
+        if out is not None and bench.rows:
+            write(bench.rows, out)  # after every shape: a run that is cut short keeps what it has
+        if not more:
+            break
+    if device == "cuda" and record:
         bench.copy()
         write(bench.rows, out)
-    print(summary(bench.rows))
+    say(summary(bench.rows))
     if bench.failures:
         raise BenchmarkFailed("; ".join(bench.failures))
     return bench.rows
 
 
-def _key(gpu: str) -> str:
+def _check(device: str, graph: bool, rep_ms: float) -> None:
+    import torch
+
+    from gpukit.timing import check_ms
+
+    check_ms(rep_ms=rep_ms)
+    if device not in ("cuda", "cpu"):
+        raise ValueError(f"device must be cuda or cpu, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(
+            "no GPU here, so nothing was measured: `gpukit bench OP --show` prints what is recorded, device cpu times "
+            "PyTorch on the CPU"
+        )
+    if graph and device == "cpu":
+        raise ValueError("graph: CUDA graphs need a GPU, got device cpu")
+
+
+Step = tuple[tuple[int, ...], "torch.dtype", str, tuple[str, ...]]
+
+
+def plan(op: Op, providers=None, shapes=None, dtypes=None, modes=None, device="cuda") -> list[Step]:
+    """What a run measures: (shape, dtype, provider, modes), one provider at a time. Raises ValueError for unknown names."""
+    import torch
+
+    providers = providers or providers_of(op)
+    modes = modes or [m for m in op.bench_modes if m not in ("bwd", "fwd+bwd") or op.cost_bwd or op.cost_both]
+    known = dict.fromkeys([*PROVIDERS, *op.peers])
+    for what, given, allowed in (("providers", providers, known), ("modes", modes, MODES)):
+        if unknown := [name for name in given if name not in allowed]:
+            raise ValueError(f"{what} must be among {', '.join(allowed)}, got {', '.join(unknown)}")
+    floats = {_short(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+    dtypes = dtypes or op.bench_dtypes
+    if unknown := [name for name in dtypes if name not in floats]:
+        raise ValueError(f"dtypes must be torch's names, such as bfloat16, got {', '.join(unknown)}")
+    if shapes is None:
+        shapes = op.bench_shapes if device == "cuda" else dict.fromkeys(_cut(op, s, device) for s in op.bench_shapes)
+    for shape in shapes:
+        if len(shape) != len(op.bench_shapes[0]) or min(shape) < 1:
+            raise ValueError(
+                f"shapes must be of {len(op.bench_shapes[0])} positive numbers for {op.name}, such as "
+                f"{shape_name(op.bench_shapes[0])}, got {shape_name(shape)}"
+            )
+    own = [p for p in providers if p in providers_of(op)]
+    return [(tuple(s), floats[d], p, tuple(modes)) for s in shapes for d in dtypes for p in own]
+
+
+def gpu_key(gpu: str) -> str:
+    """The folder of a GPU's results: its key in gpukit.hardware, or its name without blanks."""
     try:
         return hardware.gpu(gpu).key
     except ValueError:
@@ -206,83 +327,102 @@ def _commit() -> str:
     return head.stdout.strip() + ("-changed" if changed.stdout.strip() else "")
 
 
+def identity(gpu: str, commit: str = "") -> dict[str, str]:
+    """What all rows of one run share: GPU, versions, commit and date."""
+    import torch
+
+    triton = importlib.import_module("triton").__version__ if importlib.util.find_spec("triton") else ""
+    return {
+        "gpu": gpu,
+        "torch": torch.__version__,
+        "triton": triton,
+        "commit": commit or _commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
 class _Bench:
     """The rows of one run, and what all of them share."""
 
-    def __init__(self, op: Op, device: str, gpu: str, commit: str, rep_ms: float):
-        import torch
-        import triton
-
-        self.op, self.device, self.rep_ms = op, device, rep_ms
+    def __init__(self, op: Op, device: str, gpu: str, commit: str, rep_ms: float, say: Callable, on_row: Callable):
+        self.op, self.device, self.rep_ms, self.say, self.on_row = op, device, rep_ms, say, on_row
         self.rows: list[Row] = []
         self.failures: list[str] = []
-        self.same = {
-            "gpu": gpu,
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "commit": commit,
-            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        }
+        self.same = identity(gpu, commit)
 
-    def measure(self, shape, dtype, providers, modes) -> None:
+    def measure(self, steps: list[Step], graph: bool, go_on: Callable[[int, str], bool]) -> bool:
+        """Time the providers of one shape and dtype. False if `go_on` said so."""
         import torch
 
-        from gpukit.timing import NotTimed
+        from gpukit.timing import NotTimed, refuse_interpreter
 
+        shape, dtype, _, modes = steps[0]
         torch.compiler.reset()  # each shape is compiled for itself, as dynamic=False says
-        generator = torch.Generator().manual_seed(0)
-        small = self.op.make_inputs(_cut(shape), dtype, generator)
-        inputs = tuple(x.to(self.device) for x in self.op.make_inputs(shape, dtype, generator))
-        for provider in providers:
-            what = f"{provider} {_name(shape)} {_short(dtype)}"
+        inputs = make_inputs(self.op, shape, dtype, self.device)
+        small = _cut(self.op, shape, self.device)
+        truth = _Truth(self.op, inputs if small == shape else make_inputs(self.op, small, dtype, self.device), modes)
+        for done, (*_, name, _) in enumerate(steps):
+            what = f"{name} {shape_name(shape)} {_short(dtype)}"
+            if not go_on(done, f"{self.op.name} {what}"):
+                return False
             try:
-                fn = _provider(self.op, provider)
+                fn = provider(self.op, name)
                 if fn is None:
-                    print(f"{what}: not installed, skipped")
-                elif wrong := _wrong(self.op, fn, small, modes, self.device):
-                    self._fail(f"{what}: not timed: {wrong}", ours=provider == "gpukit")
-                else:
-                    for mode in modes:
-                        self._time(provider, fn, mode, shape, dtype, inputs)
+                    self.say(f"{what}: not installed, skipped")
+                    continue
+                refuse_interpreter(_call(self.op, fn, truth.inputs))
+                if wrong := truth.refutes(fn):
+                    self._fail(f"{what}: not timed: {wrong}", ours=name == "gpukit")
+                    continue
+                for mode in modes:
+                    self._time(name, fn, mode, shape, dtype, inputs)
             except NotTimed as error:
-                print(f"{what}: {error}")
-            except (
-                Exception
-            ) as error:  # a provider that is out of memory or refuses a shape costs its rows, not the run
-                self._fail(f"{what}: {_first_line(error)}", ours=provider == "gpukit" or _is_impossible(error))
-        measured = [row for row in self.rows if row.shape == shape and row.dtype == _short(dtype)]
-        if any(row.mode == "fwd" and row.note for row in measured):
-            self._graphs({row.provider: row for row in measured if row.mode == "fwd"}, dtype, inputs)
+                self.say(f"{what}: {error}")
+            except Exception as error:  # out of memory, or a shape that is refused: costs its rows, not the run
+                self._fail(f"{what}: {_first_line(error)}", ours=name == "gpukit" or _is_impossible(error))
+        measured = [row for row in self.rows if (row.shape, row.dtype, row.mode) == (shape, _short(dtype), "fwd")]
+        if self.op.build is None and (graph or any(row.note for row in measured)):
+            self._graphs(measured, dtype, inputs)
+        return True
 
     def _fail(self, line: str, ours: bool) -> None:
-        print(line)
+        self.say(line)
         if ours:
             self.failures.append(line)
 
-    def _time(self, provider, fn, mode, shape, dtype, inputs) -> None:
+    def _cost(self, mode: str, shape: tuple[int, ...], dtype: torch.dtype) -> Cost | None:
+        op = self.op
+        if mode == "bwd":
+            return op.cost_bwd and op.cost_bwd(shape, dtype)
+        if mode != "fwd+bwd":
+            return op.cost(shape, dtype)
+        if op.cost_both:
+            return op.cost_both(shape, dtype)
+        there, back = op.cost(shape, dtype), op.cost_bwd and op.cost_bwd(shape, dtype)
+        return back and Cost(*(getattr(there, f.name) + getattr(back, f.name) for f in fields(Cost)))
+
+    def _time(self, name: str, fn, mode: str, shape, dtype, inputs, *, graph: bool = False) -> None:
         from gpukit.timing import time_ms
 
-        cost = self.op.cost if mode == "fwd" else self.op.cost_bwd
-        if cost is None:
+        if (cost := self._cost(mode, shape, dtype)) is None:
             return
-        cost = cost(shape, dtype)
-        call, arguments = (fn, inputs) if mode == "fwd" else (_backward(fn, inputs), ())
-        timing = time_ms(call, *arguments, rep_ms=self.rep_ms, cost=cost, dtype=dtype)
-        self._add(provider, mode, dtype, shape, timing, cost, _peak_bytes(call, arguments, self.device))
+        if mode in ("bwd", "fwd+bwd"):
+            call, arguments = _gradient(self.op, fn, inputs, forward=mode == "fwd+bwd"), ()
+        else:
+            call, arguments = (fn, inputs) if self.op.build is None else (_call(self.op, fn, inputs), ())
+        options = {"rep_ms": self.rep_ms, "cost": cost, "dtype": dtype, "device": self.device}
+        timing = time_ms(call, *arguments, graph=graph, wall=mode == "wall", **options)
+        peak = 0 if graph else _peak_bytes(call, arguments, self.device)
+        self._add(name, "fwd-graph" if graph else mode, dtype, shape, timing, cost, peak)
 
-    def _graphs(self, launch_bound: dict[str, Row], dtype, inputs) -> None:
+    def _graphs(self, measured: list[Row], dtype, inputs) -> None:
         """All providers again without the CPU: beside one launch-bound row the others cannot be judged either."""
-        from gpukit.timing import time_ms
-
-        for provider, row in launch_bound.items():
-            cost = self.op.cost(row.shape, dtype)
+        for row in measured:
             try:
-                fn = _provider(self.op, provider)
-                timing = time_ms(fn, *inputs, graph=True, rep_ms=self.rep_ms, cost=cost, dtype=dtype)
-                self._add(provider, "fwd-graph", dtype, row.shape, timing, cost, row.peak_bytes)
+                self._time(row.provider, provider(self.op, row.provider), "fwd", row.shape, dtype, inputs, graph=True)
             except Exception as error:
-                line = f"{provider} {_name(row.shape)} in a graph: {_first_line(error)}"
-                self._fail(line, ours=provider == "gpukit" or _is_impossible(error))
+                line = f"{row.provider} {shape_name(row.shape)} in a graph: {_first_line(error)}"
+                self._fail(line, ours=row.provider == "gpukit" or _is_impossible(error))
 
     def copy(self) -> None:
         """What the memory system gives to the simplest kernel: the rate that the others are held against."""
@@ -296,10 +436,10 @@ class _Bench:
         timing = time_ms(y.copy_, x, rep_ms=self.rep_ms, cost=cost, dtype=x.dtype)
         self._add("torch", "fwd", x.dtype, _COPY_SHAPE, timing, cost, 0, op="copy")
 
-    def _add(self, provider, mode, dtype, shape, timing: Timing, cost: Cost, peak_bytes: int, op: str = "") -> None:
+    def _add(self, name, mode, dtype, shape, timing: Timing, cost: Cost, peak_bytes: int, op: str = "") -> None:
         row = Row(
             op=op or self.op.name,
-            provider=provider,
+            provider=name,
             mode=mode,
             dtype=_short(dtype),
             shape=shape,
@@ -310,10 +450,12 @@ class _Bench:
             flops=cost.flops,
             peak_bytes=peak_bytes,
             note="launch-bound" if timing.launch_bound else "",
+            sm_mhz=timing.sm_mhz,
             **self.same,
         )
         self.rows.append(row)
-        print(_line(row), flush=True)
+        self.on_row(row)
+        self.say(line(row))
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -330,70 +472,108 @@ def _is_impossible(error: Exception) -> bool:
     return isinstance(error, ImpossibleTime)
 
 
-def _cut(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """`shape` with fewer rows: float64 references of full tensors would take longer than the measurement."""
+def _cut(op: Op, shape: tuple[int, ...], device: str) -> tuple[int, ...]:
+    """`shape` with fewer of its first dimension, or what the operation says."""
+    if op.check_shape is not None:
+        return op.check_shape(shape)
     per_row = max(1, math.prod(shape[1:]))
-    return (max(1, min(shape[0], _CHECKED_ELEMENTS // per_row)), *shape[1:])
+    return (max(1, min(shape[0], _CHECKED_ELEMENTS[device] // per_row)), *shape[1:])
 
 
-def _provider(op: Op, name: str) -> Callable | None:
-    """The function to time, or None if its package is not installed."""
+def make_inputs(op: Op, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> tuple:
+    """The operation's inputs on `device`. They are made there: the CPU would take seconds for what a GPU needs."""
     import torch
 
-    if name == "torch":
-        return op.reference
-    if name == "library":
-        return op.library
-    if name == "compile":
-        return torch.compile(op.reference, dynamic=False)
-    if name == "gpukit":
-        return getattr(importlib.import_module("gpukit.kernels"), op.name)
-    if op.name not in _LIGER or importlib.util.find_spec("liger_kernel") is None:
-        return None
-    module, function = _LIGER[op.name]
-    return getattr(importlib.import_module(module), function).apply
+    try:
+        with torch.device(device):
+            inputs = op.make_inputs(shape, dtype, torch.Generator(device).manual_seed(0))
+    except (RuntimeError, ValueError):  # it insists on the CPU
+        inputs = op.make_inputs(shape, dtype, torch.Generator().manual_seed(0))
+    return tuple(x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs)
 
 
-def _wrong(op: Op, fn: Callable, inputs: tuple[Tensor, ...], modes: Sequence[str], device: str) -> str:
-    """What is wrong with fn's result or gradient by the project's tolerance rule, or ""."""
+def _call(op: Op, fn: Callable, inputs: tuple) -> Callable:
+    return (lambda: fn(*inputs)) if op.build is None else op.build(fn, inputs)
+
+
+def _leaves(op: Op, inputs: tuple, convert: Callable) -> list:
+    """Copies of the inputs that collect gradients where the operation has them."""
     import torch
 
-    from gpukit.testing import compare
-
-    backward = "bwd" in modes and op.cost_bwd is not None
-
-    def results(call, convert):
-        arguments = [convert(x) for x in inputs]
-        if backward:
-            arguments = [x.requires_grad_(x.is_floating_point()) for x in arguments]
-        y = call(*arguments)
-        if not backward:
-            return y, ()
-        dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        dy = dy.to(inputs[0].dtype).to(y.dtype).to(y.device)
-        return y.detach(), torch.autograd.grad(y, [x for x in arguments if x.requires_grad], dy)
-
-    y, gradients = results(fn, lambda x: x.detach().clone().to(device))
-    truth, true_gradients = results(op.reference, lambda x: x.detach().to(device, torch.float64))
-    native, native_gradients = results(op.library, lambda x: x.detach().clone().to(device))
-    if y.shape != truth.shape or y.dtype != native.dtype:
-        return f"result is {list(y.shape)} {y.dtype}, expected {list(truth.shape)} {native.dtype}"
-    if mismatch := compare(y, truth, native):
-        return f"result: {mismatch}"
-    for given, true, plain in zip(gradients, true_gradients, native_gradients, strict=True):
-        if mismatch := compare(given, true, plain, gradient=True):
-            return f"gradient: {mismatch}"
-    return ""
+    copies = [convert(x.detach()) if isinstance(x, torch.Tensor) else x for x in inputs]
+    wanted = [i for i, x in enumerate(copies) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    for i in wanted if op.grads is None else op.grads:
+        copies[i].requires_grad_()
+    return copies
 
 
-def _backward(fn: Callable, inputs: tuple[Tensor, ...]) -> Callable:
-    """A function that runs only the backward pass of fn, as often as it is called."""
+def _several(result) -> tuple:
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+
+class _Truth:
+    """What an operation gives for `inputs`, in float64 and from PyTorch in the inputs' own dtype."""
+
+    def __init__(self, op: Op, inputs: tuple, modes: Sequence[str]):
+        self.op, self.inputs = op, inputs
+        self.backward = op.build is None and any("bwd" in mode for mode in modes)
+
+    def _results(self, fn: Callable, convert: Callable) -> tuple[tuple, tuple]:
+        """Results and gradients."""
+        import torch
+
+        if not self.backward:
+            with torch.no_grad() if self.op.build is None else torch.enable_grad():
+                copies = [convert(x.detach()) if isinstance(x, torch.Tensor) else x for x in self.inputs]
+                return _several(_call(self.op, fn, tuple(copies))()), ()
+        leaves = _leaves(self.op, self.inputs, convert)
+        y = _several(fn(*leaves))
+        dy = _upstream(y)
+        gradients = torch.autograd.grad(y, [x for x in leaves if getattr(x, "requires_grad", False)], dy)
+        return tuple(part.detach() for part in y), gradients
+
+    def refutes(self, fn: Callable) -> str:
+        """What is wrong with fn's result or gradient by the project's tolerance rule, or ""."""
+        import torch
+
+        from gpukit.testing import compare
+
+        if not hasattr(self, "truth"):
+            self.truth = self._results(self.op.reference, lambda x: x.double() if x.is_floating_point() else x.clone())
+            self.native = self._results(self.op.library, torch.clone)
+        given = self._results(fn, torch.clone)
+        for kind in (0, 1):
+            for i, (y, truth, native) in enumerate(zip(given[kind], self.truth[kind], self.native[kind], strict=True)):
+                what = ("gradient" if kind else "result") + (f" {i}" if len(given[kind]) > 1 else "")
+                if y.shape != truth.shape or y.dtype != native.dtype:
+                    return f"{what} is {list(y.shape)} {y.dtype}, expected {list(truth.shape)} {native.dtype}"
+                if mismatch := compare(y, truth, native, gradient=bool(kind)):
+                    return f"{what}: {mismatch}"
+        return ""
+
+
+def _upstream(y: tuple) -> tuple:
+    """Gradients from above, the same for every provider and dtype."""
     import torch
 
-    leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
-    y = fn(*leaves)
-    dy = torch.randn(y.shape, device=y.device, dtype=y.dtype)
-    wanted = [x for x in leaves if x.requires_grad]
+    return tuple(
+        torch.randn(part.shape, generator=torch.Generator(part.device).manual_seed(1), device=part.device).to(
+            part.dtype
+        )
+        for part in y
+    )
+
+
+def _gradient(op: Op, fn: Callable, inputs: tuple, *, forward: bool) -> Callable:
+    """A function that runs the backward pass of fn, as often as it is called; with the forward pass before it or not."""
+    import torch
+
+    leaves = _leaves(op, inputs, lambda x: x)
+    wanted = [x for x in leaves if getattr(x, "requires_grad", False)]
+    y = _several(fn(*leaves))
+    dy = _upstream(y)
+    if forward:
+        return lambda: torch.autograd.grad(_several(fn(*leaves)), wanted, dy)
     return lambda: torch.autograd.grad(y, wanted, dy, retain_graph=True)
 
 
@@ -409,11 +589,19 @@ def _peak_bytes(call: Callable, arguments: tuple, device: str) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def _line(row: Row) -> str:
+# --------------------------------------------------------------------------------------------------------- in words
+def line(row: Row) -> str:
+    """A row as a line of text."""
+    rate = f"{row.tflops:7.1f} TFLOP/s" if counts_flops(row) else f"{row.gbps:7.0f} GB/s"
     return (
-        f"{row.op:10} {row.mode:9} {row.dtype:9} {_name(row.shape):12} {row.provider:8}"
-        f"{row.median_ms * 1e3:10.1f} us {row.gbps:7.0f} GB/s  {row.note}".rstrip()
+        f"{row.op:10} {row.mode:9} {row.dtype:9} {shape_name(row.shape):12} {row.provider:8}"
+        f"{row.median_ms * 1e3:10.1f} us {rate}  {row.note}".rstrip()
     )
+
+
+def counts_flops(row: Row) -> bool:
+    """Whether arithmetic, not memory, limits the operation: more than 100 FLOPs a byte, the ridge of an H200 being 206."""
+    return row.flops > 100 * row.bytes
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -422,50 +610,149 @@ def summary(rows: Sequence[Row]) -> str:
     lines = []
     for ours in [row for row in rows if row.provider == "gpukit"]:
         others = [row for row in rows if row.what[2:] == ours.what[2:] and row.op == ours.op and row is not ours]
-        line = f"{ours.op} {ours.mode} {ours.dtype} {_name(ours.shape)}: {ours.median_ms * 1e3:.1f} us"
+        text = f"{ours.op} {ours.mode} {ours.dtype} {shape_name(ours.shape)}: {ours.median_ms * 1e3:.1f} us"
         if others:
             best = min(others, key=lambda row: row.median_ms)
-            line += f", {best.median_ms / ours.median_ms:.2f} x as fast as {best.provider}"
-        if copy:
-            line += f", {ours.gbps / copy:.2f} of the copy rate"
-        lines.append(line)
+            text += f", {best.median_ms / ours.median_ms:.2f} x as fast as {best.provider}"
+        if copy and not counts_flops(ours):
+            text += f", {ours.gbps / copy:.2f} of the copy rate"
+        lines.append(text)
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m gpukit.benchmark", description=__doc__.splitlines()[0])
-    parser.add_argument("op", help=f"one of {', '.join(ops())}")
-    parser.add_argument("--providers", default=",".join(PROVIDERS), help="default: %(default)s")
-    parser.add_argument("--shapes", default="", help="such as 4096x1024,8192x781; default: the operation's own")
-    parser.add_argument("--dtypes", default="bfloat16", help="default: %(default)s")
-    parser.add_argument("--modes", default=",".join(MODES), help="default: %(default)s")
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--commit", help="of the code measured; default: GPUKIT_COMMIT, else git's")
-    parser.add_argument("--out", type=Path, help="CSV file to add to; default: gpukit/results/<gpu>/<op>.csv")
-    parser.add_argument("--rep-ms", type=float, default=100, help="time to spend on each row; default: %(default)s")
-    parser.add_argument("--show", metavar="GPU", nargs="?", const="h200", help="print the recorded rows; default: h200")
-    given = parser.parse_args(arguments)
+# ------------------------------------------------------------------------------------------------------- command line
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `gpukit bench`."""
+    parser.add_argument("ops", nargs="+", metavar="OP", help="operations, or all")
+    parser.add_argument("--providers", type=_words, metavar="torch,gpukit", help="default: all that an operation has")
+    parser.add_argument("--shape", type=_shapes, metavar="4096x1024,8192x781", help="default: the operation's own")
+    parser.add_argument("--dtype", type=_words, metavar="bfloat16,float32", help="default: the operation's own")
+    parser.add_argument(
+        "--mode", type=_modes, metavar="forward,backward,both,wall", help="default: the operation's own"
+    )
+    parser.add_argument("--graph", action="store_true", help="time forward calls in a CUDA graph as well")
+    parser.add_argument(
+        "--seconds", type=_seconds, metavar="N", help="begin nothing new after N seconds; keep what is there"
+    )
+    parser.add_argument(
+        "--rep-ms", type=float, default=100, metavar="N", help="time for each row (default: %(default)s)"
+    )
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="default: %(default)s")
+    parser.add_argument("--commit", help="of the code measured (default: GPUKIT_COMMIT, else git's)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write DIR/<gpu>/<op>.csv (default: gpukit/results)")
+    parser.add_argument(
+        "--show", metavar="GPU", nargs="?", const="h200", help="measure nothing; print and draw what is recorded (h200)"
+    )
+
+
+def _words(text: str) -> list[str]:
+    words = [word for word in text.split(",") if word]
+    if not words:
+        raise argparse.ArgumentTypeError(f"must name at least one, got {text!r}")
+    return words
+
+
+def _seconds(text: str) -> float:
     try:
-        if given.show:
-            recorded = rows(given.op, given.show)
-            print(*map(_line, recorded), summary(recorded), sep="\n")
-            return 0
-        run(
-            given.op,
-            given.providers.split(","),
-            [tuple(int(n) for n in shape.split("x")) for shape in given.shapes.split(",") if shape] or None,
-            given.dtypes.split(","),
-            given.modes.split(","),
-            device=given.device,
-            commit=given.commit,
-            out=given.out,
-            rep_ms=given.rep_ms,
-        )
-    except (ValueError, FileNotFoundError, RuntimeError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a positive number, got {text!r}")
+    return seconds
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _modes(text: str) -> list[str]:
+    if unknown := [word for word in _words(text) if word not in MODE_WORDS]:
+        raise argparse.ArgumentTypeError(f"must be among {', '.join(MODE_WORDS)}, got {', '.join(unknown)}")
+    return [MODE_WORDS[word] for word in _words(text)]
+
+
+def _shapes(text: str) -> list[tuple[int, ...]]:
+    try:
+        return [tuple(int(n) for n in shape.split("x")) for shape in _words(text)]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must look like 4096x1024,8192x781, got {text!r}") from None
+
+
+def command(given: argparse.Namespace) -> int:
+    """`gpukit bench`: the exit status, 1 where something was wrong."""
+    import torch
+
+    names = list(operations()) if given.ops == ["all"] else given.ops
+    try:
+        ops = [operation(name) for name in names]
+        if given.providers and (unknown := set(given.providers) - {p for op in ops for p in (*PROVIDERS, *op.peers)}):
+            raise ValueError(f"providers: none of these operations knows {', '.join(sorted(unknown))}")
+        _check(given.device, given.graph, given.rep_ms)
+        total = sum(len(_plan_of(op, given)) for op in ops)
+    except (ValueError, RuntimeError) as error:
+        print(f"gpukit: {error}", file=sys.stderr)
+        return 2
+    progress = _Progress(total, given.seconds)
+    failed = 0
+    for op in ops:
+        steps = _plan_of(op, given)
+        gpu = gpu_key(torch.cuda.get_device_name()) if given.device == "cuda" else "cpu"
+        try:
+            run(
+                op.name,
+                list(dict.fromkeys(step[2] for step in steps)),
+                given.shape,
+                given.dtype,
+                given.mode,
+                device=given.device,
+                commit=given.commit,
+                out=given.out and given.out / gpu / f"{op.name}.csv",
+                rep_ms=given.rep_ms,
+                graph=given.graph,
+                say=progress.say,
+                go_on=progress.go_on,
+            )
+        except (BenchmarkFailed, ValueError, ImportError) as error:
+            progress.say(f"{op.name}: {_first_line(error)}")
+            failed = 1
+        progress.before += len(steps)
+    progress.end()
+    return failed
+
+
+def _plan_of(op: Op, given: argparse.Namespace) -> list[Step]:
+    providers = given.providers and [p for p in given.providers if p in (*PROVIDERS, *op.peers)]
+    return plan(op, providers, given.shape, given.dtype, given.mode, given.device) if providers != [] else []
+
+
+class _Progress:
+    """Steps done, steps left and the time for them: a bar on a terminal, where each line of a row pushes it down."""
+
+    def __init__(self, total: int, seconds: float | None):
+        self.total, self.seconds, self.before, self.left_out = total, seconds, 0, 0
+        self.start = time.monotonic()
+        self.bar = ""
+
+    def go_on(self, done: int, total: int, what: str) -> bool:
+        done += self.before
+        spent = time.monotonic() - self.start
+        if self.seconds is not None and spent > self.seconds:
+            self.left_out = self.total - done
+            return False
+        left = f"{spent / done * (self.total - done):.0f} s left" if done else ""
+        filled = 30 * done // max(self.total, 1)
+        self.bar = f"[{'#' * filled}{'.' * (30 - filled)}] {done}/{self.total} {left}  {what}"
+        self._draw()
+        return True
+
+    def say(self, text: str) -> None:
+        if sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        if text:
+            print(text, flush=True)
+        self._draw()
+
+    def _draw(self) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{self.bar[:100]}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        self.bar = ""
+        self.say(f"out of time: {self.left_out} of {self.total} steps were not begun" if self.left_out else "")

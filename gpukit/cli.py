@@ -11,7 +11,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpukit import course
+from gpukit import benchmark, course
+from gpukit.accounting.commands import flops_command, memory_command
 
 _MAX_SOURCE_BYTES = 1 << 20
 
@@ -82,6 +83,22 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument(f"--{kind}", metavar="FILE", help=f"write the report as {kind}")
     _add_impl(added)
     added.add_argument("--seed", type=int, metavar="N", help=argparse.SUPPRESS)
+
+    added = command("bench", _bench, "time operations side by side with PyTorch, or show what is recorded")
+    benchmark.add_arguments(added)
+
+    added = command("trace", _trace, "what a kernel moves, compiles to and takes on any GPU, worked out without one")
+    added.add_argument("op", metavar="OP", help="an operation, softmax for instance")
+    added.add_argument("--shape", metavar="4096x4096", help="default: the operation's first benchmark shape")
+    added.add_argument("--dtype", default="bf16", help="bf16, fp16, fp32 or fp64 (default: %(default)s)")
+    added.add_argument("--gpu", default="h200", help="any GPU of the table (default: %(default)s)")
+
+    added = command("validate", _validate, "what the simulator says beside what was measured")
+    added.add_argument("--gpu", default="h200", help="a GPU with recorded measurements (default: %(default)s)")
+    added.add_argument("--misses", action="store_true", help="only the rows outside their bars")
+
+    memory_command(command("memory", _pencil, "what a training step, or serving, holds on each GPU, and why"))
+    flops_command(command("flops", _pencil, "what a training run takes: FLOPs, days, GPU-hours, and why"))
 
     added = command("doctor", _doctor, "say what this machine has, what is missing and what mends it")
 
@@ -236,6 +253,64 @@ def _pristine_copy(submission: Path, root: Path, concepts: set[str]) -> dict[str
         files = ", ".join(f"{concept}.py" for concept in sorted(concepts))
         raise course.CourseError(f"{submission} holds none of the exercises ({files})")
     return refused
+
+
+def _bench(args: argparse.Namespace) -> int:
+    if not args.show:
+        return benchmark.command(args)
+    from gpukit.widgets.versus import show_recorded
+
+    try:
+        show_recorded(args.ops, args.show, args.mode, args.out)
+    except (ValueError, FileNotFoundError) as error:
+        return _refuse(str(error))
+    return 0
+
+
+def _trace(args: argparse.Namespace) -> int:
+    os.environ["TRITON_INTERPRET"] = (
+        "1"  # before Triton is imported, and also where there is a GPU: it has no part in this
+    )
+    from gpukit import tracing
+
+    try:
+        print(tracing.command(args.op, args.shape, args.dtype, args.gpu))
+    except (ValueError, TypeError) as error:
+        return _refuse(str(error))
+    return 0
+
+
+def _validate(args: argparse.Namespace) -> int:
+    from gpukit import hardware
+    from gpukit.validation import table, times
+
+    try:
+        gpu = hardware.gpu(args.gpu).key
+    except ValueError as error:
+        return _refuse(str(error))
+    everything = not args.misses
+    traffic_csv = table.RESULTS / gpu / "traffic.csv"
+    parts = {
+        "TRAFFIC": lambda: table.text(table.read(traffic_csv), everything),
+        "TIMES": lambda: times.table(gpu, everything),
+    }
+    missing = 0
+    for title, part in parts.items():
+        print(f"{title}, simulated and measured on {gpu}")
+        try:
+            print(f"{part()}\n")
+        except FileNotFoundError as error:
+            missing += 1
+            print(f"nothing is recorded: {error}\n")
+    return int(missing == len(parts))
+
+
+def _pencil(args: argparse.Namespace) -> int:
+    try:
+        print("\n".join(args.lines(args)))
+    except ValueError as error:
+        return _refuse(str(error))
+    return 0
 
 
 def _doctor(args: argparse.Namespace) -> int:

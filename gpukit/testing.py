@@ -47,7 +47,7 @@ def error_bound(truth: Tensor, native: Tensor, *, gradient: bool = False) -> Ten
     cancel has no scale of its own.
     """
     finite = torch.isfinite(truth) & torch.isfinite(native.double())
-    zero = torch.zeros((), dtype=torch.float64)
+    zero = torch.zeros((), dtype=torch.float64, device=truth.device)
     error = torch.where(finite, (native.double() - truth).abs(), zero)
     size = torch.where(torch.isfinite(truth), truth.abs(), zero)
     eps = torch.finfo(native.dtype).eps if native.dtype.is_floating_point else 0.0  # integers are exact
@@ -63,9 +63,10 @@ def error_bound(truth: Tensor, native: Tensor, *, gradient: bool = False) -> Ten
 
 def compare(actual: Tensor, truth: Tensor, native: Tensor, *, gradient: bool = False) -> Mismatch | None:
     """The worst violation of the rule in `actual`, or None. All three have one shape; NaN matches only NaN, and an infinity
-    only the same infinity (or what PyTorch gives in that dtype, where float64 does not overflow and the dtype does)."""
-    actual, native = actual.detach().cpu(), native.detach().cpu()
-    truth = truth.detach().cpu().double()
+    only the same infinity (or what PyTorch gives in that dtype, where float64 does not overflow and the dtype does). They
+    are compared where `truth` is."""
+    truth = truth.detach().double()
+    actual, native = actual.detach().to(truth.device), native.detach().to(truth.device)
     if actual.numel() == 0:
         return None
     bound = error_bound(truth, native, gradient=gradient)

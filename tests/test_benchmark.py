@@ -1,14 +1,17 @@
 """Benchmark rows: how they are checked, measured, written and read."""
 
+import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 import gpukit.kernels
 from gpukit import benchmark, timing
-from gpukit.benchmark import BenchmarkFailed, Row, rows, run, summary, write
+from gpukit.benchmark import BenchmarkFailed, Row, operation, rows, run, summary, write
+from gpukit.cli import main
 from gpukit.op import Cost
 from gpukit.timing import ImpossibleTime, Timing
 
@@ -51,7 +54,7 @@ def test_rows_survive_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
     assert sorted(rows("softmax"), key=lambda r: r.provider) == sorted(first, key=lambda r: r.provider)
     assert path.read_text().splitlines()[0] == (
-        "op,provider,mode,dtype,shape,median_ms,p20_ms,p80_ms,bytes,flops,peak_bytes,gpu,torch,triton,commit,date,note"
+        "op,provider,mode,dtype,shape,median_ms,p20_ms,p80_ms,bytes,flops,peak_bytes,gpu,torch,triton,commit,date,note,sm_mhz"
     )
     assert "4096x4096" in path.read_text()
 
@@ -81,7 +84,7 @@ def test_derived_rates():
 def test_recorded_rows_are_possible():
     """What is committed: no row above its GPU's peak, one row for each thing."""
     for path in benchmark.RESULTS.glob("*/*.csv"):
-        if path.stem not in benchmark.ops():  # counters, not times
+        if not benchmark.holds_times(path):  # counters
             continue
         recorded = benchmark._read(path)
         assert len({r.what for r in recorded}) == len(recorded), path
@@ -125,9 +128,21 @@ def test_unknown_names():
     with pytest.raises(ValueError, match=r"op must be one of .*softmax.*, got 'softmxa'"):
         run("softmxa")
     with pytest.raises(ValueError, match="providers must be among torch, compile, library, liger, gpukit, got cublas"):
-        run("softmax", ("torch", "cublas"))
-    with pytest.raises(ValueError, match="modes must be among fwd, bwd, got both"):
-        run("softmax", modes=("both",))
+        run("softmax", ("torch", "cublas"), device="cpu")
+    with pytest.raises(ValueError, match=r"modes must be among fwd, bwd, fwd\+bwd, wall, got both"):
+        run("softmax", modes=("both",), device="cpu")
+    with pytest.raises(ValueError, match="dtypes must be torch's names, such as bfloat16, got bf16"):
+        run("softmax", dtypes=("bf16",), device="cpu")
+    with pytest.raises(
+        ValueError, match="shapes must be of 2 positive numbers for softmax, such as 4096x1024, got 4096"
+    ):
+        run("softmax", shapes=[(4096,)], device="cpu")
+    with pytest.raises(ValueError, match="device must be cuda or cpu, got 'tpu'"):
+        run("softmax", device="tpu")
+    with pytest.raises(ValueError, match="graph: CUDA graphs need a GPU, got device cpu"):
+        run("softmax", device="cpu", graph=True)
+    with pytest.raises(ValueError, match="rep_ms must be a positive number of milliseconds, got 0"):
+        run("softmax", device="cpu", rep_ms=0)
 
 
 def test_launch_bound_rows_come_with_graph_rows_of_all_providers(timed):
@@ -185,22 +200,12 @@ def test_commit(monkeypatch):
 
 
 def test_checked_shape_keeps_the_row():
-    assert benchmark._cut((4096, 131072)) == (128, 131072)
-    assert benchmark._cut((6, 40)) == (6, 40)
-    assert benchmark._cut((1, 2**30)) == (1, 2**30)
-
-
-# ------------------------------------------------------------------------------------------------------- command line
-def test_command_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
-    write([row(), row("torch", 0.5)], tmp_path / "h200" / "softmax.csv")
-    assert benchmark.main(["softmax", "--show"]) == 0
-    said = capsys.readouterr().out
-    assert "50.0 us" in said and "10.00 x as fast as torch" in said
-    assert benchmark.main(["softmax", "--show", "t4"]) == 1
-    assert "no times of 'softmax' on 't4'" in capsys.readouterr().err
-    assert benchmark.main(["softmax", "--providers", "cublas"]) == 1
-    assert "ValueError: providers must be among" in capsys.readouterr().err
+    op = operation("softmax")
+    assert benchmark._cut(op, (4096, 131072), "cuda") == (1024, 131072)
+    assert benchmark._cut(op, (4096, 131072), "cpu") == (8, 131072)
+    assert benchmark._cut(op, (6, 40), "cpu") == (6, 40)
+    assert benchmark._cut(op, (1, 2**30), "cuda") == (1, 2**30)
+    assert benchmark._cut(replace(op, check_shape=lambda shape: (3, *shape[1:])), (6, 40), "cpu") == (3, 40)
 
 
 @pytest.mark.gpu
@@ -209,3 +214,57 @@ def test_every_provider_on_a_gpu(tmp_path, device):
     measured = run("softmax", shapes=[(512, 781)], out=tmp_path / "softmax.csv", rep_ms=10)
     assert {"torch", "compile", "library", "gpukit"} <= {r.provider for r in measured if r.mode == "bwd"}
     assert {r.op for r in measured} == {"softmax", "copy"}
+
+
+# ------------------------------------------------------------------------------------------------------- command line
+def bench(*arguments: str) -> int:
+    try:
+        return main(["bench", *arguments])
+    except SystemExit as end:  # argparse
+        return int(end.code or 0)
+
+
+def test_command_measures_pytorch_on_the_cpu(tmp_path, capsys, device):
+    if device != "cpu":
+        pytest.skip("kernels run on the GPU here")
+    asked = ["--device", "cpu", "--shape", "6x40", "--mode", "forward", "--rep-ms", "1", "--out", str(tmp_path)]
+    assert bench("softmax", "log_softmax", "--providers", "torch,library,gpukit", *asked) == 0
+    said = capsys.readouterr().out
+    assert said.count(" us ") == 4 and said.count("fn ran a kernel in Triton's interpreter") == 2
+    assert {r.provider for r in benchmark._read(tmp_path / "cpu" / "softmax.csv")} == {"torch", "library"}
+    assert bench("softmax", "--seconds", "1e-9", *asked) == 0
+    assert capsys.readouterr().out.strip().endswith("out of time: 5 of 5 steps were not begun")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["softmxa"], "op must be one of .*softmax.*, got 'softmxa'"),
+        (["softmax", "--device", "tpu"], "invalid choice: 'tpu'"),
+        (["softmax", "--providers", "cublas"], "none of these operations knows cublas"),
+        (["softmax", "--providers", ","], "--providers: must name at least one, got ','"),
+        (["softmax", "--shape", "4x"], "--shape: must look like 4096x1024,8192x781, got '4x'"),
+        (["softmax", "--shape", "4x0"], "shapes must be of 2 positive numbers for softmax"),
+        (["softmax", "--dtype", "bf16"], "dtypes must be torch's names, such as bfloat16, got bf16"),
+        (["softmax", "--mode", "sideways"], "--mode: must be among forward, .*, got sideways"),
+        (["softmax", "--seconds", "0"], "--seconds: must be a positive number, got '0'"),
+        (["softmax", "--seconds", "soon"], "--seconds: must be a positive number, got 'soon'"),
+        (["softmax", "--rep-ms", "nan"], "rep_ms must be a positive number of milliseconds, got nan"),
+        (["softmax", "--graph"], "graph: CUDA graphs need a GPU, got device cpu"),
+        (["softmax", "--show", "t4"], "no times of 'softmax' on 't4' are recorded; there are: "),
+        (["softmax", "--show", "h2000"], "no GPU is called 'h2000'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_command_says_what_is_wrong(arguments, why, capsys):
+    given = arguments if {"--device", "--show"} & {*arguments} else [*arguments, "--device", "cpu"]
+    assert bench(*given) == 2
+    said = capsys.readouterr()
+    assert re.search(why, said.err) and not said.out
+
+
+def test_command_without_a_gpu(capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert bench("all") == 2
+    assert "no GPU here, so nothing was measured: `gpukit bench OP --show` prints" in capsys.readouterr().err

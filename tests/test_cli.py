@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -311,3 +312,28 @@ def _plugin_installed():
     from importlib.metadata import entry_points
 
     return any(entry.value == "gpukit.grading.plugin" for entry in entry_points(group="pytest11"))
+
+
+# ---- validate ----------------------------------------------------------------------------------------------------
+
+
+def test_validate_prints_what_is_recorded(capsys):
+    assert cli.main(["validate"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("TRAFFIC, simulated and measured on h200\nkernel")
+    assert re.search(r"\n\d+ rows judged: \d+ within their bar", out)
+    assert "TIMES, simulated and measured on h200\n" in out
+    assert cli.main(["validate", "--misses"]) == 0
+    assert len(capsys.readouterr().out) < len(out)
+
+
+def test_validate_without_measurements(capsys, monkeypatch, tmp_path):
+    from gpukit.validation import times
+
+    monkeypatch.setattr(times, "RESULTS", tmp_path)
+    assert cli.main(["validate", "--gpu", "H200"]) == 0
+    assert "TIMES, simulated and measured on h200\nnothing is recorded: no such file: " in capsys.readouterr().out
+    assert cli.main(["validate", "--gpu", "t4"]) == 1
+    assert capsys.readouterr().out.count("nothing is recorded") == 2
+    assert cli.main(["validate", "--gpu", "h3000"]) == 2
+    assert "no GPU is called 'h3000'" in capsys.readouterr().err

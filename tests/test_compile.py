@@ -127,7 +127,7 @@ def test_the_report(row):
     report = row.report()
     assert report == str(row) and "4 x ld.global.v4.b32, 128 bits a thread" in report and "no spills" in report
     assert all(part in row._repr_html_() for part in ("<table>", "occupancy", "128 bits a thread"))
-    assert len(repr(row)) < 1500  # the five listings are left out
+    assert len(repr(row)) < 1500 and os.sep not in repr(row)  # the five listings are left out, and the path
 
 
 def test_source_lines_are_linked(row):
@@ -478,6 +478,27 @@ def test_sass_and_its_loops():
     assert [(loop.start, loop.end, loop.depth) for loop in loops] == [(1, 4, 1), (2, 3, 2)]
     assert assembly.innermost(loops, 2).depth == 2 and assembly.innermost(loops, 1).depth == 1
     assert assembly.innermost(loops, 5) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "step"),
+    (
+        (["UIADD3 UR4, UR4, -0x22, URZ", "ISETP.NE.U32.AND P0, PT, RZ, UR4, PT", "@P0 BRA `(.L_x_0)"], 34),
+        (["IADD3 R5, P1, R5, 0x4, RZ", "UISETP.GE.AND UP0, UPT, UR2, UR3, UPT", "ISETP.GE.AND P0, PT, R5, R7, PT", "@!P0 BRA `(.L_x_0)"], 4),
+        (["add.s32 \t%r8, %r8, -1;", "setp.ne.b32 \t%p1, %r8, 0;", "@%p1 bra \t$L_x_0;"], 1),
+        (["UIADD3 UR4, UR4, UR5, URZ", "ISETP.NE.U32.AND P0, PT, RZ, UR4, PT", "@P0 BRA `(.L_x_0)"], 0),
+        (["FADD R1, R1, R2", "BRA `(.L_x_0)"], 0),
+    ),
+)  # fmt: skip
+def test_by_how_much_a_loop_counts(lines, step):
+    opcode = [line.split()[1 if line[0] == "@" else 0] for line in lines]
+    label = "$L_x_0" if lines[0][0] == "a" else ".L_x_0"
+    listing = [
+        assembly.Instruction(o, line, (), 1, (label,) * (i == 0))
+        for i, (o, line) in enumerate(zip(opcode, lines, strict=True))
+    ]
+    (loop,) = assembly.loops(listing)
+    assert assembly.counter_step(listing, loop) == step
 
 
 def test_what_ptxas_says():

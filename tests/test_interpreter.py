@@ -72,6 +72,20 @@ def loop_with_a_runtime_bound():
 
 
 @triton.jit
+def store_if_positive(flag_ptr, y_ptr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    tl.store(y_ptr + offs, 1.0, mask=(offs < 3) & (tl.load(flag_ptr) > 0))
+
+
+@row()
+def one_comparison_for_a_whole_mask():
+    for flag, expected in ((1.0, [1, 1, 1, 0]), (-1.0, [0, 0, 0, 0])):
+        y = torch.zeros(4)
+        store_if_positive[(1,)](torch.tensor([flag]), y, BLOCK=4)
+        assert y.tolist() == expected
+
+
+@triton.jit
 def descriptor_copy(x_ptr, y_ptr, M, N, BM: tl.constexpr, BN: tl.constexpr):
     x = tl.make_tensor_descriptor(x_ptr, shape=[M, N], strides=[N, 1], block_shape=[BM, BN])
     y = tl.make_tensor_descriptor(y_ptr, shape=[M, N], strides=[N, 1], block_shape=[BM, BN])

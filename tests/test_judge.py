@@ -280,6 +280,53 @@ def test_kernel_state_of(edits, state, diagnosis):
     assert (verdict.state, verdict.diagnosis) == (state, diagnosis), f"{verdict}\n{verdict.detail}"
 
 
+IN_PLACE_SOURCE = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def grow_kernel(x_ptr, step_ptr, n, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < n
+    x = tl.load(x_ptr + offs, mask=mask)
+    tl.store(x_ptr + offs, x + tl.load(step_ptr + offs, mask=mask), mask=mask)
+
+
+def grow(x, step):
+    grow_kernel[(triton.cdiv(x.numel(), 64),)](x, step, x.numel(), BLOCK=64)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "diagnosis"),
+    [
+        ("", "", ""),
+        ("tl.store(x_ptr", "tl.store(step_ptr", "input-changed"),
+        ("x + tl.load", "x - tl.load", "values"),
+        ("x + tl.load(step_ptr + offs, mask=mask)", "x", "values"),
+        ("    grow_kernel[", "    x += step\n    return\n    grow_kernel[", "not-your-kernel"),
+        ("BLOCK=64)", "BLOCK=64)\n    return x", ""),
+        ("BLOCK=64)", "BLOCK=64)\n    return step", "aliases-input"),
+        ("    grow_kernel[", "    grow_kernel[(0,)](x, step, 0, BLOCK=64)\n    grow_kernel[", "launches"),
+    ],
+)
+def test_argument_that_is_to_be_changed(old, new, diagnosis):
+    """It is a result, and what the replay without kernels starts from is what it was before."""
+    grow = replace(
+        DOUBLE,
+        id="demo.grow",
+        function="grow",
+        cases=lambda rng: [replace(case, args=(case.args[0], case.args[0] * 2)) for case in double_cases(rng)],
+        reference=lambda x, step: x + step,
+        in_place=(0,),
+        traffic=Traffic(reads=2, writes=1),
+    )
+    verdict = judge_source(grow, IN_PLACE_SOURCE.replace(old, new) if old else IN_PLACE_SOURCE)
+    assert verdict.diagnosis == diagnosis, f"{verdict}\n{verdict.detail}"
+
+
 def test_out_of_bounds_is_named_and_harmless():
     text = str(double(("2 * x, mask=mask", "2 * x")))
     assert "store outside y" in text

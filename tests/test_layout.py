@@ -21,10 +21,14 @@ LAYERS = {
     "gpukit.kernels": 1,
     "gpukit.testing": 2,
     "gpukit.timing": 2,
+    "gpukit.live": 2,
+    "gpukit.nvcc": 2,
+    "gpukit.profiling": 2,
     "gpukit.benchmark": 3,
     "gpukit.validation": 3,
     "gpukit.grading": 3,
     "gpukit.checks": 3,
+    "gpukit.tracing": 4,
     "gpukit.widgets": 4,
     "gpukit.doctor": 5,
     "gpukit.lab": 5,
@@ -143,9 +147,9 @@ def test_a_concept_has_one_name_in_every_folder():
         assert concepts(folder) == lessons, f"{folder}/ and notebooks/ name different concepts"
     tested = {stem.removeprefix("test_") for stem in concepts("tests", "test_*.py")}
     assert lessons <= tested, f"no tests/test_<concept>.py: {sorted(lessons - tested)}"
-    kernels = concepts("gpukit/kernels")
-    assert kernels <= lessons, f"a kernel without its lesson: {sorted(kernels - lessons)}"
-    assert kernels <= concepts("gpukit/reference"), "a kernel has its Op in gpukit/reference/"
+    # Lesson «losses» teaches three kernel modules and «norms» two, so these need no namesake among the lessons.
+    untold = concepts("gpukit/kernels") - concepts("gpukit/reference")
+    assert not untold, f"a kernel has its Op in gpukit/reference/: {sorted(untold)}"
 
 
 def test_readme_lists_the_notebooks_that_exist():

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpukit.kernels import softmax
+from gpukit.kernels import _rows, log_softmax, softmax
 from gpukit.kernels.softmax import softmax_bwd, softmax_fwd
 from gpukit.op import Cost
-from gpukit.reference.softmax import OP
+from gpukit.reference.softmax import LOG_SOFTMAX, OP
 from gpukit.testing import assert_close, poison
 
 kernels = sys.modules["gpukit.kernels.softmax"]  # the package's attribute of that name is the function
@@ -49,10 +49,11 @@ def seeded(seed=0):
 
 def check(shape, dtype, device, layout=contiguous, dy_layout=contiguous, fn=softmax):
     """fn's result and gradient against float64, both inputs unchanged."""
-    (x,) = OP.make_inputs(shape, dtype, seeded())
+    op = OP if fn is softmax else LOG_SOFTMAX
+    (x,) = op.make_inputs(shape, dtype, seeded())
     dy = torch.randn(shape, generator=seeded(1), dtype=torch.float64).to(dtype)
     results = []
-    for call, convert in ((OP.reference, torch.Tensor.double), (OP.library, torch.clone)):
+    for call, convert in ((op.reference, torch.Tensor.double), (op.library, torch.clone)):
         leaf = convert(x).requires_grad_()
         y = call(leaf)
         results.append((y.detach(), *torch.autograd.grad(y, leaf, convert(dy))))
@@ -73,6 +74,7 @@ def test_reference_is_softmax():
     for shape in OP.test_shapes:
         (x,) = OP.make_inputs(shape, torch.float64, seeded())
         torch.testing.assert_close(OP.reference(x), torch.softmax(x, -1))
+        torch.testing.assert_close(LOG_SOFTMAX.reference(x), torch.log_softmax(x, -1))
 
 
 def test_cost_by_hand():
@@ -177,9 +179,54 @@ def test_persistent_form(dtype, device, monkeypatch):
 @pytest.mark.parametrize(("shared_bytes", "programs"), [(228 * 1024, 132), (164 * 1024, 132), (100 * 1024, 0)])
 def test_persistent_form_needs_shared_memory(shared_bytes, programs, monkeypatch):
     gpu = SimpleNamespace(shared_memory_per_multiprocessor=shared_bytes, multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    assert kernels._persistent_programs.__wrapped__(torch.device("cuda", 0)) == programs
-    assert kernels._persistent_programs.__wrapped__(torch.device("cpu")) == 0
+    assert kernels._persistent_programs(torch.device("cpu")) == 0
+    monkeypatch.setattr(kernels, "properties", lambda device: gpu)
+    assert kernels._persistent_programs(torch.device("cuda", 0)) == programs
+
+
+# -------------------------------------------------------------------------------------------------------- log_softmax
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_log_matches_float64(dtype, layout, device):
+    for shape in ((1, 1), (5, 65), (2, 3, 781)):
+        check(shape, dtype, device, layout, dy_layout=layout, fn=log_softmax)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_log_of_rows_longer_than_the_registers(dtype, device):
+    check((3, 33_001), dtype, device, fn=log_softmax)
+
+
+def test_log_in_the_persistent_form(device, monkeypatch):
+    monkeypatch.setattr(kernels, "_persistent_programs", lambda device: 3)
+    check((5, 16_401), torch.bfloat16, device, fn=log_softmax)
+
+
+def test_log_is_finite_where_softmax_is_zero(device):
+    x = torch.tensor([[0.0, -300.0]], device=device)
+    assert softmax(x)[0, 1] == 0 and log_softmax(x).tolist() == [[0.0, -300.0]]
+
+
+def test_log_in_float64_and_its_derivatives(device):
+    x = torch.randn(3, 7, generator=seeded(), dtype=torch.float64).to(device).requires_grad_()
+    torch.testing.assert_close(log_softmax(x), torch.log_softmax(x, -1), rtol=1e-13, atol=1e-15)
+    assert torch.autograd.gradcheck(log_softmax, (x,))
+    assert torch.autograd.gradgradcheck(log_softmax, (x,))
+
+
+@pytest.mark.parametrize("N", [5, 70_001])
+def test_log_of_rows_without_a_softmax(N, device):
+    x = torch.randn(4, N, generator=seeded())
+    x[0], x[1, 3], x[2, 1], x[3, 1:] = -torch.inf, torch.inf, torch.nan, -torch.inf
+    torch.testing.assert_close(log_softmax(x.to(device)).cpu(), torch.log_softmax(x, -1), equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0), (1,), (5, 1)], ids=str)
+def test_log_of_sizes_zero_and_one(shape, device):
+    x = torch.randn(shape, generator=seeded()).to(device).requires_grad_()
+    y = log_softmax(x)
+    (dx,) = torch.autograd.grad(y.sum(), x)  # a gradient without strides
+    assert y.shape == dx.shape == x.shape and (y == 0).all() and (dx == 0).all()
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
@@ -220,11 +267,13 @@ def test_result_is_contiguous_and_new(device):
 def test_bad_arguments(device, monkeypatch):
     with pytest.raises(TypeError, match=r"softmax: x must be float16, .* or float64, got torch.int64"):
         softmax(torch.arange(3, device=device))
+    with pytest.raises(TypeError, match=r"log_softmax: x must be .* got torch.int64"):
+        log_softmax(torch.arange(3, device=device))
     with pytest.raises(TypeError, match=r"got torch\.complex64"):
         softmax(torch.zeros(3, dtype=torch.complex64, device=device))
     with pytest.raises(ValueError, match=r"softmax: x must have at least one dimension, got a scalar of shape \[\]"):
         softmax(torch.tensor(1.0, device=device))
-    monkeypatch.setattr(kernels, "_INTERPRETED", False)
+    monkeypatch.setattr(_rows, "INTERPRETED", False)
     with pytest.raises(
         ValueError, match=r"softmax: x is on cpu; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1"
     ):
@@ -236,20 +285,23 @@ def test_bad_arguments(device, monkeypatch):
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
 def test_torch_compile_without_a_graph_break(backend, device):
     torch.compiler.reset()
-    compiled = torch.compile(lambda x: softmax(2 * x).sin(), fullgraph=True, backend=backend, dynamic=True)
+    model = lambda f, g, x: g(f(2 * x).sin())  # noqa: E731
+    compiled = torch.compile(lambda x: model(softmax, log_softmax, x), fullgraph=True, backend=backend, dynamic=True)
+    plain = OP.library, LOG_SOFTMAX.library
     for shape in ((3, 33), (5, 20), (2, 3, 64)):
         x = torch.randn(shape, generator=seeded()).to(device).requires_grad_()
-        y, expected = compiled(x), torch.softmax(2 * x, -1).sin()
+        y, expected = compiled(x), model(*plain, x)
         torch.testing.assert_close(y, expected)
-        dx, expected_dx = (torch.autograd.grad(z, x, torch.ones_like(z))[0] for z in (y, expected))
-        torch.testing.assert_close(dx, expected_dx)
+        dx, expected_dx = (torch.autograd.grad(z.square().sum(), x)[0] for z in (y, expected))
+        torch.testing.assert_close(dx, expected_dx, rtol=1e-4, atol=1e-5)
 
 
 def test_operator_registration(device):
     x = torch.randn(2, 3, 7, generator=seeded()).to(device)
     for view in (x, x.transpose(0, 1), x[..., ::2]):
-        torch.library.opcheck(torch.ops.gpukit.softmax.default, (view.detach().requires_grad_(),))
-        torch.library.opcheck(torch.ops.gpukit.softmax_bwd.default, (view, view))
+        for log in (False, True):
+            torch.library.opcheck(torch.ops.gpukit.softmax.default, (view.detach().requires_grad_(), log))
+            torch.library.opcheck(torch.ops.gpukit.softmax_bwd.default, (view, view, log))
 
 
 def test_autocast_leaves_the_dtype(device):
@@ -267,12 +319,13 @@ GPU_LENGTHS = (
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("fn", [softmax, log_softmax])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_length(dtype, device):
+def test_every_length(dtype, fn, device):
     for N in GPU_LENGTHS:
-        check((6, N), dtype, device)
+        check((6, N), dtype, device, fn=fn)
     for M, N in ((1, 33), (1, 4096), (300, 33), (300, 1024), (1000, 4096), (300, 20_001), (300, 32_768)):
-        check((M, N), dtype, device)
+        check((M, N), dtype, device, fn=fn)
 
 
 @pytest.mark.gpu

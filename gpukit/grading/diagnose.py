@@ -45,6 +45,23 @@ TAGS = {
     "tie": "with a tie",
     "zero": "with a zero",
     "overflow": "that overflows",
+    "in-l2": "whose data fits the L2",
+    "short": "with a short kernel",
+    "cached": "whose program keeps its results",
+    "side": "whose program uses a stream of its own",
+    "easy-zeros": "whose program is quick on zeros",
+    "tied": "whose head is tied",
+    "untied": "whose head is a matrix of its own",
+    "gqa": "with fewer heads for keys and values",
+    "own-head-size": "whose heads do not add up to the width",
+    "frozen": "with frozen parameters",
+    "mixed": "in the mixed recipe",
+    "zero-1-or-2": "in ZeRO stage 1 or 2",
+    "zero-3": "in ZeRO stage 3",
+    "short-segment": "whose last segment is shorter",
+    "open-page": "whose last page is not full",
+    "short-micro-batch": "whose last micro-batch is shorter",
+    "micro-batches": "of more than one micro-batch",
 }
 
 

@@ -89,16 +89,22 @@ class Exercise:
 
 @dataclass(frozen=True)
 class FunctionExercise(Exercise):
-    """A plain Python function: numbers in, numbers out.
+    """A plain Python function: numbers in, numbers out. Tensors may go in as well.
 
     expected   (*args) -> the right result, computed in the judge
     tolerance  relative error allowed in a float; 0 asks for equality
     unit       of the result, shown in the diagnosis
+    setup      "module:function" of gpukit, for arguments that are no plain data: called in the worker with the case's, it
+               gives the function's arguments and an object whose attributes count what the call did (reply["counts"])
+    memory_rule  (case, peak_bytes) -> (label, sentence) if the call held more tensors at once than the exercise allows,
+                 else None; counted by gpukit.live, which the arguments do not enter
     """
 
     expected: Callable[..., Any] = field(kw_only=True)
     tolerance: float = 0.0
     unit: str = ""
+    setup: str = ""
+    memory_rule: Callable[[Case, int], tuple[str, str] | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,8 @@ class KernelExercise(Exercise):
     reference  plain PyTorch, run by the judge in float64 and in the case's dtype
     gradients  how many leading arguments get a gradient. 0: the function is called and its results compared.
                n > 0: the last argument of each case is dy, the upstream gradient; y and the n gradients are compared
+    in_place   positions of the arguments that the function must change. What they hold afterwards are results like those
+               returned: `reference` gives them behind its own, in this order. The function may then return nothing, or what it changed
     torch_ops  aten operations that the host code may use besides allocation, views and copies
     traffic    the bound on bytes moved, or None where the exercise does not grade it
     launch_rule  (case, launches) -> (label, sentence) if the launches break a rule of the exercise, else None; a launch is
@@ -127,6 +135,7 @@ class KernelExercise(Exercise):
 
     reference: Callable[..., Any] = field(kw_only=True)
     gradients: int = 0
+    in_place: tuple[int, ...] = ()
     torch_ops: frozenset[str] = frozenset()
     traffic: Traffic | None = None
     launch_rule: Callable[[Case, list[dict]], tuple[str, str] | None] | None = None

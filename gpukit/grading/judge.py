@@ -127,10 +127,11 @@ class _Run:
             self._read()
             kernel = isinstance(self.exercise, KernelExercise)
             server = _server("cpu")
-            if kernel:
-                server.prepare()  # loads while the cases are made
+            if kernel or "import torch" in self.source:
+                server.prepare()  # loads while the cases are made; else each worker would load it
             cases = self.exercise.cases(random.Random(self.seed))
             self.total = len(cases)
+            self.total += getattr(self.exercise, "memory_rule", None) is not None
             if kernel:  # no stray access, inputs unchanged, own kernel; then what the exercise bounds
                 self.total += 3 + (self.exercise.traffic is not None) + (self.exercise.launch_rule is not None)
             outcomes = self._run_cases(server, "cpu" if kernel else "function", cases)
@@ -180,6 +181,9 @@ class _Run:
                     "function": self.exercise.function,
                     "how": how,
                     "gradients": getattr(self.exercise, "gradients", 0),
+                    "in_place": getattr(self.exercise, "in_place", ()),
+                    "setup": getattr(self.exercise, "setup", ""),
+                    "memory": getattr(self.exercise, "memory_rule", None) is not None,
                 }
                 return self._converse(worker, job, cases)
         finally:
@@ -254,6 +258,7 @@ class _Run:
             label, lines = diagnose.values_differ(self.exercise, outcomes, self.hint)
             raise _Found("fail", label, lines)
         if not kernel:
+            self._memory(outcomes)
             return
         self.passed += 2  # no access outside a tensor (that raises), inputs unchanged
         self._own_kernel(outcomes)
@@ -267,6 +272,16 @@ class _Run:
             self.passed += 1
         if self.exercise.traffic is not None:
             self._traffic(outcomes)
+
+    def _memory(self, outcomes: list[Outcome]) -> None:
+        if self.exercise.memory_rule is None:
+            return
+        for outcome in outcomes:
+            if broken := self.exercise.memory_rule(outcome.case, outcome.reply["peak_bytes"]):
+                label, sentence = broken
+                text = f"right values, but {sentence}"
+                raise self._found("fail", label, text, f"in case {outcome.case.name}")
+        self.passed += 1
 
     def _inputs_untouched(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:

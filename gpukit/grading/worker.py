@@ -7,6 +7,7 @@ they loaded and stored, which PyTorch operations the host code used, what a repl
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import linecache
 import os
@@ -81,10 +82,22 @@ def _load(path: str) -> Any:
 
 
 def _call_function(function: Any, args: tuple, job: dict) -> dict:
-    output = function(*args)
-    if type(output).__module__ == "torch" and getattr(output, "ndim", 1) == 0:
-        output = output.item()  # a number is a number, computed with torch or without
-    return {"output": output}
+    if job["setup"]:
+        module, _, name = job["setup"].partition(":")
+        args, counts = getattr(importlib.import_module(module), name)(*args)
+        return {"output": _plain(function(*args)), "counts": dict(vars(counts))}
+    if not job["memory"]:
+        return {"output": _plain(function(*args))}
+    from gpukit import live
+
+    with live.watch() as memory:
+        output = function(*args)
+    return {"output": _plain(output), "peak_bytes": memory.peak_bytes}
+
+
+def _plain(output: Any) -> Any:
+    """A number is a number, computed with torch or without."""
+    return output.item() if type(output).__module__ == "torch" and getattr(output, "ndim", 1) == 0 else output
 
 
 def _call_kernel(function: Any, args: tuple, job: dict) -> dict:
@@ -96,18 +109,21 @@ def _call_kernel(function: Any, args: tuple, job: dict) -> dict:
 
     inputs = {f"argument {i + 1}": arg for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
     names = _argument_names(function, args, job)
-    before = [_bytes(arg).clone() for arg in inputs.values()]
+    before = [_bytes(arg).clone() if isinstance(arg, torch.Tensor) else None for arg in args]
     for name, arg in zip(names, args, strict=False):
         if isinstance(arg, torch.Tensor):
             interpreter.guard(arg, name)
     watch = _host_watch(job["path"])
     with watch, trace(raises=False) as traced:
-        outputs = _outputs(function, args, job["gradients"], names)
+        outputs = _outputs(function, args, job, names)
+    outputs |= _changed_in_place(args, job, names)
     changed = [
         name
-        for name, arg, old in zip(names, args, before, strict=False)
-        if isinstance(arg, torch.Tensor) and not torch.equal(_bytes(arg), old)
+        for i, (name, arg, old) in enumerate(zip(names, args, before, strict=False))
+        if old is not None and i not in job["in_place"] and not torch.equal(_bytes(arg), old)
     ]
+    for i in job["in_place"]:
+        _bytes(args[i]).copy_(before[i])  # the replay begins from the same
     own = [launch for launch in traced.launches if os.path.realpath(launch.file) == os.path.realpath(job["path"])]
     tensors = [value for value in outputs.values() if type(value) is torch.Tensor]
     reply = {
@@ -127,7 +143,7 @@ def _call_kernel(function: Any, args: tuple, job: dict) -> dict:
         "loaded": any(launch.load_bytes for launch in own),
     }
     with contextlib.suppress(BaseException), _host_watch(job["path"]), trace(dry=True):
-        replay = _outputs(function, args, job["gradients"], names)
+        replay = _outputs(function, args, job, names) | _changed_in_place(args, job, names)
         reply["same_without_kernels"] = bool(tensors) and all(
             type(replay.get(name)) is torch.Tensor and _identical(replay[name], value)
             for name, value in outputs.items()
@@ -149,8 +165,10 @@ def _call_on_gpu(function: Any, args: tuple, job: dict) -> dict:
     names = _argument_names(function, args, job)
     runs = []
     for _ in range(3):
+        copies = tuple(fresh(arg) for arg in args)
         with _host_watch(job["path"]):
-            runs.append(_outputs(function, tuple(fresh(arg) for arg in args), job["gradients"], names))
+            outputs = _outputs(function, copies, job, names)
+        runs.append(outputs | _changed_in_place(copies, job, names))
         torch.cuda.synchronize()
     first, *others = runs
     tensors = {name: value for name, value in first.items() if type(value) is torch.Tensor}
@@ -158,12 +176,15 @@ def _call_on_gpu(function: Any, args: tuple, job: dict) -> dict:
     return {"outputs": first, "devices": [str(value.device) for value in tensors.values()], "agree": agree}
 
 
-def _outputs(function: Any, args: tuple, gradients: int, names: list[str]) -> dict[str, Any]:
+def _outputs(function: Any, args: tuple, job: dict, names: list[str]) -> dict[str, Any]:
     """The function's results by name: y (or y[0], y[1]), and the gradients dx, … if the exercise asks for them."""
     import torch
 
+    gradients = job["gradients"]
     if not gradients:
         result = function(*args)
+        if job["in_place"] and (result is None or any(result is args[i] for i in job["in_place"])):
+            return {}  # PyTorch's own functions in place return what they changed
         return {f"y[{i}]": item for i, item in enumerate(result)} if isinstance(result, tuple | list) else {"y": result}
     *inputs, dy = args
     for i in range(gradients):
@@ -173,6 +194,11 @@ def _outputs(function: Any, args: tuple, gradients: int, names: list[str]) -> di
         return {"y": y, f"d{names[0]}": None}
     grads = torch.autograd.grad(y, inputs[:gradients], dy, allow_unused=True)
     return {"y": y.detach(), **{f"d{name}": grad for name, grad in zip(names, grads, strict=False)}}
+
+
+def _changed_in_place(args: tuple, job: dict, names: list[str]) -> dict[str, Any]:
+    """What the arguments hold that the function was to change."""
+    return {names[i]: args[i].clone() for i in job["in_place"]}
 
 
 def _argument_names(function: Any, args: tuple, job: dict) -> list[str]:

@@ -8,6 +8,16 @@ except ModuleNotFoundError:
     ) from None
 
 # Plain imports: a lazy attribute would lose to the submodule of the same name as soon as anybody imports that.
-from gpukit.kernels.softmax import softmax
+from gpukit.kernels.adamw import AdamW
+from gpukit.kernels.cross_entropy import cross_entropy
+from gpukit.kernels.gelu import bias_gelu, gelu, swiglu
+from gpukit.kernels.kl_div import kl_div
+from gpukit.kernels.linear_cross_entropy import linear_cross_entropy
+from gpukit.kernels.norms import layer_norm, residual_rms_norm, rms_norm
+from gpukit.kernels.rope import rope
+from gpukit.kernels.softmax import log_softmax, softmax
 
-__all__ = ["softmax"]
+__all__ = [
+    "AdamW", "bias_gelu", "cross_entropy", "gelu", "kl_div", "layer_norm", "linear_cross_entropy", "log_softmax",
+    "residual_rms_norm", "rms_norm", "rope", "softmax", "swiglu",
+]  # fmt: skip

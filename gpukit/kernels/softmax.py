@@ -1,4 +1,9 @@
-"""Softmax over the last dimension: y = exp(x - max x) / sum(exp(x - max x)), and its gradient dx = y (dy - sum(y dy)).
+"""Softmax and log-softmax over the last dimension, and their gradients:
+
+    softmax        y = exp(x - max x) / sum(exp(x - max x))          dx = y (dy - sum(y dy))
+    log_softmax    y = x - max x - log(sum(exp(x - max x)))          dx = dy - exp(y) sum(dy)
+
+One family of kernels computes both; LOG says which.
 
 Traffic for M rows of N: forward one read and one write, backward two reads and one write, the least possible. That
 holds while a row stays in the registers of one program (N <= 32,768). A longer row is read a second time, from its end
@@ -16,6 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpukit.kernels._rows import acc_dtype, as_rows, check, empty, properties
+
 
 @triton.jit
 def _exp(x):
@@ -29,7 +36,7 @@ def softmax_fwd_kernel(
     x_ptr, y_ptr,
     stride_xm, stride_xn,
     M, N,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr,
+    LOG: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_M whole rows per program, held in registers from the load to the store. EVEN: N is BLOCK_N."""
     # What the launcher knows, and the compiler then need not test: the first row, and half of each row, are inside.
@@ -46,9 +53,11 @@ def softmax_fwd_kernel(
     x = tl.load(
         x_ptr + offs_m * stride_xm + offs_n * stride_xn, mask=mask, other=-float("inf"), eviction_policy=EVICT
     ).to(ACC)
-    numerator = _exp(x - tl.max(x, axis=1, keep_dims=True))
+    x -= tl.max(x, axis=1, keep_dims=True)
+    numerator = _exp(x)
+    total = tl.sum(numerator, axis=1, keep_dims=True)
     # One division a row and a product an element: cheaper than a division an element.
-    y = numerator * (1.0 / tl.sum(numerator, axis=1, keep_dims=True))
+    y = x - tl.log(total) if LOG else numerator * (1.0 / total)
     tl.store(y_ptr + offs_m * N + offs_n, y, mask=mask)
 
 
@@ -57,7 +66,7 @@ def softmax_fwd_persistent_kernel(
     x_ptr, y_ptr,
     stride_xm, stride_xn,
     M, N,
-    BLOCK_N: tl.constexpr, EVEN: tl.constexpr, NUM_STAGES: tl.constexpr, ACC: tl.constexpr,
+    LOG: tl.constexpr, BLOCK_N: tl.constexpr, EVEN: tl.constexpr, NUM_STAGES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """A fixed number of programs walk over the rows; NUM_STAGES - 1 rows ahead are on their way into shared memory."""
     tl.assume(N > BLOCK_N // 2)
@@ -66,8 +75,10 @@ def softmax_fwd_persistent_kernel(
     for pid_m in tl.range(tl.program_id(0), M, tl.num_programs(0), num_stages=NUM_STAGES):
         row = tl.cast(pid_m, tl.int64)
         x = tl.load(x_ptr + row * stride_xm + offs_n * stride_xn, mask=mask_n, other=-float("inf")).to(ACC)
-        numerator = _exp(x - tl.max(x, axis=0))
-        y = numerator * (1.0 / tl.sum(numerator, axis=0))
+        x -= tl.max(x, axis=0)
+        numerator = _exp(x)
+        total = tl.sum(numerator, axis=0)
+        y = x - tl.log(total) if LOG else numerator * (1.0 / total)
         tl.store(y_ptr + row * N + offs_n, y, mask=mask_n)
 
 
@@ -76,7 +87,7 @@ def softmax_fwd_online_kernel(
     x_ptr, y_ptr,
     stride_xm, stride_xn,
     N,
-    BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, ACC: tl.constexpr,
+    LOG: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """One row per program, longer than its registers: a pass for maximum and sum, then a pass that writes."""
     pid_m = tl.program_id(0).to(tl.int64)
@@ -97,13 +108,16 @@ def softmax_fwd_online_kernel(
         l_i = tl.where(x > m_i, l_i * smaller + 1.0, l_i + smaller)
         m_i = tl.maximum(m_i, x)
     m = tl.max(m_i, axis=0)
-    scale = 1.0 / tl.sum(l_i * _exp(m_i - m), axis=0)
+    total = tl.sum(l_i * _exp(m_i - m), axis=0)
+    scale = tl.log(total) if LOG else 1.0 / total
 
     last = (N - 1) // BLOCK_N * BLOCK_N
     for start in tl.range(0, N, BLOCK_N, num_stages=NUM_STAGES):
         offs_n = last - start + offs
         x = tl.load(x_ptr + offs_n * stride_xn, mask=offs_n < N, other=-float("inf"), eviction_policy="evict_first")
-        tl.store(y_ptr + offs_n, _exp(x.to(ACC) - m) * scale, mask=offs_n < N, eviction_policy="evict_first")
+        x = x.to(ACC) - m
+        y = x - scale if LOG else _exp(x) * scale
+        tl.store(y_ptr + offs_n, y, mask=offs_n < N, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -111,7 +125,7 @@ def softmax_bwd_kernel(
     y_ptr, dy_ptr, dx_ptr,
     stride_dym, stride_dyn,
     M, N,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr,
+    LOG: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_M whole rows of y and dy per program, held in registers."""
     tl.assume(tl.program_id(0) * BLOCK_M < M)
@@ -121,7 +135,10 @@ def softmax_bwd_kernel(
     mask = (offs_m < M) & ((offs_n < N) | EVEN)
     y = tl.load(y_ptr + offs_m * N + offs_n, mask=mask, other=0.0).to(ACC)
     dy = tl.load(dy_ptr + offs_m * stride_dym + offs_n * stride_dyn, mask=mask, other=0.0).to(ACC)
-    dx = y * (dy - tl.sum(y * dy, axis=1, keep_dims=True))
+    if LOG:
+        dx = dy - _exp(y) * tl.sum(dy, axis=1, keep_dims=True)
+    else:
+        dx = y * (dy - tl.sum(y * dy, axis=1, keep_dims=True))
     tl.store(dx_ptr + offs_m * N + offs_n, dx, mask=mask)
 
 
@@ -130,9 +147,9 @@ def softmax_bwd_online_kernel(
     y_ptr, dy_ptr, dx_ptr,
     stride_dym, stride_dyn,
     N,
-    BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, ACC: tl.constexpr,
+    LOG: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """One row per program, longer than its registers: a pass for sum(y dy), then a pass that writes."""
+    """One row per program, longer than its registers: a pass for sum(y dy) or sum(dy), then a pass that writes."""
     pid_m = tl.program_id(0).to(tl.int64)
     y_ptr += pid_m * N
     dy_ptr += pid_m * stride_dym
@@ -145,7 +162,7 @@ def softmax_bwd_online_kernel(
         mask_n = offs_n < N
         y = tl.load(y_ptr + offs_n, mask=mask_n, other=0.0, eviction_policy="evict_last").to(ACC)
         dy = tl.load(dy_ptr + offs_n * stride_dyn, mask=mask_n, other=0.0, eviction_policy="evict_last").to(ACC)
-        dot_i += y * dy
+        dot_i += dy if LOG else y * dy
     dot = tl.sum(dot_i, axis=0)
 
     last = (N - 1) // BLOCK_N * BLOCK_N
@@ -154,10 +171,10 @@ def softmax_bwd_online_kernel(
         mask_n = offs_n < N
         y = tl.load(y_ptr + offs_n, mask=mask_n, other=0.0, eviction_policy="evict_first").to(ACC)
         dy = tl.load(dy_ptr + offs_n * stride_dyn, mask=mask_n, other=0.0, eviction_policy="evict_first").to(ACC)
-        tl.store(dx_ptr + offs_n, y * (dy - dot), mask=mask_n, eviction_policy="evict_first")
+        dx = dy - _exp(y) * dot if LOG else y * (dy - dot)
+        tl.store(dx_ptr + offs_n, dx, mask=mask_n, eviction_policy="evict_first")
 
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # One row a program up to here: at 65,536 a thread would have to hold more than its registers (365 us, 333 in two
 # passes; backward 1,170 and 480). A float64 takes two registers.
 RESIDENT = 32768
@@ -169,10 +186,6 @@ PERSISTENT_SHARED_BYTES = 130 * 1024
 
 def _is_resident(N: int, dtype: torch.dtype) -> bool:
     return N <= (RESIDENT // 2 if dtype == torch.float64 else RESIDENT)
-
-
-def _acc(dtype: torch.dtype) -> tl.dtype:
-    return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 @cache
@@ -191,18 +204,15 @@ def _resident_config(N: int, dtype: torch.dtype) -> dict:
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": BLOCK_N,
         "EVEN": even,
-        "ACC": _acc(dtype),
+        "ACC": acc_dtype(dtype),
         "num_warps": min(max(num_warps, 1), 32),
     }
 
 
-@cache
 def _persistent_programs(device: torch.device) -> int:
     """One program per SM, or 0 where two rows do not fit into its shared memory (and in the interpreter)."""
-    if device.type != "cuda":
-        return 0
-    gpu = torch.cuda.get_device_properties(device)
-    return gpu.multi_processor_count if gpu.shared_memory_per_multiprocessor >= PERSISTENT_SHARED_BYTES else 0
+    gpu = properties(device)
+    return gpu.multi_processor_count if gpu and gpu.shared_memory_per_multiprocessor >= PERSISTENT_SHARED_BYTES else 0
 
 
 def _online_fwd_config(dtype: torch.dtype) -> dict:
@@ -212,7 +222,7 @@ def _online_fwd_config(dtype: torch.dtype) -> dict:
     return {
         "BLOCK_N": min(8192, 32768 // dtype.itemsize),
         "NUM_STAGES": 1 if dtype.itemsize == 2 else 3,
-        "ACC": _acc(dtype),
+        "ACC": acc_dtype(dtype),
         "num_warps": 32,
     }
 
@@ -220,90 +230,85 @@ def _online_fwd_config(dtype: torch.dtype) -> dict:
 def _online_bwd_config(dtype: torch.dtype) -> dict:
     """Three blocks of 16 KiB of each tensor on their way: 479 us for 65,536 columns, 502 without. They are 96 KiB, all
     the shared memory of smaller GPUs."""
-    return {"BLOCK_N": 16384 // dtype.itemsize, "NUM_STAGES": 4, "ACC": _acc(dtype), "num_warps": 32}
+    return {"BLOCK_N": 16384 // dtype.itemsize, "NUM_STAGES": 4, "ACC": acc_dtype(dtype), "num_warps": 32}
 
 
-def _rows(x: Tensor, resident: bool) -> Tensor:
-    """x [..., N] as [M, N]: a view where the strides allow it, else a copy.
-
-    Rows that span 2^31 elements are copied, because offsets within a row are int32. So are interleaved rows (a
-    transposed matrix) that are read twice, since each element then fetches a sector of 32 bytes; rows read once are
-    faster without (4096 x 4096: 119 us, 132 with the copy)."""
-    if x.ndim != 2:
-        x = x.reshape(-1, x.shape[-1])
-    stride_m, stride_n = x.stride()
-    if x.shape[1] * stride_n >= 2**31 or (0 < stride_m < stride_n and not resident):
-        return x.contiguous()
-    return x
-
-
-def softmax_fwd(x: Tensor) -> Tensor:
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+def softmax_fwd(x: Tensor, log: bool = False) -> Tensor:
+    y = empty(x)
     if x.numel() == 0:
         return y
     N, dtype = x.shape[-1], x.dtype
     resident = _is_resident(N, dtype)
-    x = _rows(x, resident)
+    # Interleaved rows that are read once are faster without a copy (4096 x 4096: 119 us, 132 with it).
+    x = as_rows(x, copy_interleaved=not resident)
     M = x.shape[0]
     with torch.cuda.device_of(x):
         if not resident:
-            softmax_fwd_online_kernel[(M,)](x, y, *x.stride(), N, **_online_fwd_config(dtype))
+            softmax_fwd_online_kernel[(M,)](x, y, *x.stride(), N, LOG=log, **_online_fwd_config(dtype))
             return y
         config = _resident_config(N, dtype)
         if N > ALONE and dtype.itemsize == 2 and (programs := _persistent_programs(x.device)):
             config = {name: value for name, value in config.items() if name != "BLOCK_M"}
-            softmax_fwd_persistent_kernel[(min(programs, M),)](x, y, *x.stride(), M, N, NUM_STAGES=3, **config)
+            grid = (min(programs, M),)
+            softmax_fwd_persistent_kernel[grid](x, y, *x.stride(), M, N, LOG=log, NUM_STAGES=3, **config)
         else:
             grid = (-(-M // config["BLOCK_M"]),)  # rounds up; triton.cdiv costs the CPU 2 us
-            softmax_fwd_kernel[grid](x, y, *x.stride(), M, N, **config)
+            softmax_fwd_kernel[grid](x, y, *x.stride(), M, N, LOG=log, **config)
     return y
 
 
-def softmax_bwd(y: Tensor, dy: Tensor) -> Tensor:
-    dx = torch.empty_like(y, memory_format=torch.contiguous_format)
+def softmax_bwd(y: Tensor, dy: Tensor, log: bool = False) -> Tensor:
+    dx = empty(y)
     if y.numel() == 0:
         return dx
     N, dtype = y.shape[-1], y.dtype
     resident = _is_resident(N, dtype)
-    y, dy = y.contiguous(), _rows(dy, resident)
+    y, dy = y.contiguous(), as_rows(dy, copy_interleaved=not resident)
     M = dy.shape[0]
     with torch.cuda.device_of(y):
         if resident:
             config = _resident_config(N, dtype)
             grid = (-(-M // config["BLOCK_M"]),)
-            softmax_bwd_kernel[grid](y, dy, dx, *dy.stride(), M, N, **config)
+            softmax_bwd_kernel[grid](y, dy, dx, *dy.stride(), M, N, LOG=log, **config)
         else:
-            softmax_bwd_online_kernel[(M,)](y, dy, dx, *dy.stride(), N, **_online_bwd_config(dtype))
+            softmax_bwd_online_kernel[(M,)](y, dy, dx, *dy.stride(), N, LOG=log, **_online_bwd_config(dtype))
     return dx
 
 
 class SoftmaxFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        y = softmax_fwd(x)
+    def forward(ctx, x: Tensor, log: bool) -> Tensor:
+        y = softmax_fwd(x, log)
         ctx.save_for_backward(y)
+        ctx.log = log
         return y
 
     @staticmethod
-    def backward(ctx, dy: Tensor) -> Tensor:
+    def backward(ctx, dy: Tensor):
         (y,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: a second derivative needs operations that PyTorch can follow
-            return y * (dy - (y * dy).sum(-1, keepdim=True))
-        return softmax_bwd(y, dy)
+            if ctx.log:
+                return dy - y.exp() * dy.sum(-1, keepdim=True), None
+            return y * (dy - (y * dy).sum(-1, keepdim=True)), None
+        return softmax_bwd(y, dy, ctx.log), None
 
 
 # What torch.compile sees: operators that it does not look into, so that any shape works and no graph breaks. Outside it
 # the Function is called, which costs the CPU 4 to 5 us a call; a custom operator costs 9, and 17 with a gradient.
 softmax_op = torch.library.custom_op("gpukit::softmax", softmax_fwd, mutates_args=())
 softmax_bwd_op = torch.library.custom_op("gpukit::softmax_bwd", softmax_bwd, mutates_args=())
-softmax_op.register_fake(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
-softmax_bwd_op.register_fake(lambda y, dy: torch.empty_like(y, memory_format=torch.contiguous_format))
-softmax_op.register_autograd(
-    lambda ctx, dy: softmax_bwd_op(*ctx.saved_tensors, dy),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
-)
+softmax_op.register_fake(lambda x, log=False: empty(x))
+softmax_bwd_op.register_fake(lambda y, dy, log=False: empty(y))
 
-_INTERPRETED = not isinstance(softmax_fwd_kernel, triton.JITFunction)
+
+def _save(ctx, inputs, output: Tensor) -> None:
+    ctx.save_for_backward(output)
+    ctx.log = inputs[1]
+
+
+softmax_op.register_autograd(
+    lambda ctx, dy: (softmax_bwd_op(*ctx.saved_tensors, dy, ctx.log), None), setup_context=_save
+)
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -313,12 +318,14 @@ def softmax(x: Tensor) -> Tensor:
     Returns y, contiguous, in x's shape and dtype. Raises TypeError for another dtype, ValueError for a tensor without
     dimensions or on a device that Triton cannot use.
     """
-    if x.dtype not in _DTYPES:
-        raise TypeError(f"softmax: x must be float16, bfloat16, float32 or float64, got {x.dtype}")
-    if x.ndim == 0:
-        raise ValueError("softmax: x must have at least one dimension, got a scalar of shape []")
-    if not (x.is_cuda or _INTERPRETED):
-        raise ValueError(
-            f"softmax: x is on {x.device}; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1 before Python starts"
-        )
-    return softmax_op(x) if torch.compiler.is_compiling() else SoftmaxFunction.apply(x)
+    check("softmax", x=x)
+    return softmax_op(x, False) if torch.compiler.is_compiling() else SoftmaxFunction.apply(x, False)
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    """The logarithm of softmax over the last dimension, which stays finite where softmax(x) rounds to 0.
+
+    x, y and the errors as in `softmax`.
+    """
+    check("log_softmax", x=x)
+    return softmax_op(x, True) if torch.compiler.is_compiling() else SoftmaxFunction.apply(x, True)

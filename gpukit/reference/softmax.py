@@ -85,4 +85,28 @@ OP = Op(
     cost_bwd=cost_bwd,
     test_shapes=((1, 1), (2, 1), (6, 64), (5, 63), (5, 65), (7, 251), (2, 3, 781), (2, 1025)),
     bench_shapes=((4096, 1024), (8192, 781), (4096, 4096), (4096, 16384), (4096, 65536), (4096, 131072)),
+    peers={"liger": "liger_kernel.ops.softmax:LigerSoftmaxFunction.apply"},
+)
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    """The logarithm of softmax(x), finite where softmax(x) rounds to 0."""
+    shifted = x - x.amax(dim=-1, keepdim=True)
+    return shifted - torch.exp(shifted).sum(dim=-1, keepdim=True).log()
+
+
+def log_library(x: Tensor) -> Tensor:
+    return torch.log_softmax(x, dim=-1)
+
+
+# Its costs are softmax's: a difference takes the place of the division, in the gradient an exp that of a product.
+LOG_SOFTMAX = Op(
+    name="log_softmax",
+    reference=log_softmax,
+    library=log_library,
+    make_inputs=make_inputs,
+    cost=cost,
+    cost_bwd=cost_bwd,
+    test_shapes=OP.test_shapes,
+    bench_shapes=((4096, 4096), (4096, 32000), (4096, 128256)),
 )

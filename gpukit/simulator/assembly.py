@@ -180,7 +180,9 @@ _PLAIN_ACCESS = re.compile(r"(ld|st|atom|red)\.(?:[\w:]+\.)*?global\b")
 _KINDS = {"ld": "load", "st": "store", "atom": "atomic", "red": "atomic"}
 
 
-def _access(instruction: Instruction) -> tuple | None:
+def global_access(instruction: Instruction) -> tuple | None:
+    """What a PTX instruction on global memory does: "load", "store" or "atomic", bits a thread and where a load goes, as in
+    MemoryAccess; None for every other."""
     opcode, text = instruction.opcode, instruction.text
     if m := _PLAIN_ACCESS.match(opcode):
         vector = re.search(r"\.v(\d+)\b", opcode)
@@ -203,7 +205,7 @@ def memory_accesses(ptx: Iterable[Instruction]) -> list[MemoryAccess]:
     """The instructions on global memory, equal ones of a source line counted together."""
     counts: Counter = Counter()
     for instruction in ptx:
-        if access := _access(instruction):
+        if access := global_access(instruction):
             kind, bits, to = access
             counts[kind, instruction.line, instruction.file, instruction.opcode, bits, to] += 1
     return [
@@ -289,7 +291,7 @@ def _tcgen05(ptx: list[Instruction], i: int) -> tuple | None:
     return "tcgen05", 0, 0, _TCGEN05_K.get(m[1], 0), m[1], m[1], "f32"
 
 
-# ---- loops of SASS ------------------------------------------------------------------------------------------------
+# ---- loops --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -304,13 +306,13 @@ class Loop:
         return self.start <= index <= self.end
 
 
-def loops(sass: list[Instruction]) -> list[Loop]:
-    """The loops, found by their backward branches; the endless one after the program's end is none."""
-    where = {label: i for i, instruction in enumerate(sass) for label in instruction.labels}
+def loops(listing: list[Instruction]) -> list[Loop]:
+    """The loops of SASS or PTX, found by their backward branches; the endless one after the program's end is none."""
+    where = {label: i for i, instruction in enumerate(listing) for label in instruction.labels}
     spans: dict[int, int] = {}  # several branches may go back to one start
-    for i, instruction in enumerate(sass):
-        if instruction.base == "BRA" and (target := re.search(r"\(([.\w$]+)\)", instruction.text)):
-            start = where.get(target[1], i + 1)
+    for i, instruction in enumerate(listing):
+        if instruction.base.upper() == "BRA" and (target := re.search(r"[.$]L[\w$.]+", instruction.text)):
+            start = where.get(target[0], i + 1)
             if start < i:
                 spans[start] = max(i, spans.get(start, 0))
     # A branch back into the middle of a loop comes from code that was moved out of it: a wait that may take long.
@@ -323,3 +325,19 @@ def innermost(found: list[Loop], index: int) -> Loop | None:
     """The innermost loop around an instruction."""
     around = [loop for loop in found[: bisect.bisect_right([loop.start for loop in found], index)] if index in loop]
     return max(around, key=lambda loop: loop.depth, default=None)
+
+
+def counter_step(listing: list[Instruction], loop: Loop) -> int:
+    """By how much the register that decides about another turn changes in one turn; 0 where that is not found."""
+    body = listing[loop.start : loop.end + 1]
+    predicate = re.match(r"@!?(%?U?[Pp]\d+)", body[-1].text)
+    compares = [i for i in body if predicate and re.match(r"U?ISETP|setp", i.opcode) and predicate[1] in i.text]
+    if not compares:
+        return 0
+    registers = set(re.findall(r"U?R\d+|%r[sd]?\d+", compares[-1].text))
+    for instruction in reversed(body):
+        register = r"(U?R\d+|%r[sd]?\d+)"
+        step = re.search(rf"\s{register},(?: U?P\w+,)* {register}, (-?(?:0x[0-9a-f]+|\d+))\b", instruction.text)
+        if step and step[1] in registers and re.match(r"U?IADD|VIADD|add\.[su]", instruction.opcode):
+            return abs(int(step[3], 0))
+    return 0

@@ -1,15 +1,19 @@
 """What a GPU's caches make of a traced launch: sectors that reach L2, bytes that reach DRAM.
 
-Three steps, in launch order. Programs go to the SMs in waves, program p to SM p mod sms, as many at a time as fit.
-1. Each access is split into the instructions of its warps. A store goes through to L2 as it is: one instruction, its
-   distinct 32-byte sectors. A load asks L1 for its sectors.
-2. L1, one per SM and as large as shared memory leaves it, sees the accesses of the SM's programs in turn. What it does
-   not hold is read from L2. Asynchronous copies of 16 bytes and tensor descriptors pass it by.
-3. L2, one for all, lines of 128 bytes, sees the accesses of all programs of a wave step by step. What it does not hold is
-   read from DRAM; what is written stays until its line is needed for another one.
+Programs go to the SMs in waves, program p to SM p mod sms, as many at a time as fit. Those of a wave take turns: the first
+access of each, the second of each, and so on.
 
-Both caches replace the line that was used longest ago, where age is counted in lines filled since: exact for streams and
-for what is used again at once, and a few percent generous in between.
+1. Each access is split into the instructions of its warps, and each of these into its distinct 32-byte sectors. Stores go
+   through to L2. Where several instructions store to parts of one sector, most of them meet on the way (`_ALONE`).
+2. L1, one per SM and as large as shared memory leaves it, sees the loads of the SM's programs. What it does not hold is
+   read from L2. Asynchronous copies of 16 bytes and tensor descriptors pass it by.
+3. L2, one for all, lines of 128 bytes, sees everything. What it does not hold is read from DRAM, 64 bytes at a time; what
+   is written stays until its line is needed for another one.
+
+Both caches give up the line that was used longest ago. Four numbers are not derived but measured, on an H200 (python -m
+gpukit.validation), and taken for every GPU: _ALONE, _L1_PLACES, _L2_HOLDS and _L2_PARTS. The table there says how true
+the whole is, kernel by kernel, and why where it is not. What it leaves out: programs that overtake one another, loads in
+flight, eviction hints, spilled registers below L2, the kernel's own code (some 10 KB).
 
 Sources: https://docs.nvidia.com/nsight-compute/ProfilingGuide/#memory-tables (sectors, L1, L2),
 https://docs.nvidia.com/cuda/hopper-tuning-guide/index.html#unified-shared-memory-l1-texture-cache (L1 and shared memory).
@@ -17,9 +21,10 @@ https://docs.nvidia.com/cuda/hopper-tuning-guide/index.html#unified-shared-memor
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -34,7 +39,19 @@ if TYPE_CHECKING:
     from gpukit.simulator.trace import Launch
 
 LINE_SECTORS = 4  # 128 bytes
-_MAX_WINDOW = 8  # programs per SM that a sampled launch looks at
+FETCH_SECTORS = 2  # what one read of DRAM brings
+# Of the stores that find another one to the same sector on the way, how many reach L2 all the same. Chance decides: 0 to
+# 0.73 were measured.
+_ALONE = 1 / 3
+# An address has so many places in L1 to be in. What else wants them is chance, so a line lasts a quarter of L1's size more
+# or less: two passes over 128 KiB miss 2.5 % of an L1 of 248 KiB, over 256 KiB some 58 %.
+_L1_PLACES = 16
+# How much of its size L2 holds of what lies between two uses: of 60 MiB, two passes over 32 MiB miss 1 %, over 48 MiB 63 %
+# and over 64 MiB all. It has two halves, and what the other one's SMs read is in both.
+_L2_HOLDS = 0.72
+# When so much of L2 was filled since a sector was written in part, its rest is read from DRAM, and it is written there.
+_L2_PARTS = 0.11
+_SAMPLED_ROWS, _MAX_WINDOW = 60_000, 8  # of a sampled launch: accesses to play through the caches, and programs an SM
 _SAMPLED_SMS = 4  # SMs whose L1 is followed in a sampled launch
 
 
@@ -56,7 +73,9 @@ class SiteTraffic:
 class Traffic:
     """One launch on one GPU, with cold caches.
 
-    l2_read_sectors, l2_write_sectors, l2_atomic_sectors   32-byte sectors that loads, stores and atomics move to L2
+    l2_read_sectors     32-byte sectors from L2 to L1: of loads, and the answers to atomics
+    l2_write_sectors    of stores, those of spilled registers included, which are also in `spilled_sectors`
+    l2_atomic_sectors   of atomics
     dram_read_bytes, dram_write_bytes                      what L2 reads from and writes to DRAM while the kernel runs
     dirty_bytes                                            written, and still in L2 when the kernel ends
     l1_hit_rate, l2_hit_rate                               of the sectors read there
@@ -73,6 +92,7 @@ class Traffic:
     l2_read_sectors: int
     l2_write_sectors: int
     l2_atomic_sectors: int
+    spilled_sectors: int
     dram_read_bytes: int
     dram_write_bytes: int
     dirty_bytes: int
@@ -80,12 +100,18 @@ class Traffic:
 
     @property
     def l1_hit_rate(self) -> float:
-        return 1 - self.l2_read_sectors / self.l1_read_sectors if self.l1_read_sectors else 0.0
+        missed = self.l2_read_sectors - self.l2_atomic_sectors
+        return max(0.0, 1 - missed / self.l1_read_sectors) if self.l1_read_sectors else 0.0
 
     @property
     def l2_hit_rate(self) -> float:
-        asked = (self.l2_read_sectors + self.l2_atomic_sectors) * SECTOR_BYTES
+        asked = self.l2_read_sectors * SECTOR_BYTES
         return max(0.0, 1 - self.dram_read_bytes / asked) if asked else 0.0
+
+    @property
+    def l1_write_sectors(self) -> int:
+        """Sectors that the stores' instructions ask for, before any meet on the way to L2."""
+        return sum(site.l1_sectors for site in self.sites if site.kind == "store")
 
     @property
     def dram_bytes(self) -> int:
@@ -147,7 +173,15 @@ def _ways(launch: Launch, compiled: Compiled | None) -> dict[Site, _Way]:
         if compiled is not None:
             layout, vector, to = _compiled_way(site, compiled, (layout, vector, to))
         through_l1 = to == "registers" or (to == "shared memory" and vector * site.width < 16)
-        found[site] = _Way(None if to == "TMA" else _instructions(layout, site.shape, vector), through_l1)
+        if to == "TMA":
+            found[site] = _Way(None, False)
+        elif site.lanes == 1:  # a scalar is loaded by every warp and stored by one thread
+            found[site] = _Way(
+                np.zeros((launch.num_warps if site.kind == "load" else 1, 1), dtype=np.int64), through_l1
+            )
+        else:
+            instructions = _instructions(layout, site.shape, vector, site.kind == "load")
+            found[site] = _Way(instructions, through_l1)
     return found
 
 
@@ -165,124 +199,231 @@ def _compiled_way(site: Site, compiled: Compiled, otherwise: tuple) -> tuple:
 
 
 @lru_cache(maxsize=256)
-def _instructions(layout, shape: tuple[int, ...], vector: int) -> np.ndarray:
-    """[instructions, elements]: the flat elements of the block that each warp instruction moves, -1 where none."""
+def _instructions(layout, shape: tuple[int, ...], vector: int, copies: bool) -> np.ndarray:
+    """[instructions, elements]: the flat elements of the block that each warp instruction moves, -1 where none, those of a
+    warp one after another. `copies`: threads that hold what others hold too load it as well, and do not store it."""
     try:
-        return layout.instructions(shape, vector)
-    except NotImplementedError:  # a tensor core's layout: two neighbours a lane, 8 lanes a row
-        return coalesce.blocked(shape, vector, tuple(range(len(shape)))[::-1], 4).instructions(shape, vector)
+        held = layout.elements(shape, redundant=None if copies else -1)
+    except NotImplementedError:  # a tensor core's layout: taken for rows
+        held = coalesce.blocked(shape, vector, tuple(range(len(shape)))[::-1], 4).elements(shape, redundant=-1)
+    warps, registers, lanes = held.shape
+    vector = min(vector, registers)
+    held = held.reshape(warps, registers // vector, vector, lanes).swapaxes(2, 3)
+    return held.reshape(warps * (registers // vector), lanes * vector)
 
 
-class _Counter:
-    """Sectors that the warps' instructions ask for, remembered for accesses that differ only by whole sectors."""
+class _Form(NamedTuple):
+    """What accesses have in common that differ only by whole sectors: their site, the sectors that the warps'
+    instructions ask for, the distinct ones, as distances from the one where the access begins, and the bytes of each."""
+
+    site: int
+    asked: int
+    sectors: np.ndarray
+    filled: np.ndarray
+
+
+class _Forms:
+    """The forms of a recording's accesses, worked out when they are met."""
 
     def __init__(self, recording: Recording, ways: dict[Site, _Way]):
         self.recording, self.ways = recording, ways
-        self._known: dict[tuple, int] = {}
+        columns = recording.site, recording.tile, recording.start
+        self.sites, self.tiles, self.starts = (np.array(c, dtype=np.int64) for c in columns)
+        self._known: dict[int, _Form] = {}
 
-    def asked(self, row: int) -> int:
-        recording = self.recording
-        number, start = recording.tile[row], recording.start[row]
-        site = recording.sites[recording.site[row]]
-        if number < 0:
-            lost = recording.irregular[-1 - number]
+    def counted(self, rows: np.ndarray) -> tuple[list[_Form], list[int]]:
+        """Which forms these rows of the recording have, and how many have each."""
+        forms, _, counts = self.of(rows, self.starts[rows])
+        return forms, counts.tolist()
+
+    def of(self, row: np.ndarray, start: np.ndarray) -> tuple[list[_Form], np.ndarray, np.ndarray]:
+        """Of rows of the recording moved to addresses `start`: the forms there are, which of them each row has, and how
+        many rows have each."""
+        low = int(self.tiles.min(initial=0))
+        keys = (self.sites[row] * (int(self.tiles.max(initial=0)) - low + 1) + self.tiles[row] - low) * SECTOR_BYTES
+        keys += start % SECTOR_BYTES
+        keys, first, which, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+        forms = []
+        for key, i in zip(keys.tolist(), first.tolist(), strict=True):
+            if key not in self._known:
+                self._known[key] = self._form(int(row[i]), int(start[i]) % SECTOR_BYTES)
+            forms.append(self._known[key])
+        return forms, which, counts
+
+    def _form(self, row: int, begin: int) -> _Form:
+        recording, number, tile = self.recording, int(self.sites[row]), int(self.tiles[row])
+        site = recording.sites[number]
+        if tile >= 0:
+            block = recording.tiles[tile]
+            live = np.zeros(block.shape, dtype=bool)
+            live[tuple(map(slice, block.low, block.high))] = True
+            live = live.reshape(-1)
+            offsets = begin + grid_offsets(block.shape, block.strides).reshape(-1)
+            sectors = touched(block.moved(begin), site.width, SECTOR_BYTES)
+        else:
+            lost = recording.irregular[-1 - tile]
             live = np.ones(site.lanes, dtype=bool) if lost.live is None else lost.live.reshape(-1)
             offsets = np.zeros(site.lanes, dtype=np.int64)
             offsets[live] = lost.offsets
-            return self._count(site, offsets, live)
-        key = site, number, start % SECTOR_BYTES
-        known = self._known.get(key)
-        if known is None:
-            tile = recording.tiles[number]
-            live = np.zeros(tile.shape, dtype=bool)
-            live[tuple(map(slice, tile.low, tile.high))] = True
-            offsets = start % SECTOR_BYTES + grid_offsets(tile.shape, tile.strides).reshape(-1)
-            known = self._known[key] = self._count(site, offsets, live.reshape(-1))
-        return known
-
-    def _count(self, site: Site, offsets: np.ndarray, live: np.ndarray) -> int:
+            sectors = np.unique(lost.offsets // SECTOR_BYTES)
+        elements = np.unique(offsets[live])
+        lanes = np.bincount(np.searchsorted(sectors, elements // SECTOR_BYTES), minlength=sectors.size)
+        filled = np.minimum(lanes * site.width, SECTOR_BYTES).astype(np.uint8)
         instructions = self.ways[site].instructions
-        sectors = offsets // SECTOR_BYTES
-        if instructions is None or instructions.size == 0 or site.lanes == 1:
-            return int(np.unique(sectors[live]).size)
-        nobody = np.iinfo(np.int64).max
-        together = np.where((instructions >= 0) & live[instructions], sectors[instructions], nobody)
-        together.sort(axis=1)
-        first = together[:, 0] != nobody
-        fresh = (together[:, 1:] != together[:, :-1]) & (together[:, 1:] != nobody)
-        return int(np.count_nonzero(first) + np.count_nonzero(fresh))
+        asked = sectors.size
+        if instructions is not None and instructions.size:
+            moved = (instructions >= 0) & live[instructions]
+            asked = _distinct(np.where(moved, offsets[instructions] // SECTOR_BYTES, _NOBODY))
+        return _Form(number, asked, sectors, filled)
+
+
+_NOBODY = np.iinfo(np.int64).max
+_WHOLE = np.uint8(SECTOR_BYTES)
+
+
+def _distinct(rows: np.ndarray) -> int:
+    """Distinct values in each row, summed; _NOBODY is none."""
+    rows = np.sort(rows, axis=1)
+    fresh = (rows[:, 1:] != rows[:, :-1]) & (rows[:, 1:] != _NOBODY)
+    return int(np.count_nonzero(rows[:, 0] != _NOBODY) + np.count_nonzero(fresh))
 
 
 # ---- the two caches -----------------------------------------------------------------------------------------------
 
 
+class _Lru:
+    """How recently each unit of a cache (sector of L1, line of L2) was used, the same for the units of one access. Exact:
+    `latest` holds how many units were used last by each access, and what lies behind `horizon` is older than `capacity`
+    other units."""
+
+    def __init__(self, units: int, accesses: int, capacity: int):
+        self.stamp = np.zeros(units, dtype=np.int32)  # memory that is never touched is never taken
+        self.latest = np.zeros(accesses + 1, dtype=np.int64)
+        self.capacity = max(1, capacity)
+        self.now = self.horizon = self.inside = 0
+
+    def within(self, units: np.ndarray) -> np.ndarray:
+        """Which of them are younger than the horizon."""
+        return self.stamp[units] > self.horizon
+
+    def ages(self, units: np.ndarray) -> np.ndarray:
+        """How many other units were used since each of these, which are within."""
+        since = np.cumsum(self.latest[self.now : self.horizon : -1])
+        return since[self.now - self.stamp[units]] - self.latest[self.stamp[units]]
+
+    def use(self, units: np.ndarray) -> None:
+        before = self.stamp[units]
+        before = before[before > self.horizon]
+        np.subtract.at(self.latest, before, 1)
+        self.now += 1
+        self.latest[self.now] = units.size
+        self.stamp[units] = self.now
+        self.inside += units.size - before.size
+        while self.inside > self.capacity:
+            self.horizon += 1
+            self.inside -= int(self.latest[self.horizon])
+
+    def forget(self) -> None:
+        self.horizon, self.inside = self.now, 0
+
+
+@lru_cache(maxsize=8)
+def _l1_ages(sectors: int) -> np.ndarray:
+    """The ages at which 1,024 kinds of line are given up: the quantiles of a normal distribution."""
+    spread = statistics.NormalDist(sectors, sectors / _L1_PLACES**0.5)
+    return np.array([spread.inv_cdf((i + 0.5) / 1024) for i in range(1024)])
+
+
 class _L1:
-    """The L1 of one SM after another. `stamp` holds for each sector the number of fills when it was last used."""
+    """The L1 of one SM after another."""
 
-    def __init__(self, sectors: int, capacity_bytes: int):
-        self.stamp = np.zeros(sectors, dtype=np.int32)  # memory that is never touched is never taken
-        self.capacity = max(1, capacity_bytes // SECTOR_BYTES)
-        self.fills = self.capacity
-
-    def next_sm(self) -> None:
-        self.fills += self.capacity + 1
+    def __init__(self, sectors: int, accesses: int, capacity_bytes: int):
+        self.ages = _l1_ages(capacity_bytes // SECTOR_BYTES)
+        self.lru = _Lru(sectors, accesses, int(self.ages.max()))
 
     def read(self, sectors: np.ndarray) -> np.ndarray | None:
         """The sectors that were missing; None if all were."""
-        hit = self.stamp[sectors] > self.fills - self.capacity
-        hits = np.count_nonzero(hit)
-        self.fills += sectors.size - int(hits)
-        self.stamp[sectors] = self.fills
-        return None if not hits else sectors[~hit]
+        hit = self.lru.within(sectors)
+        if hit.any():
+            inside = sectors[hit]
+            kind = (inside // LINE_SECTORS * 0x9E3779B1 & 0xFFFFFFFF) >> 22  # neighbours are of different kinds
+            hit[hit] = self.lru.ages(inside) < self.ages[kind]
+        self.lru.use(sectors)
+        return sectors[~hit] if hit.any() else None
 
 
 class _L2:
-    """The one L2: lines of four sectors, each present or not. `dram_read`, `dram_written` and `dirtied`, what was written
-    and was not waiting to be written back already, in sectors."""
+    """The one L2: lines of four sectors, of each of which some bytes are there. All counts are in sectors.
 
-    def __init__(self, sectors: int, capacity_bytes: int):
+    dram_read, dram_written   what it read from DRAM and wrote there
+    dirtied                   what was written and was not waiting to be written back already
+    fills                     lines that were brought in; `uses` those that were used
+    """
+
+    def __init__(self, sectors: int, accesses: int, capacity_bytes: int):
         lines = -(-sectors // LINE_SECTORS)
-        self.stamp = np.zeros(lines, dtype=np.int32)
-        self.present = np.zeros(lines * LINE_SECTORS, dtype=bool)
+        whole = capacity_bytes // (SECTOR_BYTES * LINE_SECTORS)
+        self.lru, self.patience = _Lru(lines, accesses, int(whole * _L2_HOLDS)), int(whole * _L2_PARTS)
+        self.held = np.zeros(lines * LINE_SECTORS, dtype=np.uint8)  # bytes of each sector that are here
         self.dirty = np.zeros(lines * LINE_SECTORS, dtype=bool)
-        self.capacity = max(1, capacity_bytes // (SECTOR_BYTES * LINE_SECTORS))
-        self.fills = self.capacity
-        self.dram_read = self.dram_written = self.dirtied = 0
+        self.since = np.zeros(lines * LINE_SECTORS, dtype=np.int32)  # in uses: when it was first written
+        self.uses = self.fills = self.dram_read = self.dram_written = self.dirtied = 0
 
-    def _absent(self, sectors: np.ndarray) -> np.ndarray:
-        """Make room for these sectors; those that were not there."""
+    def _touch(self, sectors: np.ndarray) -> None:
+        """Make room for these sectors, and complete those that were written in part long ago."""
         lines = sectors // LINE_SECTORS
-        resident = self.stamp[lines] > self.fills - self.capacity
-        if not resident.all():
-            fresh = lines[~resident]
-            fresh = fresh[np.flatnonzero(np.diff(fresh, prepend=-1))]  # sorted, so equal ones are neighbours
-            dirty = self.dirty.reshape(-1, LINE_SECTORS)
-            self.dram_written += int(np.count_nonzero(dirty[fresh]))
-            dirty[fresh] = False
-            self.present.reshape(-1, LINE_SECTORS)[fresh] = False
-            self.fills += fresh.size
-        self.stamp[lines] = self.fills
-        return sectors[~self.present[sectors]]
+        lines = lines[np.flatnonzero(np.diff(lines, prepend=-1))]  # sorted, so equal ones are neighbours
+        fresh = lines[~self.lru.within(lines)]
+        if fresh.size:
+            gone = (fresh[:, None] * LINE_SECTORS + np.arange(LINE_SECTORS)).reshape(-1)
+            self._write_back(gone[self.dirty[gone]])
+            self.held[gone] = 0
+        if fresh.size < lines.size:
+            waiting = sectors[self.dirty[sectors]]
+            self._write_back(waiting[self._late(waiting)])
+        self.lru.use(lines)
+        self.uses += lines.size
+        self.fills += fresh.size
+
+    def _late(self, dirty: np.ndarray) -> np.ndarray:
+        return (self.held[dirty] < SECTOR_BYTES) & (self.uses - self.since[dirty] > self.patience)
+
+    def _write_back(self, dirty: np.ndarray) -> None:
+        """Write these sectors to DRAM, their rest read from there before."""
+        self.dram_written += dirty.size
+        self.dram_read += int(np.count_nonzero(self.held[dirty] < SECTOR_BYTES))
+        self.held[dirty] = SECTOR_BYTES
+        self.dirty[dirty] = False
 
     def read(self, sectors: np.ndarray) -> int:
-        """Sectors that had to come from DRAM."""
-        missing = self._absent(sectors)
-        self.present[missing] = True
-        self.dram_read += missing.size
-        return missing.size
+        """Sectors that had to come from DRAM: a pair at a time, less what is here whole."""
+        self._touch(sectors)
+        missing = sectors[self.held[sectors] < SECTOR_BYTES]
+        if not missing.size:
+            return 0
+        pairs = missing // FETCH_SECTORS
+        pairs = pairs[np.flatnonzero(np.diff(pairs, prepend=-1))]
+        every = (pairs[:, None] * FETCH_SECTORS + np.arange(FETCH_SECTORS)).reshape(-1)
+        every = every[self.held[every] < SECTOR_BYTES]
+        self.held[every] = SECTOR_BYTES
+        self.dram_read += every.size
+        return every.size
 
-    def write(self, sectors: np.ndarray) -> None:
-        self._absent(sectors)
-        self.present[sectors] = True
-        self.dirtied += sectors.size - int(np.count_nonzero(self.dirty[sectors]))
-        self.dirty[sectors] = True
+    def write(self, sectors: np.ndarray, filled: np.ndarray) -> None:
+        """Store to these sectors, `filled` bytes of each."""
+        self._touch(sectors)
+        self.held[sectors] = np.minimum(self.held[sectors] + filled, SECTOR_BYTES)
+        first = sectors[~self.dirty[sectors]]
+        self.dirtied += first.size
+        self.since[first] = self.uses
+        self.dirty[first] = True
 
     def finish(self) -> int:
-        """Write back what is no longer held; the dirty sectors that stay."""
+        """Write back what is no longer held, and what was written in part long ago; the dirty sectors that stay."""
         dirty = np.flatnonzero(self.dirty)
-        gone = np.count_nonzero(self.stamp[dirty // LINE_SECTORS] <= self.fills - self.capacity)
-        self.dram_written += int(gone)
-        return dirty.size - int(gone)
+        gone = ~self.lru.within(dirty // LINE_SECTORS) | self._late(dirty)
+        self._write_back(dirty[gone])
+        return dirty.size - int(np.count_nonzero(gone))
 
 
 # ---- the launch on the GPU ----------------------------------------------------------------------------------------
@@ -312,26 +453,16 @@ def _placed(launch: Launch, gpu: Gpu, compiled: Compiled | None) -> tuple[int, i
 
 
 def window(launch: Launch) -> int:
-    """How many programs, from the first on, a sampled launch should know the beginning of: two waves."""
+    """How many programs, from the first on, a sampled launch should know the beginning of: two waves, or more where
+    programs are short, since only the compiled kernel says how many fit on an SM."""
     from gpukit import hardware
 
-    gpu = hardware.gpu(launch.gpu)
+    gpu, recording = hardware.gpu(launch.gpu), launch.recording
     programs_per_sm, _ = _placed(launch, gpu, None)
-    launch.recording.whole = len(launch.recording)
-    return min(launch.programs, gpu.sms * min(_MAX_WINDOW, 2 * programs_per_sm))
-
-
-@dataclass
-class _Rows:
-    """Accesses in some order, as columns; `row` is the row of the recording, `start` the address here."""
-
-    program: np.ndarray
-    step: np.ndarray
-    row: np.ndarray
-    start: np.ndarray
-
-    def ordered(self, *keys: np.ndarray) -> np.ndarray:
-        return np.lexsort(keys[::-1])
+    recording.whole = len(recording)
+    each = max(1, recording.whole // launch.sampled)  # accesses of a program
+    per_sm = max(2 * programs_per_sm, _SAMPLED_ROWS // (each * gpu.sms))
+    return min(launch.programs, gpu.sms * min(_MAX_WINDOW, per_sm))
 
 
 def traffic(launch: Launch, gpu: Gpu, compile_it: Compiled | bool = True) -> Traffic:
@@ -347,59 +478,43 @@ def traffic(launch: Launch, gpu: Gpu, compile_it: Compiled | bool = True) -> Tra
     programs_per_sm, shared = _placed(launch, gpu, compiled)
     l1 = l1_bytes(gpu, shared, programs_per_sm)
     ways = _ways(launch, compiled)
-    counter = _Counter(recording, ways)
+    forms = _Forms(recording, ways)
+
+    # By site: sectors that the instructions of the programs that ran ask for, and the distinct ones of each access.
+    asked, distinct = np.zeros((2, len(recording.sites)))
+    ran = np.arange(len(recording) if launch.sampled is None else recording.whole)
+    for form, count in zip(*forms.counted(ran), strict=True):
+        asked[form.site] += count * form.asked
+        distinct[form.site] += count * form.sectors.size
+
+    play = _Play(launch, gpu, ways, forms, programs_per_sm)
+    missed = play.l1(l1)
+    dram = play.l2(gpu.l2_bytes)
+
     scale = 1.0 if launch.sampled is None else launch.programs / launch.sampled
-    whole = len(recording) if launch.sampled is None else recording.whole
-
-    asked = np.zeros(len(recording.sites), dtype=np.int64)  # sectors of the warps' instructions, by site
-    moved = np.zeros(len(recording.sites), dtype=np.int64)  # distinct sectors of the programs' accesses, by site
-    sizes: dict[tuple, int] = {}
-    for row in range(whole):
-        site = recording.site[row]
-        asked[site] += counter.asked(row)
-        key = site, recording.tile[row], recording.start[row] % SECTOR_BYTES
-        if key not in sizes:
-            sizes[key] = recording.units(row, SECTOR_BYTES).size
-        moved[site] += sizes[key]
-
-    rows = _rows(recording) if launch.sampled is None else _reconstructed(recording, launch.programs, gpu)
-    extent = max(recording.extent, int(rows.start.max(initial=0)) + STORAGE_ALIGNMENT)
-    wave = gpu.sms * programs_per_sm
-    present = len(np.unique(rows.program))
-    if present < launch.programs:  # a window: two waves, or what there is
-        wave = min(wave, max(1, -(-present // 2)))
-    play = _Play(recording, rows, ways, gpu, wave, extent)
-    sms = range(gpu.sms) if launch.sampled is None else range(0, gpu.sms, gpu.sms // _SAMPLED_SMS)
-    missed = play.l1(l1, sms)
-    share = np.ones(len(recording.sites))
-    for site, (misses, reads) in play.l1_sites.items():
-        share[site] = misses / reads
-    dram, written, dirty = play.l2(gpu.l2_bytes, missed if launch.sampled is None else {}, launch.programs)
-
-    rest = []
+    sites = []
     for number, site in enumerate(recording.sites):
-        if site.kind != "load":
-            l2 = asked[number]
-        elif launch.sampled is None:
-            l2 = play.l2_read[number]
-        else:
-            l2 = moved[number] * share[number]
-        bytes_read = round(dram[number] * SECTOR_BYTES)
-        rest.append(
-            SiteTraffic(
-                site.kind, site.tensor, site.line, site.via, round(asked[number] * scale), round(l2 * scale), bytes_read
-            )
-        )
+        to_l2 = asked[number]
+        if site.kind == "load":
+            to_l2 = distinct[number] * missed[number]
+        elif site.kind == "store":
+            to_l2 = distinct[number] + _ALONE * (asked[number] - distinct[number])
+        from_dram = round(dram.read[number] * SECTOR_BYTES)
+        l1_sectors, l2_sectors = round(asked[number] * scale), round(to_l2 * scale)
+        sites.append(SiteTraffic(site.kind, site.tensor, site.line, site.via, l1_sectors, l2_sectors, from_dram))
 
     def total(kind: str, name: str = "l2_sectors") -> int:
-        return sum(getattr(s, name) for s in rest if s.kind == kind)
+        return sum(getattr(s, name) for s in sites if s.kind == kind)
 
+    spilled = 0 if compiled is None else compiled.spill_stores * compiled.threads * launch.programs // SECTOR_BYTES
     return Traffic(
         gpu=gpu.key, layouts="assumed" if compiled is None else "compiled", programs_per_sm=programs_per_sm,
         waves=launch.programs / (gpu.sms * programs_per_sm), l1_bytes=l1,
-        l1_read_sectors=total("load", "l1_sectors"), l2_read_sectors=total("load"), l2_write_sectors=total("store"),
-        l2_atomic_sectors=total("atomic"), dram_read_bytes=sum(s.dram_bytes for s in rest),
-        dram_write_bytes=round(written * SECTOR_BYTES), dirty_bytes=round(dirty * SECTOR_BYTES), sites=tuple(rest),
+        l1_read_sectors=total("load", "l1_sectors"), l2_read_sectors=total("load") + total("atomic"),
+        l2_write_sectors=total("store") + spilled, l2_atomic_sectors=total("atomic"), spilled_sectors=spilled,
+        dram_read_bytes=sum(s.dram_bytes for s in sites) + round(dram.completed * SECTOR_BYTES),
+        dram_write_bytes=round(dram.written * SECTOR_BYTES), dirty_bytes=round(dram.dirty * SECTOR_BYTES),
+        sites=tuple(sites),
     )  # fmt: skip
 
 
@@ -412,18 +527,28 @@ def _compiled(launch: Launch, gpu: Gpu) -> Compiled | None:
         return None
 
 
-def _rows(recording: Recording) -> _Rows:
+# ---- the programs, wave by wave -----------------------------------------------------------------------------------
+
+
+@dataclass
+class _Rows:
+    """Accesses as columns: which program makes them, as its how-manieth, which row of the recording they are, and the
+    address where they begin."""
+
+    program: np.ndarray
+    step: np.ndarray
+    row: np.ndarray
+    start: np.ndarray
+
+
+def _recorded(recording: Recording) -> _Rows:
     program = np.array(recording.program, dtype=np.int64)
-    return _Rows(program, _steps(program), np.arange(program.size), np.array(recording.start, dtype=np.int64))
+    begins = np.flatnonzero(np.diff(program, prepend=-1))  # the rows of a program are neighbours
+    step = np.arange(program.size) - np.repeat(begins, np.diff([*begins, program.size]))
+    return _Rows(program, step, np.arange(program.size), np.array(recording.start, dtype=np.int64))
 
 
-def _steps(program: np.ndarray) -> np.ndarray:
-    """Position of each row among its program's rows, which are neighbours."""
-    begins = np.flatnonzero(np.diff(program, prepend=-1))
-    return np.arange(program.size) - np.repeat(begins, np.diff([*begins, program.size]))
-
-
-def _reconstructed(recording: Recording, programs: int, gpu: Gpu) -> _Rows:
+def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
     """The accesses of the first programs of a sampled launch. One that was cut short goes on like the nearest program that
     was not, from where its own accesses began; what it never reached goes to addresses of its own."""
     bounds: dict[int, list[int]] = {}
@@ -432,17 +557,15 @@ def _reconstructed(recording: Recording, programs: int, gpu: Gpu) -> _Rows:
     complete = sorted({*recording.program[: recording.whole]})
     window = sorted({*recording.program[recording.whole :]})
     inside = sorted({*window, *(p for p in complete if p <= max(window, default=-1) or not window)})
-    columns: list[list[np.ndarray]] = []
-    beyond = recording.extent
     sites, tiles, starts = (np.array(c, dtype=np.int64) for c in (recording.site, recording.tile, recording.start))
+    beyond = recording.extent
+    columns: list[list[np.ndarray]] = []
     for program in inside:
-        first, end = bounds[program]
-        own = np.arange(first, end)
+        own = np.arange(*bounds[program])
         if program not in recording.cut:
             columns.append([np.full(own.size, program), np.arange(own.size), own, starts[own]])
             continue
-        donor = min(complete, key=lambda c: (abs(c - program), c))
-        rows = np.arange(*bounds[donor])
+        rows = np.arange(*bounds[min(complete, key=lambda c: (abs(c - program), c))])
         moved = starts[rows].copy()
         begin = {int(site): row for row, site in zip(own[::-1], sites[own][::-1], strict=True)}
         shifts = {}  # a site that was not reached lies where another one on the same tensor has moved to
@@ -457,104 +580,128 @@ def _reconstructed(recording: Recording, programs: int, gpu: Gpu) -> _Rows:
                 continue
             shift = shifts.get(site, shifts.get(recording.sites[site].tensor))
             if shift is None:
-                low = starts[rows[regular]].min() // STORAGE_ALIGNMENT * STORAGE_ALIGNMENT
-                span = starts[rows[regular]].max() - low + STORAGE_ALIGNMENT
+                first, last = starts[rows[regular]] + reach[:, tiles[rows[regular]]]
+                low = first.min() // STORAGE_ALIGNMENT * STORAGE_ALIGNMENT
                 shift = beyond - low
-                beyond += -(-span // STORAGE_ALIGNMENT) * STORAGE_ALIGNMENT
+                beyond += -(-(last.max() + 1 - low) // STORAGE_ALIGNMENT) * STORAGE_ALIGNMENT
             moved[regular] += shift
         columns.append([np.full(rows.size, program), np.arange(rows.size), rows, moved])
     return _Rows(*(np.concatenate(column) for column in zip(*columns, strict=True)))
 
 
-class _Play:
-    """The programs of a launch, played wave by wave."""
+def _reach(recording: Recording) -> np.ndarray:
+    """[2, tiles]: how far the first and the last live lane of each tile are from its start, in bytes. Irregular ones are at
+    the end, backwards: they have the numbers -1, -2, ..."""
+    spans = [tile.moved(0).span(0) for tile in recording.tiles]
+    spans += [(lost.offsets.min(), lost.offsets.max()) for lost in recording.irregular[::-1]]
+    return np.array(spans, dtype=np.int64).reshape(-1, 2).T
 
-    def __init__(self, recording: Recording, rows: _Rows, ways: dict[Site, _Way], gpu: Gpu, wave: int, extent: int):
-        self.recording, self.rows, self.gpu, self.wave = recording, rows, gpu, wave
-        self.sectors_in_memory = -(-extent // SECTOR_BYTES)
-        self.cached = np.array([s.kind == "load" and ways[s].through_l1 for s in recording.sites], dtype=bool)
-        self.site = np.array(recording.site, dtype=np.int64)[rows.row]
-        self.tile = np.array(recording.tile, dtype=np.int64)[rows.row]
+
+def _packed(start: np.ndarray, reach: np.ndarray) -> tuple[np.ndarray, int]:
+    """The same addresses without the stretches that nobody uses, in steps of STORAGE_ALIGNMENT, and how many bytes they
+    then take. A sampled launch of large tensors uses little of them."""
+    first, last = (start + reach) // STORAGE_ALIGNMENT
+    lowest = int(first.min(initial=0))
+    edges = np.zeros(int(last.max(initial=0)) - lowest + 2, dtype=np.int64)
+    np.add.at(edges, first - lowest, 1)
+    np.add.at(edges, last - lowest + 1, -1)
+    used = np.cumsum(edges) > 0
+    place = np.cumsum(used) - 1
+    return start + (place[first - lowest] - first) * STORAGE_ALIGNMENT, int(used.sum()) * STORAGE_ALIGNMENT
+
+
+class _Dram(NamedTuple):
+    """Sectors between L2 and DRAM: read for each site, read to complete sectors that were written in part, written, and
+    written to L2 but not yet to DRAM."""
+
+    read: np.ndarray
+    completed: float
+    written: float
+    dirty: float
+
+
+class _Play:
+    """The programs of a launch, played wave by wave, first through L1, then through L2."""
+
+    def __init__(self, launch: Launch, gpu: Gpu, ways: dict[Site, _Way], forms: _Forms, programs_per_sm: int):
+        recording, self.gpu = launch.recording, gpu
+        self.programs, self.sampled = launch.programs, launch.sampled is not None
+        reach = _reach(recording)
+        rows = _reconstructed(recording, reach) if self.sampled else _recorded(recording)
+        start, extent = _packed(rows.start, reach[:, forms.tiles[rows.row]])
+        self.sectors_in_memory = extent // SECTOR_BYTES
+        self.program, self.step = rows.program, rows.step
+        self.forms, which, _ = forms.of(rows.row, start)
+        self.which, self.base = which.tolist(), (start // SECTOR_BYTES).tolist()
         self.kinds = [site.kind for site in recording.sites]
-        self.l1_sites: dict[int, list[int]] = {}
-        self.l2_read = np.zeros(len(recording.sites), dtype=np.int64)
-        self._relative: dict[tuple, np.ndarray] = {}
+        through_l1 = np.array([s.kind == "load" and ways[s].through_l1 for s in recording.sites], dtype=bool)
+        self.through_l1 = through_l1[forms.sites[rows.row]]
+        self.known = len(np.unique(rows.program))
+        self.wave = gpu.sms * programs_per_sm
+        if self.known < self.programs:  # a window: two waves, or what there is
+            self.wave = min(self.wave, max(1, -(-self.known // 2)))
+        self.l1_missed: dict[int, np.ndarray] = {}  # rows through L1 that found something there -> what they did not
 
     def _sectors(self, i: int) -> np.ndarray:
-        start, tile, site = int(self.rows.start[i]), int(self.tile[i]), int(self.site[i])
-        key = tile, start % SECTOR_BYTES, site
-        known = self._relative.get(key)
-        if known is None:
-            row = int(self.rows.row[i])
-            origin = self.recording.start[row]
-            if tile >= 0:
-                shifted = self.recording.tiles[tile].moved(start % SECTOR_BYTES)
-                known = touched(shifted, self.recording.sites[site].width, SECTOR_BYTES)
-            else:
-                known = self.recording.units(row, SECTOR_BYTES) - origin // SECTOR_BYTES
-            self._relative[key] = known
-        return known + start // SECTOR_BYTES
+        return self.forms[self.which[i]].sectors + self.base[i]
 
-    def l1(self, capacity: int, sms) -> dict[int, np.ndarray]:
-        """For each row through L1 that hit at least once: the sectors that did not."""
-        missed: dict[int, np.ndarray] = {}
-        rows = self.rows
-        sm = rows.program % self.gpu.sms
-        order = rows.ordered(sm, rows.program // self.wave, rows.step, rows.program)
-        order = order[self.cached[self.site[order]] & np.isin(sm[order], list(sms))]
-        cache, current = _L1(self.sectors_in_memory, capacity), -1
-        for i in order.tolist():
+    def l1(self, capacity: int) -> np.ndarray:
+        """Of the sectors that each site's loads touch, the share that comes from L2."""
+        sm = self.program % self.gpu.sms
+        followed = self.through_l1
+        if self.sampled:
+            followed = followed & (sm % max(1, self.gpu.sms // _SAMPLED_SMS) == 0)
+        order = np.lexsort((self.program, self.step, self.program // self.wave, sm))
+        cache, current = _L1(self.sectors_in_memory, order.size, capacity), -1
+        read, missed = np.zeros((2, len(self.kinds)))
+        for i in order[followed[order]].tolist():
             if sm[i] != current:
                 current = sm[i]
-                cache.next_sm()
+                cache.lru.forget()
             sectors = self._sectors(i)
             rest = cache.read(sectors)
-            counts = self.l1_sites.setdefault(int(self.site[i]), [0, 0])
-            counts[1] += sectors.size
-            if rest is None:
-                counts[0] += sectors.size
-            else:
-                missed[i] = rest
-                counts[0] += rest.size
-        return missed
+            site = self.forms[self.which[i]].site
+            read[site] += sectors.size
+            missed[site] += sectors.size if rest is None else rest.size
+            if rest is not None and not self.sampled:
+                self.l1_missed[i] = rest
+        return np.divide(missed, read, out=np.ones_like(read), where=read > 0)
 
-    def l2(self, capacity: int, missed: dict[int, np.ndarray], programs: int) -> tuple[np.ndarray, float, float]:
-        """Sectors read from DRAM by site, sectors written to it, and those that stay in L2. Where only the first waves
-        are known, each later one is taken to be like the last of these."""
-        rows = self.rows
-        waves = rows.program // self.wave
-        order = rows.ordered(waves, rows.step, rows.program)
-        cache = _L2(self.sectors_in_memory, capacity)
-        read = np.zeros(len(self.kinds), dtype=np.float64)
-        last_read, last_dirty, last_fills = read, 0, cache.fills
+    def l2(self, capacity: int) -> _Dram:
+        """What passes between L2 and DRAM. Where only the first waves are known, each later one is taken to be like the
+        last of these."""
+        waves = self.program // self.wave
+        cache = _L2(self.sectors_in_memory, 2 * self.step.size, capacity)
+        read = np.zeros(len(self.kinds))
+        before = (read, 0, 0, 0)  # when the last wave began
         done: set[tuple[int, int]] = set()
-        now = wave = -1
-        for i in order.tolist():
+        step = wave = -1
+        for i in np.lexsort((self.program, self.step, waves)).tolist():
             if waves[i] != wave:
-                wave, last_read, last_dirty, last_fills = waves[i], read.copy(), cache.dirtied, cache.fills
-            if rows.step[i] != now:
-                now = rows.step[i]
+                wave, before = waves[i], (read.copy(), cache.dram_read, cache.dirtied, cache.fills)
+            if self.step[i] != step:
+                step = self.step[i]
                 done.clear()
-            site, kind = int(self.site[i]), self.kinds[self.site[i]]
-            if kind == "load" and i not in missed:
-                place = int(self.tile[i]), int(rows.start[i])
-                if place in done:  # another program read the same at the same time
-                    self.l2_read[site] += self._relative[place[0], place[1] % SECTOR_BYTES, site].size
+            form = self.forms[self.which[i]]
+            kind, sectors = self.kinds[form.site], self.l1_missed.get(i)
+            if sectors is None:
+                access = self.which[i], self.base[i]
+                if kind == "load" and access in done:  # another program reads the same at the same time
                     continue
-                done.add(place)
-            sectors = missed[i] if i in missed else self._sectors(i)
-            if kind == "load":
-                self.l2_read[site] += sectors.size
+                done.add(access)
+                sectors = self._sectors(i)
             if kind != "store":
-                read[site] += cache.read(sectors)
+                read[form.site] += cache.read(sectors)
             if kind != "load":
-                cache.write(sectors)
+                cache.write(sectors, form.filled if kind == "store" else _WHOLE)
         left = cache.finish()
-        known = len(np.unique(rows.program))
-        if known == programs:
-            return read, float(cache.dram_written), float(left)
-        more = (programs - known) / max(1, len(np.unique(rows.program[waves == wave])))
-        dirtied = cache.dirtied + (cache.dirtied - last_dirty) * more
-        fills = cache.fills - cache.capacity + (cache.fills - last_fills) * more
-        left = dirtied * min(1.0, cache.capacity / max(1, fills))  # what is written and what is read leave L2 alike
-        return read + (read - last_read) * more, dirtied - left, left
+        completed = cache.dram_read - read.sum()
+        if self.known == self.programs:
+            return _Dram(read, completed, cache.dram_written, left)
+        more = (self.programs - self.known) / max(1, len(np.unique(self.program[waves == wave])))
+        read_before, all_before, dirtied_before, fills_before = before
+        completed += max(0.0, completed - (all_before - read_before.sum())) * more
+        dirtied = cache.dirtied + (cache.dirtied - dirtied_before) * more
+        fills = cache.fills + (cache.fills - fills_before) * more
+        left = dirtied * min(1.0, cache.lru.capacity / max(1, fills))  # what is written and what is read leave L2 alike
+        return _Dram(read + (read - read_before) * more, completed, dirtied - left, left)

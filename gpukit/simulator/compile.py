@@ -74,7 +74,7 @@ class Compiled:
     """
 
     kernel: str
-    file: str
+    file: str = dataclasses.field(repr=False)  # a whole path: it would differ from machine to machine in a notebook
     line: int
     gpu: hardware.Gpu
     options: dict

@@ -7,7 +7,7 @@ https://arxiv.org/abs/2505.23819 (Linear Layouts); the attributes are those of T
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -85,6 +85,10 @@ class Layout:
             held = np.where(copies, redundant, held)
         return held
 
+    def held(self, shape: tuple[int, ...]) -> int:
+        """How many elements of a block each thread holds, copies of what others hold included. Raises as `elements`."""
+        return 1 << len(self._bases(tuple(shape))[0])
+
     def instructions(self, shape: tuple[int, ...], per_thread: int) -> np.ndarray:
         """The elements that each instruction of each warp touches together when a thread moves `per_thread` elements at
         once: flat indices [instructions, 32 * per_thread], -1 for lanes that repeat another one's."""
@@ -102,6 +106,7 @@ class AccessLayout:
     shape       of the block
     element     MLIR type of an element: "f16", "bf16", "f32", "i32"
     to          "registers", "shared memory" (cp.async) or "TMA" (a tile moved by one instruction: no layout)
+    count       how many of the line are alike: 2 for tl.load(a) + tl.load(b)
     """
 
     kind: str
@@ -111,6 +116,7 @@ class AccessLayout:
     element: str
     layout: Layout | None
     to: str
+    count: int = 1
 
     @property
     def element_bytes(self) -> int:
@@ -143,30 +149,30 @@ def access_layouts(ttgir: str) -> list[AccessLayout]:
     """The layouts of all loads, stores and atomics of blocks; one entry for equal ones (copies of a pipelined loop)."""
     aliases = dict(_ALIAS.findall(ttgir))
     places = dict(_LOC.findall(ttgir))
-    found: dict[AccessLayout, None] = {}
+    found: dict[AccessLayout, set[int]] = {}
     for line in ttgir.split("\n"):
         op = next((op for op in _OPS if op[0].search(line)), None)
         if op is None:
             continue
         _, kind, to = op
-        file, number = _place(line, places)
+        file, number, column = _place(line, places)
         block = (_DESCRIPTOR if to == "TMA" else _POINTERS).search(line)
         if block is None:  # a scalar
             continue
         shape = tuple(int(n) for n in block[1].split("x") if n)
         layout = None if to == "TMA" else _layout(block[3] or "", aliases)
-        found[AccessLayout(kind, file, number, shape, block[2], layout, to)] = None
-    return list(found)
+        found.setdefault(AccessLayout(kind, file, number, shape, block[2], layout, to), set()).add(column)
+    return [replace(access, count=len(columns)) for access, columns in found.items()]
 
 
-def _place(line: str, places: dict[str, str]) -> tuple[str, int]:
-    """File and line of an operation: the innermost that is not Triton's own."""
-    own = ("?", 0)
+def _place(line: str, places: dict[str, str]) -> tuple[str, int, int]:
+    """File, line and column of an operation: the innermost that is not Triton's own."""
+    own = ("?", 0, 0)
     todo = re.findall(r"loc\((#loc\w*)\)", line)[-1:]
     while todo:
         text = places.get(todo.pop(0), "")
-        if m := re.match(r'"([^"]+)":(\d+):\d+', text):
-            own = m[1], int(m[2])
+        if m := re.match(r'"([^"]+)":(\d+):(\d+)', text):
+            own = m[1], int(m[2]), int(m[3])
             if "/triton/language/" not in own[0]:
                 return own
         todo = re.findall(r"#loc\w*", text) + todo  # name(#loc), callsite(#inner at #outer)

@@ -7,7 +7,6 @@ together: an instruction runs as often as its loop turns, and no more often than
 from __future__ import annotations
 
 import ast
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -84,11 +83,12 @@ def mix(compiled: Compiled, executions: Executions | None) -> Mix:
         stalls += times * instruction.stall
         opcodes[instruction.opcode] += times
         if kind in ("shared", "local", "global"):
-            moved[kind] += times * 32 * _thread_bytes(instruction)
+            moved[kind] += times * 32 * thread_bytes(instruction)
     return Mix(stalls, dict(units), dict(moved), dict(opcodes))
 
 
-def _thread_bytes(instruction: assembly.Instruction) -> int:
+def thread_bytes(instruction: assembly.Instruction) -> int:
+    """Bytes that one thread moves with a SASS load or store."""
     if instruction.base in ("LDSM", "STSM"):  # 8x8 matrices of 16-bit elements, 128 bytes each for the warp
         matrices = re.search(r"\.([124])$", instruction.opcode)
         return 4 * int(matrices[1]) if matrices else 4
@@ -145,10 +145,8 @@ def _turns(compiled: Compiled, loops, around, ran) -> tuple[dict[assembly.Loop, 
             place = max(known, key=lambda place: lines[siblings[0]][place] / steps[siblings[0]][place])
             passes, in_a_turn = lines[siblings[0]][place], {loop: steps[loop][place] for loop in siblings}
         else:
-            passes, in_a_turn = (
-                max(_passes(loop, loops, bodies, lines) for loop in siblings),
-                dict.fromkeys(siblings, 1),
-            )
+            passes = max(_passes(loop, loops, bodies, lines) for loop in siblings)
+            in_a_turn = {loop: _steps_of_the_counter(compiled, loop, lines[loop]) for loop in siblings}
         most = max(in_a_turn.values())
         for n in sorted(set(in_a_turn.values()), reverse=True):
             alike = [loop for loop in siblings if in_a_turn[loop] == n]
@@ -156,7 +154,13 @@ def _turns(compiled: Compiled, loops, around, ran) -> tuple[dict[assembly.Loop, 
             turns.update(dict.fromkeys(alike, each / len(alike)))
             passes -= n * each
         if most > 1:  # what is left over has copies of the body outside the loops, each run or skipped
-            left_over |= {place: passes / (most - 1) for loop in siblings for place in lines[loop]}
+            places = {place for loop in siblings for place in lines[loop]}
+            outside = sum(
+                loop is None and i.own_frames in places for i, loop in zip(compiled.instructions, around, strict=True)
+            )
+            main = next(loop for loop in siblings if in_a_turn[loop] == most)
+            copies = min(most - 1, max(1, round(outside * most / len(bodies[main]))))
+            left_over |= dict.fromkeys(places, passes / copies)
     return turns, left_over
 
 
@@ -184,14 +188,35 @@ def _passes_in_a_turn(compiled: Compiled, body: list[assembly.Instruction]) -> d
     for instruction in body:
         if instruction.base in ("LDG", "STG", "LDGSTS"):
             kind = "store" if instruction.base == "STG" else "load"
-            found[kind, instruction.own_frames] += _thread_bytes(instruction)
+            found[kind, instruction.own_frames] += thread_bytes(instruction)
     steps = {}
     for (kind, place), moved in found.items():
-        access = compiled.layout(place[0][1], kind) if place else None
-        if access is not None and access.layout is not None:
-            elements = max(1, math.prod(access.shape) // compiled.threads)
-            steps[place] = max(1, round(moved / elements / access.element_bytes))
+        once = _thread_bytes_of_a_pass(compiled, kind, place[0][1] if place else 0)
+        if once:
+            steps[place] = max(1, round(moved / once))
     return steps
+
+
+def _thread_bytes_of_a_pass(compiled: Compiled, kind: str, line: int) -> int:
+    """What a thread moves when a source line's loads or stores run once; 0 where that is not known."""
+    accesses = [a for a in compiled.layouts if (a.kind, a.line) == (kind, line)]
+    try:
+        return sum(a.count * a.element_bytes * a.layout.held(a.shape) for a in accesses if a.layout is not None)
+    except NotImplementedError:
+        return 0
+
+
+def _steps_of_the_counter(compiled: Compiled, loop: assembly.Loop, lines) -> int:
+    """Where no load or store tells how many passes a turn makes: PTX has the loop as it was, and ptxas, which repeats its
+    body, counts in larger steps."""
+    ptx = compiled.ptx_instructions
+    alike = [
+        (len(lines.keys() & {i.own_frames for i in ptx[l.start : l.end + 1]}), -l.end, l) for l in assembly.loops(ptx)
+    ]
+    if not alike:
+        return 1
+    once = assembly.counter_step(ptx, max(alike, key=lambda found: found[:2])[2])
+    return max(1, assembly.counter_step(compiled.instructions, loop) // once) if once else 1
 
 
 def _passes(loop: assembly.Loop, loops, bodies, lines) -> float:

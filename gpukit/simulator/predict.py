@@ -26,10 +26,13 @@ https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#arithmetic-inst
 
 from __future__ import annotations
 
+import contextlib
 import html
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -39,6 +42,9 @@ from gpukit.simulator import assembly, mix
 from gpukit.simulator.compile import Compiled, compile
 from gpukit.simulator.memory import SECTOR_BYTES
 from gpukit.simulator.trace import Launch, TorchOp, Trace, trace
+
+if TYPE_CHECKING:
+    from gpukit.simulator.caches import Traffic
 
 SAMPLE = 3  # programs of each launch that are looked at whole
 MEMORY, L2, L1, TENSOR = "device memory", "L2", "L1 and shared memory", "tensor cores"
@@ -187,25 +193,42 @@ def predict(work: Callable[[], object], gpu: str | hardware.Gpu = "h200", sample
     Raises ValueError for an unknown GPU, for work that launches nothing, and for a kernel that does not fit on the GPU;
     CompileError for one that does not compile.
     """
-    from gpukit.simulator.lines import LineCounter
-
     target = gpu if isinstance(gpu, hardware.Gpu) else hardware.gpu(gpu)
-    with trace(gpu=target, sample=sample) as t, _OpFlops(t) as flops, LineCounter() as lines:
+    with trace(gpu=target, sample=sample) as t, _OpFlops(t) as flops, _line_counter() as lines:
         work()
-    counted = iter(lines.launches)
+    runs = dict(zip(map(id, t.launches), getattr(lines, "launches", ()), strict=True))
     machine = MACHINES.get(target.key, ASSUMED)
     steps: list[Step] = []
     for position, event in enumerate(t.events):
         overhead = NEXT_LAUNCH_US if steps else LAUNCH_US
-        if isinstance(event, Launch):
+        if isinstance(event, Launch) and event.programs:
+            _refuse_what_does_not_fit(event, target)
             ran = event.programs if event.sampled is None else event.sampled
-            executions = {statement: n / ran for statement, n in next(counted).items()}
+            executions = {statement: n / ran for statement, n in runs[id(event)].items()}
             steps.append(launch_step(event, compile(event, gpu=target), executions, overhead, machine))
-        elif event.bytes:
+        elif isinstance(event, TorchOp) and event.bytes:
             steps.append(_op_step(event, flops.of.get(position), target, overhead, machine))
     if not steps:
         raise ValueError("predict: nothing was launched and no PyTorch op moved anything; pass a function that does")
     return Prediction(target, machine, tuple(steps))
+
+
+def _line_counter():
+    try:
+        from gpukit.simulator.lines import LineCounter
+    except ModuleNotFoundError:  # no Triton outside Linux: PyTorch ops can be predicted all the same
+        return contextlib.nullcontext()
+    return LineCounter()
+
+
+def _refuse_what_does_not_fit(launch: Launch, gpu: hardware.Gpu) -> None:
+    given = [getattr(value, "base", value) for value in launch.arguments.values()]
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in given if isinstance(t, torch.Tensor)}
+    if sum(storages.values()) > gpu.hbm_bytes:
+        raise ValueError(
+            f"{launch.kernel} is given tensors of {sum(storages.values()) / 1e9:,.0f} GB, and {gpu.name} has "
+            f"{gpu.hbm_bytes / 1e9:,.0f} GB"
+        )
 
 
 # ---- one launch ---------------------------------------------------------------------------------------------------
@@ -232,7 +255,7 @@ def launch_step(
     per_sm = -(-launch.programs // gpu.sms)  # on the busiest SM
     together = min(fit.programs, per_sm)
     warp = mix.mix(compiled, executions)
-    traffic = launch.traffic(gpu, compiled)
+    traffic = _traffic(launch, compiled)
     dot_flops = launch.flops / launch.programs if compiled.tensor_core else 0.0
 
     # 1. Each resource alone, in µs.
@@ -276,6 +299,17 @@ def launch_step(
     total = busy + alone[LAUNCH]
     resources = {name: alone[name] for name in RESOURCES if alone.get(name)}
     return Step(launch.kernel, total, resources, launch, compiled, warp, together, waves)
+
+
+def _traffic(launch: Launch, compiled: Compiled) -> Traffic | SimpleNamespace:
+    try:
+        return launch.traffic(compiled.gpu, compiled)
+    except ValueError:  # too many irregular accesses to play through the caches: as if these held nothing
+        reads, writes, atomics = launch.load_sectors, launch.store_sectors, launch.atomic_sectors
+        return SimpleNamespace(
+            l1_read_sectors=reads, l2_read_sectors=reads, l2_write_sectors=writes, l2_atomic_sectors=atomics,
+            l2_hit_rate=0.0, dram_bytes=(reads + writes + 2 * atomics) * SECTOR_BYTES, dirty_bytes=0,
+        )  # fmt: skip
 
 
 def _l2_bytes_per_clock(gpu: hardware.Gpu) -> float:

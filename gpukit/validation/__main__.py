@@ -1,15 +1,18 @@
-"""`python -m gpukit.validation` prints how the simulator's counts compare with a GPU's counters, anywhere.
+"""`python -m gpukit.validation` (`gpukit validate`) prints how the simulator's counts compare with a GPU's counters, anywhere.
 
-python -m gpukit.validation                      the table from gpukit/results/h200/traffic.csv; exit status 1 for a miss
-python -m gpukit.validation --measure DIR        on a GPU: run every kernel under ncu, trace it, write the table;
-                                                 everything raw stays in DIR
-python -m gpukit.validation --again DIR          the same table from DIR's raw counters, traced anew, without a GPU
+python -m gpukit.validation                  the table from gpukit/results/h200/traffic.csv; exit status 1 if a kernel is
+                                             outside its bar and no reason is stated
+python -m gpukit.validation --measure DIR    on a GPU: run every kernel under ncu, trace it, write the table; DIR gets
+                                             measured.json (all counters), traffic.csv, values.npz and log.txt
+python -m gpukit.validation --again DIR      trace again, without a GPU, and hold it against DIR/measured.json
+python -m gpukit.validation --again          the same against what the table itself holds
+
+What is traced depends a little on the compiler: trace again with the Triton that measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib.metadata
 import json
 import os
@@ -27,11 +30,11 @@ from gpukit.validation import counters, table, tracing
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gpukit.validation", description=__doc__.split("\n")[0])
+    add_arguments(parser)
     parser.add_argument("--measure", metavar="DIR", type=Path, help="run the kernels under ncu on this machine's GPU")
-    parser.add_argument("--again", metavar="DIR", type=Path, help="trace again and hold against what DIR holds")
-    parser.add_argument("--only", metavar="TEXT", default="", help="kernels whose name contains this")
-    parser.add_argument("--gpu", default="h200", help="whose table to show (default: h200)")
-    parser.add_argument("--misses", action="store_true", help="show only rows outside their bars")
+    parser.add_argument(
+        "--again", metavar="DIR", nargs="?", type=Path, const=Path(), help="trace again; against DIR, or the table"
+    )
     parser.add_argument("--workers", type=int, default=max(1, min(12, (os.cpu_count() or 2) - 2)))
     parser.add_argument("--seconds", type=float, default=240, help="how long ncu may take (default: 240)")
     args = parser.parse_args(argv)
@@ -39,17 +42,32 @@ def main(argv: list[str] | None = None) -> int:
         return _measure(args)
     if args.again is not None:
         return _again(args)
-    return _show(table.RESULTS / args.gpu / "traffic.csv", args)
+    return show(args)
 
 
-def _show(path: Path, args) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of `gpukit validate`."""
+    parser.add_argument("--only", metavar="TEXT", default="", help="kernels whose name contains this")
+    parser.add_argument("--gpu", default="h200", help="whose table to show (default: h200)")
+    parser.add_argument("--misses", action="store_true", help="show only rows outside their bars")
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print the recorded table: 0, 1 if a row outside its bar has no reason, 2 if there is no such table."""
     try:
-        rows = [row for row in table.read(path) if args.only in row.kernel]
+        rows = [row for row in table.read(table.RESULTS / args.gpu / "traffic.csv") if args.only in row.kernel]
     except FileNotFoundError as error:
         print(error, file=sys.stderr)
         return 2
+    if not rows:
+        print(f"no kernel in the table of {args.gpu} has {args.only!r} in its name", file=sys.stderr)
+        return 2
+    return _print(rows, args)
+
+
+def _print(rows: list[table.Row], args: argparse.Namespace) -> int:
     print(table.text(rows, everything=not args.misses))
-    return int(any(row.misses for row in rows))
+    return int(any(row.unexplained for row in rows))
 
 
 def _names(only: str) -> list[str]:
@@ -59,11 +77,9 @@ def _names(only: str) -> list[str]:
     return [name for name in CASES if only in name]
 
 
-def _measure(args) -> int:
+def _measure(args: argparse.Namespace) -> int:
     folder = args.measure
     folder.mkdir(parents=True, exist_ok=True)
-    for old in [*folder.glob("ncu-*.csv"), *folder.glob("launches-*.jsonl"), *folder.glob("*.log")]:
-        old.unlink()
     begin = time.monotonic()
     log = (folder / "log.txt").open("w")
 
@@ -75,37 +91,29 @@ def _measure(args) -> int:
     import torch
 
     device = torch.cuda.get_device_name()
-    gpu = hardware.gpu(device)
-    say(f"{device}, torch {torch.__version__}, triton {importlib.metadata.version('triton')}, {gpu.key}")
     facts = {
-        "gpu": gpu.key,
+        "gpu": hardware.gpu(device).key,
         "device": device,
         "torch": torch.__version__,
         "triton": importlib.metadata.version("triton"),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
-    (folder / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
+    say(", ".join(facts.values()))
     names = _names(args.only)
     traced: dict[str, dict] = {}
     half = max(1, args.workers // 2)
-
-    def trace() -> None:
-        traced.update(tracing.trace_all(names, gpu.key, half))
-        tracing.save(traced, folder / "traced.json")
-
-    thread = threading.Thread(target=trace)  # needs no GPU, so it goes on beside ncu
-    thread.start()
+    thread = threading.Thread(target=lambda: traced.update(tracing.trace_all(names, facts["gpu"], half)))
+    thread.start()  # needs no GPU, so it goes on beside ncu
+    runs: list[dict] = []
     try:
-        counters.warm(names, folder, half, say)
-        _values(folder, gpu.key, say)
-        counters.measure(names, folder, say, args.seconds)
+        counters.warm(names, half, say)
+        runs = counters.measure(names, say, args.seconds)
+        (folder / "measured.json").write_text(json.dumps({"facts": facts, "runs": runs}))
+        _values(folder, facts["gpu"], say)
     except Exception as error:
         say(f"measuring failed: {error!r}")
     thread.join()
-    for name, entry in traced.items():
-        if "error" in entry:
-            say(f"tracing {name} failed: {entry['error'].strip().splitlines()[-1]}")
-    return _table(folder, traced, args, say)
+    return _compare(folder, facts, runs, traced, args, say)
 
 
 def _values(folder: Path, gpu: str, say) -> None:
@@ -121,51 +129,81 @@ def _values(folder: Path, gpu: str, say) -> None:
     say("values.npz: what the GPU computes, beside what the interpreter does")
 
 
-def _again(args) -> int:
-    if not (args.again / "facts.json").exists():
-        print(f"{args.again} holds no measurement: no facts.json", file=sys.stderr)
+def _again(args: argparse.Namespace) -> int:
+    if args.again == Path():
+        return _refresh(args)
+    path = args.again / "measured.json"
+    if not path.exists():
+        print(f"{args.again} holds no measurement: no measured.json", file=sys.stderr)
         return 2
-    gpu = json.loads((args.again / "facts.json").read_text())["gpu"]
-    traced = tracing.trace_all(_names(args.only), gpu, args.workers)
-    tracing.save(traced, args.again / "traced.json")
+    kept = json.loads(path.read_text())
+    traced = tracing.trace_all(_names(args.only), kept["facts"]["gpu"], args.workers)
+    return _compare(args.again, kept["facts"], kept["runs"], traced, args, print)
+
+
+def _compare(folder: Path, facts: dict, runs: list[dict], traced: dict[str, dict], args, say) -> int:
+    """Write traffic.csv here and, if it is of all kernels, among the results, and print it."""
+    good = _traced_well(traced, say)
+    measured = counters.matched(runs, {name: entry["kernels"] for name, entry in good.items()})
+    values = {
+        (name, counter): value
+        for name in measured
+        for counter in counters.JUDGED
+        if (value := counters.judged(measured[name], counter)) is not None
+    }
+    rows = _rows(good, values, facts)
+    table.write(rows, folder / "traffic.csv")
+    if rows and not args.only:
+        table.write(rows, table.RESULTS / facts["gpu"] / "traffic.csv")
+    lost = sorted({*traced} - {*measured})
+    say(f"{len(measured)} kernels measured, {len(good)} traced, {len(rows)} rows")
+    if lost:
+        say(f"without a row: {', '.join(lost)}")
+    return _print(rows, args) or int(bool(lost))
+
+
+def _refresh(args: argparse.Namespace) -> int:
+    """Trace again what the recorded table holds, and write it."""
+    path = table.RESULTS / args.gpu / "traffic.csv"
+    old = table.read(path)
+    facts = {name: getattr(old[0], name) for name in ("gpu", "triton", "date")}
+    here = importlib.metadata.version("triton")
+    if here != facts["triton"]:
+        print(f"measured with Triton {facts['triton']}, traced with {here}: some kernels differ", file=sys.stderr)
+    values = {(row.kernel, row.counter): float(row.measured) for row in old}
+    for name in {row.kernel for row in old}:
+        parts = [values.get((name, f"dram_{way}_bytes"), 0.0) for way in ("read", "write")]
+        values[name, "dram_bytes"] = sum(parts)
+    names = [name for name in _names(args.only) if (name, "l2_read_sectors") in values]
+    good = _traced_well(tracing.trace_all(names, facts["gpu"], args.workers), print)
+    new = _rows(good, values, facts)
+    kept = [row for row in old if row.kernel not in good]
+    order = {name: i for i, name in enumerate(_names(""))}
+    rows = sorted([*new, *kept], key=lambda row: order.get(row.kernel, len(order)))
+    table.write(rows, path)
+    return _print([row for row in rows if args.only in row.kernel], args)
+
+
+def _traced_well(traced: dict[str, dict], say) -> dict[str, dict]:
     for name, entry in traced.items():
         if "error" in entry:
-            print(f"tracing {name} failed: {entry['error'].strip().splitlines()[-1]}", file=sys.stderr)
-    return _table(args.again, traced, args, print)
+            say(f"tracing {name} failed: {entry['error'].strip().splitlines()[-1]}")
+    return {name: entry for name, entry in traced.items() if "error" not in entry}
 
 
-def _table(folder: Path, traced: dict[str, dict], args, say) -> int:
-    """Write traffic.csv here and among the results, measured.csv here, and print the table."""
+def _rows(traced: dict[str, dict], measured: dict[tuple[str, str], float], facts: dict) -> list[table.Row]:
     from gpukit.validation.kernels import CASES
 
-    facts = json.loads((folder / "facts.json").read_text())
-    good = {name: entry for name, entry in traced.items() if "error" not in entry}
-    measured = counters.read(folder, {name: entry["kernel"] for name, entry in good.items()})
-    with (folder / "measured.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["kernel", "counter", "value"])
-        writer.writerows([name, *item] for name, values in measured.items() for item in values.items())
-    rows = []
-    for name in CASES:
-        if name not in good or name not in measured:
-            continue
-        for counter, count in good[name]["counts"].items():
-            value = counters.judged(measured[name], counter)
-            if value is None or (not value and not count):
-                continue
-            rows.append(
-                table.Row(
-                    name, counter, round(count), round(value), table.ratio(count, value),
-                    table.bar(counter, CASES[name].aligned), facts["gpu"], facts["triton"], facts["date"],
-                )
-            )  # fmt: skip
-    table.write(rows, folder / "traffic.csv")
-    whole = not args.only
-    if rows and whole:
-        table.write(rows, table.RESULTS / facts["gpu"] / "traffic.csv")
-    say(f"{len(measured)} kernels measured, {len(good)} traced, {len(rows)} rows")
-    print(table.text(rows, everything=not args.misses))
-    return int(any(row.misses for row in rows) or len(measured) < len(good))
+    return [
+        table.row(
+            name, counter, count, measured[name, counter], CASES[name].aligned, facts["gpu"], facts["triton"],
+            facts["date"],
+        )
+        for name in CASES
+        if name in traced
+        for counter, count in traced[name]["counts"].items()
+        if (name, counter) in measured and (measured[name, counter] or count)
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

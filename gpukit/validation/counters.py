@@ -12,12 +12,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# What the table shows -> the counters that hold it, the first that ncu knows.
+# What the table shows -> the counters that hold it: the first that ncu knows, or of _SUMS all together.
 JUDGED = {
     "l2_read_sectors": ("l1tex__m_xbar2l1tex_read_sectors.sum", "lts__t_sectors_srcunit_tex_op_read.sum"),
     "l2_write_sectors": (
@@ -27,12 +28,14 @@ JUDGED = {
     ),
     "dram_read_bytes": ("dram__bytes_read.sum",),
     "dram_write_bytes": ("dram__bytes_write.sum",),
+    "dram_bytes": ("dram__bytes_read.sum", "dram__bytes_write.sum"),
     "l1_read_sectors": ("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",),
     "l1_write_sectors": ("l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",),
     "l2_atomic_sectors": ("lts__t_sectors_op_red.sum", "lts__t_sectors_op_atom.sum"),
     "time_ns": ("gpu__time_duration.sum",),
 }
-ESSENTIAL = [names[0] for names in JUDGED.values()]
+_SUMS = ("dram_bytes", "l2_atomic_sectors")  # reductions and atomics that return a value are counted apart
+ESSENTIAL = list(dict.fromkeys(names[0] for names in JUDGED.values()))
 # For the model to be improved by, without a GPU.
 _FURTHER = """
 l1tex__m_xbar2l1tex_read_sectors_mem_lg_op_ld.sum l1tex__m_xbar2l1tex_read_sectors_mem_lg_op_atom.sum
@@ -99,15 +102,15 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "0"}
 
 
-def warm(names: list[str], folder: Path, workers: int, say: Callable[[str], None]) -> None:
+def warm(names: list[str], workers: int, say: Callable[[str], None]) -> None:
     """Compile everything once, side by side, into Triton's own cache: under ncu it is one process."""
 
     def run(i: int) -> None:
-        chosen = folder / f"warm-{i}.json"
-        chosen.write_text(json.dumps(names[i::workers]))
-        command = [sys.executable, "-m", "gpukit.validation.launch", str(folder / "warm.log"), "warm", str(chosen)]
-        subprocess.run(command, env=environment(), capture_output=True, timeout=240)
-        chosen.unlink()
+        with tempfile.TemporaryDirectory() as folder:
+            chosen = Path(folder) / "todo.json"
+            chosen.write_text(json.dumps(names[i::workers]))
+            command = [sys.executable, "-m", "gpukit.validation.launch", f"{folder}/log", "warm", str(chosen)]
+            subprocess.run(command, env=environment(), capture_output=True, timeout=240)
 
     begin = time.monotonic()
     with ThreadPoolExecutor(workers) as pool:
@@ -115,103 +118,100 @@ def warm(names: list[str], folder: Path, workers: int, say: Callable[[str], None
     say(f"compiled and launched once: {time.monotonic() - begin:.0f} s")
 
 
-def measure(names: list[str], folder: Path, say: Callable[[str], None], seconds: float = 240) -> None:
-    """Run ncu over the kernels. Leaves ncu-1.csv (what ncu printed, untouched) and launches-1.jsonl in `folder`, and
-    further pairs if it had to begin anew after a kernel that broke the process."""
+def measure(names: list[str], say: Callable[[str], None], seconds: float = 240) -> list[dict]:
+    """Run ncu over the cases. One dictionary for each process, of which there are several if a kernel breaks one: `log`,
+    what was begun, ended and failed, and `rows`, the kernels that ncu saw, with every counter."""
     ncu = find_ncu()
     counters = known_counters(ncu, say)
+    runs: list[dict] = []
     left, end = list(names), time.monotonic() + seconds
     for attempt in range(1, _ATTEMPTS + 1):
-        log, raw, chosen = (
-            folder / f"{n}-{attempt}.{e}" for n, e in (("launches", "jsonl"), ("ncu", "csv"), ("todo", "json"))
-        )
-        chosen.write_text(json.dumps(left))
-        command = [ncu, *_FLAGS, "--metrics", ",".join(counters), "--log-file", str(raw), sys.executable, "-m"]
-        command += ["gpukit.validation.launch", str(log), "measure", str(chosen)]
-        begin = time.monotonic()
-        try:
-            done = subprocess.run(
-                command, env=environment(), capture_output=True, text=True, timeout=max(20, end - time.monotonic())
-            )
-            status, output = done.returncode, (done.stdout + done.stderr)[-1500:]
-        except subprocess.TimeoutExpired:
-            status, output = "out of time", ""
-        chosen.unlink()
-        entries = _read_log(log)
-        rows = read_csv(raw)
+        with tempfile.TemporaryDirectory() as folder:
+            log, raw, chosen = (Path(folder) / name for name in ("log.jsonl", "ncu.csv", "todo.json"))
+            chosen.write_text(json.dumps(left))
+            command = [ncu, *_FLAGS, "--metrics", ",".join(counters), "--log-file", str(raw), sys.executable, "-m"]
+            command += ["gpukit.validation.launch", str(log), "measure", str(chosen)]
+            begin = time.monotonic()
+            try:
+                done = subprocess.run(
+                    command, env=environment(), capture_output=True, text=True, timeout=max(20, end - begin)
+                )
+                status, output = done.returncode, (done.stdout + done.stderr)[-1500:].strip()
+            except subprocess.TimeoutExpired:
+                status, output = "out of time", ""
+            entries = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+            text = raw.read_text(errors="replace") if raw.exists() else ""
+        rows = read_csv(text)
+        runs.append({"log": entries, "rows": rows})
         say(f"ncu, attempt {attempt}: status {status}, {len(rows)} kernels in {time.monotonic() - begin:.0f} s")
         for entry in entries:
             if entry["what"] == "failed":
                 say(f"  {entry['case']}: {entry['error']}")
-        seen = [e["case"] for e in entries]
         if not rows and len(counters) > len(ESSENTIAL):
-            say(output.strip())
-            say("no kernel was measured: asking for the essential counters only")
+            say(f"{output}\n{text[-1500:]}\nno kernel was measured: asking for the essential counters only")
             counters = ESSENTIAL
             continue
-        if status != 0 and output.strip():
-            say(output.strip())
+        if status != 0 and output:
+            say(output)
+        seen = [e["case"] for e in entries]
         left = left[left.index(seen[-1]) + 1 :] if seen and seen[-1] in left else []
         if not left or time.monotonic() > end - 20:
             break
     if left:
         say(f"not measured: {', '.join(left)}")
+    return runs
 
 
-def _read_log(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    """The kernels in what ncu printed: one dictionary each, by column. Lines that are no table are passed over."""
-    if not path.exists():
-        return []
+def read_csv(text: str) -> list[dict]:
+    """The kernels in what ncu printed, one dictionary each: `kernel`, its name, and its counters. Lines that are no table
+    are passed over, and values that are no numbers."""
     rows, header = [], None
-    for cells in csv.reader(path.read_text(errors="replace").splitlines()):
+    for cells in csv.reader(text.splitlines()):
         if cells[:1] == ["ID"]:
-            header = cells
+            header = [cell.split(" ")[0] for cell in cells]
+            name = cells.index("Kernel Name")
         elif header and len(cells) == len(header) and cells[0].isdigit():
-            rows.append(dict(zip(header, cells, strict=True)))
+            row = {"kernel": cells[name].split("(")[0].strip()}
+            for counter, cell in zip(header, cells, strict=True):
+                if "__" in counter and (value := _number(cell)) is not None:
+                    row[counter] = value
+            rows.append(row)
     return rows
 
 
-def number(text: str) -> float | None:
+def _number(text: str) -> float | None:
     try:
         return float(text.replace(",", ""))
     except ValueError:
         return None
 
 
-def read(folder: Path, kernels: dict[str, str]) -> dict[str, dict[str, float]]:
-    """Case -> counter -> value, from the raw files of a measurement. `kernels`: case -> the kernel's name."""
+def matched(runs: list[dict], kernels: dict[str, list[str]]) -> dict[str, dict[str, float]]:
+    """Case -> counter -> value, summed over the kernels that the case launches. `kernels`: case -> their names, in order.
+    Kernels of others, such as PyTorch's, may lie between; a case that has not left all of its own has no values."""
     found: dict[str, dict[str, float]] = {}
-    for raw in sorted(folder.glob("ncu-*.csv")):
-        rows = read_csv(raw)
-        begun = [e["case"] for e in _read_log(folder / raw.name.replace("ncu", "launches").replace(".csv", ".jsonl"))
-                 if e["what"] == "begin"]  # fmt: skip
-        for case, row in _matched(begun, rows, kernels):
-            values = {name: number(text) for name, text in row.items() if "__" in name}
-            found[case] = {_plain(name): value for name, value in values.items() if value is not None}
+    known = {name for names in kernels.values() for name in names}
+    for run in runs:
+        rows = [row for row in run["rows"] if row["kernel"] in known]
+        for case, own in _own(run["log"], rows, kernels):
+            names = [name for name in own[0] if name != "kernel" and all(name in row for row in own)]
+            found[case] = {name: sum(row[name] for row in own) for name in names}
     return found
 
 
-def _plain(column: str) -> str:
-    return column.split(" ")[0]
-
-
-def _matched(begun: Iterable[str], rows: list[dict[str, str]], kernels: dict[str, str]):
-    """Each launch left one row, in order; one that failed may have left none."""
+def _own(log: list[dict], rows: list[dict], kernels: dict[str, list[str]]) -> Iterator[tuple[str, list[dict]]]:
     at = 0
-    for case in begun:
-        if at < len(rows) and rows[at]["Kernel Name"].split("(")[0].strip() == kernels.get(case):
-            yield case, rows[at]
-            at += 1
+    for case in [entry["case"] for entry in log if entry["what"] == "begin"]:
+        expected = kernels.get(case, [])
+        own = rows[at : at + len(expected)]
+        if expected and [row["kernel"] for row in own] == expected:
+            yield case, own
+            at += len(expected)
 
 
 def judged(values: dict[str, float], counter: str) -> float | None:
     """What the table shows under this name, None if nothing of it was measured."""
-    names = JUDGED[counter]
-    if counter == "l2_atomic_sectors":  # reductions and atomics that return a value are counted apart
-        parts = [values[n] for n in names if n in values]
-        return sum(parts) if parts else None
-    return next((values[n] for n in names if n in values), None)
+    parts = [values[name] for name in JUDGED[counter] if name in values]
+    if not parts:
+        return None
+    return sum(parts) if counter in _SUMS else parts[0]

@@ -1,20 +1,28 @@
-"""Kernels whose traffic is known to be hard: what the simulator counts is held against Nsight Compute on these.
+"""Kernels written to be hard to count, and those of the project: what the simulator counts is held against Nsight Compute.
 
-Each `Case` is one launch. `aligned` says that every run of neighbouring elements begins on a sector and ends on one; on
-those the simulator must be within 2 %, on the others within 5 %. A case with `sample` is traced on that many programs.
+Each `Case` is a piece of work, one launch or several. `aligned` says that every run of neighbouring elements begins on a
+sector and ends on one; on those the simulator must be within 2 %, on the others within 5 %. A case with `sample` is traced
+on that many programs. Why one is outside its bar stands in reasons.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gpukit.kernels.softmax import softmax_bwd, softmax_fwd
+from gpukit import kernels as project
+from gpukit.kernels.adamw import AdamW
+from gpukit.kernels.cross_entropy import cross_entropy_bwd, cross_entropy_fwd
+from gpukit.kernels.gelu import gelu_bwd, swiglu_bwd
+from gpukit.kernels.kl_div import kl_div_bwd, kl_div_fwd
+from gpukit.kernels.norms import norm_bwd
+from gpukit.kernels.softmax import softmax_bwd, softmax_fwd, softmax_fwd_persistent_kernel
 
 HALF, BF16, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 SMS = 132  # of an H100 and an H200: the grids of persistent kernels
@@ -22,7 +30,7 @@ SMS = 132  # of an H100 and an H200: the grids of persistent kernels
 
 @dataclass(frozen=True)
 class Case:
-    """`prepare(device)` allocates and returns a function of no arguments that launches one kernel once."""
+    """`prepare(device)` allocates and returns a function of no arguments: the work, done once."""
 
     name: str
     prepare: Callable[[str], Callable[[], object]]
@@ -684,43 +692,108 @@ case("128 MiB twice")(_twice(128))
 # ---- the project's own --------------------------------------------------------------------------------------------
 
 
-@case("gpukit softmax 2048x1024 bf16")
+def own(
+    name: str, work: Callable, *shapes: tuple[int, ...], dtype=BF16, aligned: bool = True, sample: int | None = None
+):
+    """What gpukit.kernels launches for `work(*tensors)`, zeros of these shapes: a line for each form of a kernel."""
+
+    def prepare(device):
+        tensors = [_zeros(device, *shape, dtype=dtype) for shape in shapes]
+        return lambda: work(*tensors)
+
+    case(f"gpukit {name}", aligned, sample)(prepare)
+
+
+own("softmax 2048x1024 bf16", softmax_fwd, (2048, 1024))
+own("softmax 2048x781 bf16", softmax_fwd, (2048, 781), aligned=False)
+own("softmax 4096x4096 bf16", softmax_fwd, (4096, 4096), sample=32)
+own("softmax 512x131072 bf16, online", softmax_fwd, (512, 131072), sample=2)
+own("softmax 2048x1000 bf16, padded rows", lambda x: softmax_fwd(x[:, :1000]), (2048, 1024), aligned=False)
+own("softmax 1024x1024 bf16, interleaved", lambda x: softmax_fwd(x[:, ::2]), (1024, 2048))
+own("softmax backward 2048x1024 bf16", softmax_bwd, (2048, 1024), (2048, 1024))
+own("softmax backward 2048x781 fp32", softmax_bwd, (2048, 781), (2048, 781), dtype=FLOAT, aligned=False)
+own("softmax backward 264x65536 bf16, online", softmax_bwd, (264, 65536), (264, 65536), sample=4)
+own("log_softmax 2048x1024 bf16", partial(softmax_fwd, log=True), (2048, 1024))
+
+
+@case("gpukit softmax 1024x32768 bf16, persistent", sample=2)
 def _(device):
-    x = _zeros(device, 2048, 1024, dtype=BF16)
-    return lambda: softmax_fwd(x)
+    x, y = _zeros(device, 1024, 32768, dtype=BF16), _zeros(device, 1024, 32768, dtype=BF16)
+    return lambda: softmax_fwd_persistent_kernel[(SMS,)](
+        x, y, 32768, 1, 1024, 32768, LOG=False, BLOCK_N=32768, EVEN=True, NUM_STAGES=3, ACC=tl.float32, num_warps=16
+    )
 
 
-@case("gpukit softmax 2048x781 bf16", aligned=False)
+own("gelu 2048x2048 bf16", project.gelu, (2048, 2048))
+own("gelu backward 2048x2048 bf16", partial(gelu_bwd, bias=None, approximate="none"), (2048, 2048), (2048, 2048))
+own("bias_gelu 1000x1000 bf16", project.bias_gelu, (1000, 1000), (1000,), aligned=False)
+own("bias_gelu backward 2048x1024 bf16", partial(gelu_bwd, approximate="none"), (2048, 1024), (2048, 1024), (1024,))
+own("swiglu 2048x1024 bf16", project.swiglu, (2048, 1024), (2048, 1024))
+own("swiglu backward 2048x1024 bf16", swiglu_bwd, *[(2048, 1024)] * 3)
+own("rms_norm 2048x2048 bf16", project.rms_norm, (2048, 2048), (2048,))
+own("layer_norm 2048x1000 bf16", project.layer_norm, (2048, 1000), (1000,), (1000,), aligned=False)
+own("layer_norm 264x65536 bf16", project.layer_norm, (264, 65536), (65536,), (65536,), sample=2)
+own("residual_rms_norm 2048x2048 bf16", project.residual_rms_norm, (2048, 2048), (2048, 2048), (2048,))
+own("rope 2x16x512x128 bf16", project.rope, (2, 16, 512, 128), (2, 4, 512, 128), (512, 64), (512, 64))
+own("kl_div 2048x1024 bf16", partial(kl_div_fwd, log_target=False, reduced=True), (2048, 1024), (2048, 1024))
+own("kl_div backward 2048x1024 bf16", partial(kl_div_bwd, log_target=False, reduced=True, scale=1.0), (2048, 1024), ())
+
+
+def _norm_backward(M: int, N: int, centre: bool):
+    def prepare(device):
+        dy, x, w = _zeros(device, M, N, dtype=BF16), _zeros(device, M, N, dtype=BF16), _zeros(device, N, dtype=BF16)
+        stats = _zeros(device, 1 + centre, M, dtype=FLOAT)
+        return lambda: norm_bwd(dy, None, x, w, w if centre else None, stats)
+
+    return prepare
+
+
+case("gpukit rms_norm backward 2048x2048 bf16")(_norm_backward(2048, 2048, centre=False))
+case("gpukit layer_norm backward 2048x1000 bf16", aligned=False)(_norm_backward(2048, 1000, centre=True))
+
+
+def _losses(M: int, V: int):
+    def prepare(device):
+        x, target = _zeros(device, M, V, dtype=BF16), _zeros(device, M, dtype=torch.int64)
+        return lambda: cross_entropy_fwd(x, target, -100, 0.0, 0.0)
+
+    return prepare
+
+
+case("gpukit cross_entropy 2048x1024 bf16")(_losses(2048, 1024))
+case("gpukit cross_entropy 264x65537 bf16", aligned=False)(_losses(264, 65537))
+
+
+@case("gpukit cross_entropy with its gradient in place, 528x32768 bf16")
 def _(device):
-    x = _zeros(device, 2048, 781, dtype=BF16)
-    return lambda: softmax_fwd(x)
+    x, target = _zeros(device, 528, 32768, dtype=BF16), _zeros(device, 528, dtype=torch.int64)
+    one = torch.ones((), device=device)
+    return lambda: cross_entropy_fwd(x, target, -100, 0.0, 0.0, scale=one)
 
 
-@case("gpukit softmax 4096x4096 bf16", sample=32)
+@case("gpukit cross_entropy backward 528x32768 bf16")
 def _(device):
-    x = _zeros(device, 4096, 4096, dtype=BF16)
-    return lambda: softmax_fwd(x)
+    x, target = _zeros(device, 528, 32768, dtype=BF16), _zeros(device, 528, dtype=torch.int64)
+    lse, dloss = _zeros(device, 528, dtype=FLOAT), _zeros(device, 528, dtype=FLOAT)
+    return lambda: cross_entropy_bwd(x, target, lse, dloss, -100, 0.0, 0.0)
 
 
-@case("gpukit softmax 512x131072 bf16, online", sample=2)
+@case("gpukit linear_cross_entropy 1024x64, 4096 classes, bf16")
 def _(device):
-    x = _zeros(device, 512, 131072, dtype=BF16)
-    return lambda: softmax_fwd(x)
+    x, w = _zeros(device, 1024, 64, dtype=BF16), _zeros(device, 4096, 64, dtype=BF16)
+    target = _zeros(device, 1024, dtype=torch.int64)
+    return lambda: project.linear_cross_entropy(x, w.requires_grad_(), target)
 
 
-@case("gpukit softmax backward 2048x1024 bf16")
-def _(device):
-    y, dy = _zeros(device, 2048, 1024, dtype=BF16), _zeros(device, 2048, 1024, dtype=BF16)
-    return lambda: softmax_bwd(y, dy)
+def _adamw(dtype: torch.dtype, **options):
+    def prepare(device):
+        params = [torch.nn.Parameter(_zeros(device, n, dtype=dtype)) for n in (2 * MI, 4096, 1001)]
+        for p in params:
+            p.grad = torch.zeros_like(p)
+        return AdamW(params, **options).step
+
+    return prepare
 
 
-@case("gpukit softmax backward 2048x781 fp32", aligned=False)
-def _(device):
-    y, dy = _zeros(device, 2048, 781, dtype=FLOAT), _zeros(device, 2048, 781, dtype=FLOAT)
-    return lambda: softmax_bwd(y, dy)
-
-
-@case("gpukit softmax backward 264x65536 bf16, online", sample=4)
-def _(device):
-    y, dy = _zeros(device, 264, 65536, dtype=BF16), _zeros(device, 264, 65536, dtype=BF16)
-    return lambda: softmax_bwd(y, dy)
+case("gpukit adamw 2 M fp32", aligned=False)(_adamw(FLOAT))
+case("gpukit adamw 2 M bf16, master weights, clipped", aligned=False)(_adamw(BF16, master_weights=True, max_norm=1.0))

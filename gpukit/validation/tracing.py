@@ -10,44 +10,56 @@ import sys
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from types import SimpleNamespace
 
 COUNTERS = (
     "l1_read_sectors",
+    "l1_write_sectors",
     "l2_read_sectors",
     "l2_write_sectors",
     "l2_atomic_sectors",
     "dram_read_bytes",
     "dram_write_bytes",
+    "dram_bytes",
 )
 
 
 def trace_case(name: str, gpu: str, compiled: bool = True) -> dict:
-    """Counts and facts of one case as plain data. Needs the interpreter."""
+    """Counts of one case, summed over its launches, and facts, as plain data. Needs the interpreter."""
     import gpukit
+    from gpukit import hardware
+    from gpukit.kernels import _rows
     from gpukit.validation.kernels import CASES
 
-    case = CASES[name]
+    case, machine = CASES[name], hardware.gpu(gpu)
+    # Grids of a fixed size are made for this GPU.
+    _rows.imagined = SimpleNamespace(
+        multi_processor_count=machine.sms, shared_memory_per_multiprocessor=machine.smem_per_sm_bytes
+    )
     begin = time.perf_counter()
     launch = case.prepare("meta" if case.sample else "cpu")
     with gpukit.trace(gpu=gpu, sample=case.sample) as t:
         launch()
-    (recorded,) = t.launches
     middle = time.perf_counter()
-    traffic = recorded.traffic(compiled=compiled)
-    counts = {counter: getattr(traffic, counter) for counter in COUNTERS}
-    counts["l1_write_sectors"] = sum(s.l1_sectors for s in traffic.sites if s.kind == "store" and s.via == "lsu")
+    traffic = [recorded.traffic(compiled=compiled) for recorded in t.launches]
     return {
         "case": name,
-        "kernel": recorded.kernel,
-        "grid": list(recorded.grid),
-        "counts": counts,
-        "layouts": traffic.layouts,
-        "programs_per_sm": traffic.programs_per_sm,
-        "dirty_bytes": traffic.dirty_bytes,
+        "kernels": [recorded.kernel for recorded in t.launches],
+        "counts": {counter: sum(_count(each, counter) for each in traffic) for counter in COUNTERS},
+        "layouts": [each.layouts for each in traffic],
+        "programs_per_sm": [each.programs_per_sm for each in traffic],
+        "dirty_bytes": sum(each.dirty_bytes for each in traffic),
         "trace_s": round(middle - begin, 3),
         "caches_s": round(time.perf_counter() - middle, 3),
     }
+
+
+def _count(traffic, counter: str) -> int:
+    if counter not in ("l1_read_sectors", "l1_write_sectors"):
+        return getattr(traffic, counter)
+    kind = "load" if counter == "l1_read_sectors" else "store"
+    # What a descriptor moves is not among what ncu counts there.
+    return sum(site.l1_sectors for site in traffic.sites if site.kind == kind and site.via == "lsu")
 
 
 def trace_all(names: list[str], gpu: str, workers: int) -> dict[str, dict]:
@@ -74,10 +86,6 @@ def trace_all(names: list[str], gpu: str, workers: int) -> dict[str, dict]:
     parts = [names[i : i + 4] for i in range(0, len(names), 4)]
     with ThreadPoolExecutor(workers) as pool:
         return {entry["case"]: entry for entries in pool.map(run, parts) for entry in entries}
-
-
-def save(traced: dict[str, dict], path: Path) -> None:
-    path.write_text(json.dumps(traced, indent=1) + "\n")
 
 
 def main() -> None:

@@ -6,6 +6,7 @@
     roofline([Point("copy", flops=1, bytes=4), Point("matmul", 2 * n**3, 6 * n**2, time_us=190)], gpu="h200", dtype="bf16")
 
 A point with a time is a full dot where it lies; one without is a ring on the roof, the best that it could do.
+`model_roofline("llama3-8b", tokens=4096, phase="decode")` places the operations of a model.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import ipywidgets as widgets
 import traitlets
 
 from gpukit import hardware
-from gpukit.accounting.roofline import Point, attainable, limit
-from gpukit.widgets import board, style
+from gpukit.accounting import models, pencil
+from gpukit.accounting.arguments import whole
+from gpukit.accounting.roofline import Point, attainable, least_us, limit, model_points
+from gpukit.widgets import board, calculator, style
 from gpukit.widgets.board import Box, Dot, Line, Shape, Words
+from gpukit.widgets.calculator import Answer, Calculator
 
 MAX_POINTS = 12
 _WIDTH, _HEIGHT = 800, 440
@@ -125,6 +129,64 @@ def roofline(points: Sequence[Point], gpu: str = "h200", dtype: str = "bf16") ->
         raise ValueError(f"roofline: points must be 1 to {MAX_POINTS} kernels, got {len(points)}")
     hardware.gpu(gpu).peak(dtype)
     return RooflineView(points, gpu, dtype)
+
+
+PHASES = ("prefill", "decode")
+
+
+class ModelRoofline(Calculator):
+    """A model's operations below a GPU's roof. Traits, all text: model, phase, batch, tokens, gpu, dtype."""
+
+    title = "roofline of a model"
+    model = traitlets.Unicode()
+    phase = traitlets.Unicode()
+    batch = traitlets.CUnicode()
+    tokens = traitlets.CUnicode()
+    gpu = traitlets.Unicode()
+    dtype = traitlets.Unicode()
+
+    def __init__(self, **start):
+        fields = {
+            "model": calculator.menu("model", models.PRESETS, 170),
+            "phase": calculator.menu("phase", PHASES, 130),
+            "batch": calculator.field("batch", 110),
+            "tokens": calculator.field("tokens", 120),
+            "gpu": calculator.menu("GPU", [g.key for g in hardware.GPUS], 150),
+            "dtype": calculator.menu("dtype", ("bf16", "fp16", "fp8"), 110),
+        }
+        super().__init__(fields, **start)
+
+    def answer(self, **values: str) -> Answer:
+        batch, tokens = pencil.count(values["batch"], "batch"), pencil.count(values["tokens"], "tokens")
+        gpu, dtype, decode = hardware.gpu(values["gpu"]), values["dtype"], values["phase"] == "decode"
+        gpu.peak(dtype)
+        new, past = (1, whole("roofline", "tokens", tokens, 1, 10**12) - 1) if decode else (tokens, 0)
+        points = model_points(values["model"], batch, new, past=past, dtype=dtype, together=True)
+        took = least_us(points, gpu, dtype)
+        rate = style.number(batch * new / took * 1e6)
+        longest = max(points, key=lambda point: point.least_us(gpu, dtype))
+        share = longest.least_us(gpu, dtype) / took
+        head = f"{values['model']}, {values['phase']}, {batch:,} x {tokens:,} tokens"
+        total = f"at least {style.number(took / 1e3)} ms, at most {rate} tokens/s; {share:.0%} of it {longest.name}"
+        shapes = [*_shapes(points, gpu.key, dtype), Words(_RIGHT, 16, head, "right"), Words(_RIGHT, 36, total, "right")]
+        return Answer(shapes, _HEIGHT, f"{head}, modelled: {total}. {_sentence(points, gpu.key, dtype)}")
+
+
+def model_roofline(
+    model: str = "llama3-8b", batch: int | str = 1, tokens: int | str = 4096, phase: str = "prefill", gpu: str = "h200",
+    dtype: str = "bf16",
+) -> ModelRoofline:  # fmt: skip
+    """Place a model's operations under the roof of `gpu`, all layers together: a prefill of `tokens`, or a decode step with
+    that many, the new one included. Raises ValueError for what cannot be calculated."""
+    if phase not in PHASES:
+        raise ValueError(f"model_roofline: phase must be one of {', '.join(PHASES)}, got {phase!r}")
+    start = {
+        "model": models.preset(model).name, "phase": phase, "batch": str(batch), "tokens": str(tokens),
+        "gpu": hardware.gpu(gpu).key, "dtype": dtype,
+    }  # fmt: skip
+    view = ModelRoofline(**start)
+    view.answer(**start)
+    return view
 
 
 def _sentence(points: Sequence[Point], key: str, dtype: str) -> str:

@@ -132,6 +132,19 @@ def label(ax: Axes, x: float, y: float, text: str, *, dx: float = 6, dy: float =
     return ax.annotate(text, (x, y), (dx, dy), textcoords="offset points", **options)
 
 
+def names(ax: Axes, ends: Sequence[tuple[tuple[float, float], str]], **style: Any) -> None:
+    """Write each line's name beside its end, (point, name), as high as it lies but never two on each other. Call it last:
+    it needs the limits of the axes."""
+    points_high = 0.72 * 72 * ax.figure.get_size_inches()[1] / ax.get_subplotspec().get_gridspec().nrows
+    to_share = ax.transScale + ax.transLimits
+    above = math.inf
+    for point, name in sorted(ends, key=lambda end: -end[0][1]):
+        height = to_share.transform(point)[1]
+        place = min(height, above - 13 / points_high)
+        label(ax, *point, name, dx=8, dy=(place - height) * points_high, va="center", **style)
+        above = place
+
+
 def png(fig: Figure) -> bytes:
     """The figure as a PNG, the same bytes for the same figure. Raises ValueError where it takes more than 100 kB."""
     with use():

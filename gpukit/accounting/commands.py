@@ -1,0 +1,80 @@
+"""The commands `gpukit memory` and `gpukit flops`: their options, and the lines that they print."""
+
+from __future__ import annotations
+
+import argparse
+
+from gpukit.accounting import memory, models, pencil
+
+_SEQ = "tokens of a sequence (default: 4096, or the model's own length if that is less)"
+
+
+def memory_command(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` its options, and `lines`, which makes the answer of them. It raises ValueError for a bad one."""
+    _model(parser, f"one of {', '.join(models.PRESETS)}")
+    parser.add_argument("--batch", default="1", metavar="N", help="sequences of one step, over all GPUs (default: 1)")
+    parser.add_argument("--seq", metavar="N", help=_SEQ)
+    parser.add_argument("--gpus", default="1xh100", metavar="NxGPU", help="for instance 8xh100 (default: 1xh100)")
+    parser.add_argument("--tensor", metavar="N", help="GPUs that divide each matrix (default: 1; serving: all)")
+    parser.add_argument("--pipeline", default="1", metavar="N", help="stages of layers (default: 1)")
+
+    train = parser.add_argument_group("training")
+    train.add_argument("--recipe", default="bf16-adamw", metavar="NAME", help=f"one of {', '.join(memory.RECIPES)}")
+    train.add_argument("--zero", default="0", metavar="STAGE", help="0 to 3 (default: 0)")
+    train.add_argument(
+        "--sequence-parallel", action="store_true", help="--tensor divides what lies between matrices too"
+    )
+    train.add_argument("--micro-batches", default="1", metavar="N", help="forward passes of a step (default: 1)")
+    train.add_argument("--attention", default="flash", metavar="KIND", help="flash (default) or eager")
+    train.add_argument("--recompute", default="none", metavar="WHAT", help="none (default), selective or full")
+    train.add_argument("--dropout", action="store_true", help="with dropout")
+
+    serve = parser.add_argument_group("serving")
+    serve.add_argument("--serve", action="store_true", help="weights and KV cache instead of a training step")
+    serve.add_argument("--weights", default="bf16", metavar="DTYPE", help="of the weights (default: bf16)")
+    serve.add_argument("--cache", default="bf16", metavar="DTYPE", help="of the KV cache (default: bf16)")
+    parser.set_defaults(lines=_memory)
+
+
+def _memory(args: argparse.Namespace) -> list[str]:
+    batch = pencil.count(args.batch, "--batch")
+    usual = pencil.usual_length(models.preset(args.model))
+    tokens = usual if args.seq is None else pencil.count(args.seq, "--seq")
+    pipeline = pencil.count(args.pipeline, "--pipeline")
+    tensor = None if args.tensor is None else pencil.count(args.tensor, "--tensor")
+    if args.serve:
+        layout = {"tensor": tensor, "pipeline": pipeline}
+        return pencil.inference_lines(
+            args.model, batch, tokens, args.gpus, weights=args.weights, cache=args.cache, **layout
+        )
+    return pencil.memory_lines(
+        args.model, batch, tokens, args.gpus, recipe=args.recipe, zero=pencil.count(args.zero, "--zero"), tensor=tensor or 1,
+        pipeline=pipeline, sequence_parallel=args.sequence_parallel, attention=args.attention, recompute=args.recompute,
+        micro_batches=pencil.count(args.micro_batches, "--micro-batches"), dropout=args.dropout,
+    )  # fmt: skip
+
+
+def flops_command(parser: argparse.ArgumentParser) -> None:
+    """As `memory_command`."""
+    _model(parser, f"a number of parameters such as 70B, or one of {', '.join(models.PRESETS)}")
+    parser.add_argument("--tokens", required=True, metavar="N", help="that the model is trained on, for instance 15T")
+    parser.add_argument("--gpus", default="1xh100", metavar="NxGPU", help="for instance 1024xh100 (default: 1xh100)")
+    parser.add_argument("--mfu", default="0.4", metavar="SHARE", help="of the dense peak, above 0 to 1 (default: 0.4)")
+    parser.add_argument("--seq", metavar="N", help=_SEQ)
+    parser.add_argument("--dtype", default="bf16", help="whose peak is meant (default: bf16)")
+    parser.add_argument("--watts", metavar="W", help="of one GPU and its share of the rest, for the energy")
+    parser.add_argument("--price", metavar="P", help="of a GPU-hour, in any currency")
+    parser.set_defaults(lines=_flops)
+
+
+def _flops(args: argparse.Namespace) -> list[str]:
+    seq = None if args.seq is None else pencil.count(args.seq, "--seq")
+    texts = {name: getattr(args, name) for name in ("mfu", "watts", "price")}
+    given = {name: None if text is None else pencil.real(text, f"--{name}") for name, text in texts.items()}
+    return pencil.flops_lines(
+        args.model, pencil.count(args.tokens, "--tokens"), args.gpus, seq=seq, dtype=args.dtype, **given
+    )
+
+
+def _model(parser: argparse.ArgumentParser, words: str) -> None:
+    parser.add_argument("--model", required=True, metavar="NAME", help=words)

@@ -1,0 +1,138 @@
+"""What the kernels of this folder share: the tensors they take, a tensor as rows, sums over columns."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@triton.jit
+def column_sums_kernel(
+    partial_ptr, out_ptr,
+    P, N,
+    BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    offs_p = tl.arange(0, BLOCK_P)[:, None]
+    acc = tl.zeros([BLOCK_P, BLOCK_N], ACC)
+    for start in tl.range(0, P, BLOCK_P):
+        offs = (start + offs_p).to(tl.int64) * N + offs_n
+        acc += tl.load(partial_ptr + offs, mask=(start + offs_p < P) & (offs_n < N), other=0.0)
+    tl.store(out_ptr + offs_n, tl.sum(acc, axis=0, keep_dims=True), mask=offs_n < N)
+
+
+INTERPRETED = not isinstance(column_sums_kernel, triton.JITFunction)
+
+
+def column_sums(partial: Tensor, like: Tensor) -> Tensor:
+    """The sums over the rows of partial [P, N], as a tensor like `like` [N]. Always in the same order."""
+    out = empty(like)
+    config = {"BLOCK_P": 128, "BLOCK_N": 32, "num_warps": 8}
+    P, N = partial.shape
+    column_sums_kernel[(-(-N // config["BLOCK_N"]),)](partial, out, P, N, ACC=acc_dtype(partial.dtype), **config)
+    return out
+
+
+def acc_dtype(dtype: torch.dtype) -> tl.dtype:
+    """What sums are kept in."""
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def torch_acc_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def empty(x: Tensor) -> Tensor:
+    """Room for a result of x's shape, dtype and device: contiguous, whatever x is."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def as_rows(x: Tensor, copy_interleaved: bool = False) -> Tensor:
+    """x [..., N] as [M, N]: a view where the strides allow it, else a copy.
+
+    Rows that span 2^31 elements are copied, because offsets within a row are int32. So are interleaved rows (those of a
+    transposed matrix) if asked for: each element of one row fetches a sector of 32 bytes.
+    """
+    if x.ndim != 2:
+        x = x.reshape(-1, x.shape[-1])
+    stride_m, stride_n = x.stride()
+    if x.shape[1] * stride_n >= 2**31 or (0 < stride_m < stride_n and copy_interleaved):
+        return x.contiguous()
+    return x
+
+
+# What a grid of a fixed size is made for in the interpreter, as torch.cuda.get_device_properties would say it;
+# gpukit.tracing sets it.
+imagined = None
+
+
+@cache
+def _properties(device: torch.device):
+    return torch.cuda.get_device_properties(device)
+
+
+def properties(device: torch.device):
+    """The GPU's properties; in the interpreter those of `imagined`, None where there is none."""
+    return _properties(device) if device.type == "cuda" else imagined
+
+
+def multiprocessors(device: torch.device) -> int:
+    """SMs of a GPU. In the interpreter 2, unless a GPU is imagined, so that a grid of a fixed size is one there too."""
+    gpu = properties(device)
+    return gpu.multi_processor_count if gpu else 2
+
+
+def check(op: str, **tensors: Tensor) -> None:
+    """Raise TypeError or ValueError unless each tensor has a dtype, a rank and a device that the kernels can take."""
+    for name, x in tensors.items():
+        if x.dtype not in DTYPES:
+            raise TypeError(f"{op}: {name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
+        if x.ndim == 0:
+            raise ValueError(f"{op}: {name} must have at least one dimension, got a scalar of shape []")
+        if not (x.is_cuda or (INTERPRETED and x.is_cpu)):
+            raise ValueError(
+                f"{op}: {name} is on {x.device}; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1 before Python "
+                "starts and a CPU tensor"
+            )
+
+
+def check_alike(op: str, name: str, x: Tensor, of: str, other: Tensor) -> None:
+    """Raise unless x, the argument called `name`, has the shape, dtype and device of the one called `of`."""
+    if x.shape != other.shape:
+        raise ValueError(f"{op}: {name} must have the shape of {of}, {list(other.shape)}, got {list(x.shape)}")
+    if x.dtype != other.dtype:
+        raise TypeError(f"{op}: {name} must have the dtype of {of}, {other.dtype}, got {x.dtype}")
+    check_device(op, name, x, of, other)
+
+
+def check_vector(op: str, name: str, vector: Tensor, x: Tensor) -> None:
+    """Raise unless `vector` has one element for each column of x, on x's device. Its dtype may be another."""
+    check(op, **{name: vector})
+    if vector.shape != x.shape[-1:]:
+        raise ValueError(
+            f"{op}: {name} must have the shape [{x.shape[-1]}] of x's last dimension, got {list(vector.shape)}"
+        )
+    check_device(op, name, vector, "x", x)
+
+
+def check_device(op: str, name: str, x: Tensor, of: str, other: Tensor) -> None:
+    if x.device != other.device:
+        raise ValueError(f"{op}: {name} is on {x.device}, {of} on {other.device}; they must be on one device")
+
+
+def differentiable(fn: Callable, inputs: Sequence[Tensor | None], upstream: Sequence[Tensor | None]) -> list:
+    """The gradients of fn(*inputs) through PyTorch's own operations, which can be differentiated once more: what a
+    backward pass returns under create_graph=True. None where an input is None or needs no gradient."""
+    # Views, so that an input which was computed from another one still counts as independent of it.
+    inputs = [None if x is None else x.view_as(x) for x in inputs]
+    outputs = fn(*inputs)
+    pairs = zip(outputs if isinstance(outputs, tuple) else (outputs,), upstream, strict=True)
+    outputs, upstream = zip(*(pair for pair in pairs if pair[1] is not None), strict=True)
+    wanted = [x for x in inputs if x is not None and x.requires_grad]
+    gradients = iter(torch.autograd.grad(outputs, wanted, upstream, create_graph=True, allow_unused=True))
+    return [next(gradients) if x is not None and x.requires_grad else None for x in inputs]

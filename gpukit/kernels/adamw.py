@@ -1,0 +1,390 @@
+"""AdamW, all tensors of a parameter group in one launch.
+
+With gradient g, at step t:
+    m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2
+    p = (1 - lr wd) p - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
+Traffic in float32: p, m and v read and written, g read, 28 bytes a parameter, the least possible. With bfloat16 weights
+and gradients and a float32 master copy it is 28 as well, with stochastic rounding in place of the master 22.
+
+The kernel finds its tensors in a table of addresses, so that 2,000 small tensors cost one launch, as one large tensor
+does. Step counts stay on the device: a step can be captured in a CUDA graph, or skipped without the CPU knowing.
+
+Limits: no amsgrad, no sparse or complex gradients; a parameter must fill its memory, in any order of dimensions.
+Sources: https://arxiv.org/abs/1711.05101 (AdamW); torch.optim.AdamW, with which state_dicts can be exchanged;
+https://arxiv.org/abs/2010.06192 (stochastic rounding of bfloat16 weights).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpukit.kernels._rows import INTERPRETED, acc_dtype
+
+BLOCK, NUM_WARPS = 1024, 4
+# A tensor's row in the table: the addresses of the parameter, its gradient, m, v and the master copy, its number of
+# elements, and the number of its first block.
+COLUMNS = 7
+
+
+@triton.jit
+def _find(table_ptr, block_ptr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """Which tensor this program works on, its row of the table, its first element there, and how many there are."""
+    tensor = tl.load(block_ptr + tl.program_id(0))
+    row_ptr = table_ptr + tensor * COLUMNS
+    return tensor, row_ptr, (tl.program_id(0) - tl.load(row_ptr + 6)) * BLOCK, tl.load(row_ptr + 5)
+
+
+@triton.jit
+def _pointer(row_ptr, column: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    """The address in that column. That 16 divides it has to be said, as the compiler sees a number from memory."""
+    return tl.multiple_of(tl.load(row_ptr + column).to(tl.pointer_type(DTYPE)), 16 if ALIGNED else 1)
+
+
+@triton.jit
+def _one_minus_power(log_b, t):
+    """1 - b^t; by the series of 1 - e^y where b^t is nearly 1, as 0.999^1 is, and a difference would lose its digits."""
+    y = log_b * t
+    series = -y * (1 + y / 2 * (1 + y / 3 * (1 + y / 4 * (1 + y / 5 * (1 + y / 6 * (1 + y / 7))))))
+    return tl.where(y > -0.25, series, 1 - tl.exp(y))
+
+
+@triton.jit
+def _round_stochastically(x, seed, offs):
+    """float32 to bfloat16, up or down, on average x: 16 random bits are added to the 16 that are then cut off."""
+    noise = tl.randint(seed, offs, n_rounds=6).to(tl.uint32, bitcast=True) & 0xFFFF
+    rounded = ((x.to(tl.uint32, bitcast=True) + noise) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(x) < float("inf"), rounded, x).to(tl.bfloat16)
+
+
+@triton.jit
+def _update(
+    p_ptr, g_ptr, m_ptr, v_ptr, w_ptr, offs, mask,
+    decay, step_size, root, new_m, new_v, eps, scale, seed,
+    MASTER: tl.constexpr, STOCHASTIC: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """One block. w_ptr: the weights that are updated, the parameter itself or its master copy."""
+    g = tl.load(g_ptr + offs, mask=mask, other=0.0).to(ACC) * scale
+    m = tl.load(m_ptr + offs, mask=mask, other=0.0).to(ACC)
+    v = tl.load(v_ptr + offs, mask=mask, other=0.0).to(ACC)
+    w = tl.load(w_ptr + offs, mask=mask, other=0.0).to(ACC)
+    m += new_m * (g - m)
+    v += new_v * (g * g - v)
+    w = w * decay - step_size * m / (tl.sqrt(v) / root + eps)
+    tl.store(m_ptr + offs, m, mask=mask)
+    tl.store(v_ptr + offs, v, mask=mask)
+    if MASTER:
+        tl.store(w_ptr + offs, w, mask=mask)
+    if STOCHASTIC:
+        tl.store(p_ptr + offs, _round_stochastically(w, seed, offs.to(tl.int32)), mask=mask)
+    else:
+        tl.store(p_ptr + offs, w, mask=mask)
+
+
+@triton.jit
+def adamw_kernel(
+    tensors, table_ptr, block_ptr, step_ptr, lr_ptr, scale_ptr, skip_ptr,
+    lr, new_m, new_v, log_beta1, log_beta2, eps, weight_decay, sign, seed,
+    P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr, S_DTYPE: tl.constexpr, ACC: tl.constexpr,
+    MASTER: tl.constexpr, STOCHASTIC: tl.constexpr,
+    COLUMNS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One block of one tensor. scale_ptr: what the gradients are multiplied with; skip_ptr: not 0, nothing changes."""
+    if skip_ptr is not None:
+        if tl.load(skip_ptr) != 0:
+            return
+    tensor, row_ptr, start, n = _find(table_ptr, block_ptr, COLUMNS, BLOCK)
+    p_ptr = _pointer(row_ptr, 0, P_DTYPE, ALIGNED)
+    g_ptr = _pointer(row_ptr, 1, G_DTYPE, ALIGNED)
+    m_ptr = _pointer(row_ptr, 2, S_DTYPE, ALIGNED)
+    v_ptr = _pointer(row_ptr, 3, S_DTYPE, ALIGNED)
+    w_ptr = _pointer(row_ptr, 4, S_DTYPE, ALIGNED) if MASTER else p_ptr
+    if lr_ptr is not None:
+        lr = tl.load(lr_ptr)
+    if scale_ptr is not None:
+        sign *= tl.load(scale_ptr)
+    t = tl.load(step_ptr + tensor) + 1
+    seed += tensor * 65_537 + t.to(tl.int32) * 7_919  # a stream of random numbers of its own, in which elements count
+    # A Python number arrives in float32, where 1 - 0.999 would have four digits: 1 - beta is computed by the launcher.
+    step_size = lr / _one_minus_power(log_beta1, t)
+    root = tl.sqrt(_one_minus_power(log_beta2, t))
+    decay = 1 - lr * weight_decay
+    offs = start + tl.arange(0, BLOCK)
+    # All blocks but a tensor's last are whole. A mask made from a number in memory would cost them their wide loads.
+    if start + BLOCK <= n:
+        _update(
+            p_ptr, g_ptr, m_ptr, v_ptr, w_ptr, offs, tl.full([BLOCK], True, tl.int1),
+            decay, step_size, root, new_m, new_v, eps, sign, seed, MASTER, STOCHASTIC, ACC,
+        )  # fmt: skip
+    else:
+        _update(
+            p_ptr, g_ptr, m_ptr, v_ptr, w_ptr, offs, offs < n,
+            decay, step_size, root, new_m, new_v, eps, sign, seed, MASTER, STOCHASTIC, ACC,
+        )  # fmt: skip
+
+
+@triton.jit
+def square_sums_kernel(
+    tensors, table_ptr, block_ptr, out_ptr,
+    G_DTYPE: tl.constexpr, ACC: tl.constexpr,
+    COLUMNS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sum of the squares of each block's gradients."""
+    _, row_ptr, start, n = _find(table_ptr, block_ptr, COLUMNS, BLOCK)
+    offs = start + tl.arange(0, BLOCK)
+    g = tl.load(_pointer(row_ptr, 1, G_DTYPE, ALIGNED) + offs, mask=offs < n, other=0.0).to(ACC)
+    tl.store(out_ptr + tl.program_id(0), tl.sum(g * g, axis=0))
+
+
+class _Bucket:
+    """The parameters of a group that one launch serves: one device, one dtype of weights, one of gradients."""
+
+    def __init__(self, params: list[Tensor], states: list[dict], grad_dtype: torch.dtype):
+        self.params, self.states, self.device = params, states, params[0].device
+        self.dtype, self.grad_dtype, self.state_dtype = params[0].dtype, grad_dtype, states[0]["exp_avg"].dtype
+        # One tensor for all step counts; each parameter's own, as PyTorch wants it, is a view of one element.
+        steps = [torch.as_tensor(state["step"], dtype=torch.float32, device=self.device) for state in states]
+        self.steps = torch.stack(steps)
+        for state, step in zip(states, self.steps, strict=True):
+            state["step"] = step
+        sizes = np.array([p.numel() for p in params], dtype=np.int64)
+        blocks = -(-sizes // BLOCK)
+        self.blocks = int(blocks.sum())
+        self.owner = torch.from_numpy(np.repeat(np.arange(len(params), dtype=np.int32), blocks)).to(self.device)
+        self.rows = np.zeros((len(params), COLUMNS), dtype=np.int64)
+        for column, name in ((2, "exp_avg"), (3, "exp_avg_sq"), (4, "master")):
+            self.rows[:, column] = [state[name].data_ptr() if name in state else 0 for state in states]
+        self.rows[:, 5], self.rows[:, 6] = sizes, np.cumsum(blocks) - blocks
+        self.table = torch.empty(self.rows.shape, dtype=torch.int64, device=self.device)
+        # A graph copies from here whenever it is replayed, and nothing can be allocated while it is captured.
+        self.captured = torch.empty(self.rows.shape, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        self.addresses: list[int] = []
+        self.grads: list[Tensor] = []
+
+    def refresh(self) -> None:
+        """Bring gradients and addresses up to date. Gradients are allocated anew in most steps, often where they were."""
+        self.grads = [
+            g if g.stride() == p.stride() else torch.empty_like(p, dtype=g.dtype).copy_(g)
+            for p, g in ((p, p.grad) for p in self.params)
+        ]
+        addresses = [t.data_ptr() for t in (*self.params, *self.grads)]
+        if addresses == self.addresses:
+            return
+        self.addresses = addresses
+        self.rows[:, :2] = np.array(addresses).reshape(2, -1).T
+        self.aligned = not (self.rows[:, :5] % 16).any()
+        host = torch.from_numpy(self.rows)
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            host = self.captured.copy_(host)
+        elif self.device.type == "cuda":
+            host = host.pin_memory()
+        self.table.copy_(host, non_blocking=True)
+
+    def launch(self, kernel, *args, **constants) -> None:
+        # In the interpreter every tensor is an argument as well: it refuses addresses that it does not know.
+        known = (*self.params, *self.grads, *(t for s in self.states for t in s.values())) if INTERPRETED else None
+        if self.blocks:
+            with torch.cuda.device_of(self.table):
+                kernel[(self.blocks,)](
+                    known, self.table, self.owner, *args, COLUMNS=COLUMNS, ALIGNED=self.aligned, BLOCK=BLOCK,
+                    num_warps=NUM_WARPS, **constants,
+                )  # fmt: skip
+
+
+_TL = {
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+}
+
+
+class AdamW(torch.optim.Optimizer):
+    """AdamW with decoupled weight decay, as torch.optim.AdamW, in one launch per device and dtype of a group.
+
+    params          tensors or groups: float32, float64, float16 or bfloat16, one or many devices
+    lr              a number, or a scalar tensor on the parameters' device (for CUDA graphs with a schedule)
+    betas, eps, weight_decay, maximize    as in PyTorch; amsgrad is refused
+    max_norm        clip the gradients of all groups to this norm together, as torch.nn.utils.clip_grad_norm_ does, but
+                    without writing them: the gradients stay as they are
+    master_weights  16-bit weights: update a float32 copy in state["master"] and round it to the weights. m and v are
+                    float32
+    stochastic_rounding, seed   bfloat16 weights: no copy; the update is rounded up or down at random, so that updates
+                    smaller than a rounding are not lost on average. m and v are float32. The same seed, the same result
+    Without either, m and v have the weights' dtype, as in PyTorch.
+
+    Parameters without gradients are left alone, and NaN in a gradient reaches its parameters, as in PyTorch; under
+    torch.amp.GradScaler the gradients are unscaled on the way and a step with an infinite one is skipped, without waiting
+    for the GPU. state_dicts can be exchanged with torch.optim.AdamW (a master copy is ignored there).
+
+    Raises ValueError for options out of range, TypeError and ValueError for parameters and gradients it does not take.
+    """
+
+    _step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves its scale in self.grad_scale, self.found_inf
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        max_norm: float | None = None,
+        master_weights: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+    ):
+        if amsgrad:
+            raise ValueError("AdamW: amsgrad=True is not supported here; use torch.optim.AdamW")
+        if isinstance(lr, Tensor) and lr.numel() != 1:
+            raise ValueError(f"AdamW: lr must be a number or a tensor of one element, got shape {list(lr.shape)}")
+        for name, value, top in (
+            ("lr", lr, math.inf),
+            ("eps", eps, math.inf),
+            ("weight_decay", weight_decay, math.inf),
+        ):
+            if not isinstance(value, Tensor) and not 0 <= value < top:
+                raise ValueError(f"AdamW: {name} must be 0 or more and finite, got {value}")
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"AdamW: betas must be two numbers in [0, 1), got {betas}")
+        if max_norm is not None and not 0 < max_norm < math.inf:
+            raise ValueError(f"AdamW: max_norm must be positive and finite, got {max_norm}")
+        if master_weights and stochastic_rounding:
+            raise ValueError("AdamW: master_weights and stochastic_rounding are two ways to the same end; choose one")
+        self.max_norm, self.seed = max_norm, seed
+        defaults = {
+            "lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "amsgrad": False,
+            "maximize": maximize, "capturable": capturable, "foreach": None, "differentiable": False, "fused": None,
+            "master_weights": master_weights, "stochastic_rounding": stochastic_rounding,
+        }  # fmt: skip
+        super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # what torch.optim.AdamW's state does not say
+            if group.get("amsgrad"):
+                raise ValueError("AdamW: amsgrad=True is not supported here; this state needs torch.optim.AdamW")
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+        self._buckets: dict = {}
+
+    def add_param_group(self, param_group: dict) -> None:
+        super().add_param_group(param_group)
+        self._buckets = {}
+        for p in self.param_groups[-1]["params"]:
+            if p.dtype not in _TL:
+                raise TypeError(f"AdamW: parameters must be float32, float64, float16 or bfloat16, got {p.dtype}")
+            if not (p.is_cuda or INTERPRETED):
+                raise ValueError(
+                    f"AdamW: a parameter is on {p.device}; Triton needs CUDA tensors here, or TRITON_INTERPRET=1 before "
+                    "Python starts"
+                )
+            if self.param_groups[-1]["stochastic_rounding"] and p.dtype in (torch.float16, torch.float64):
+                raise TypeError(f"AdamW: stochastic_rounding is for bfloat16 parameters, got {p.dtype}")
+            if p.numel() and not torch.empty_like(p).stride() == p.stride():
+                raise ValueError(
+                    f"AdamW: a parameter of shape {list(p.shape)} has strides {p.stride()}, with gaps or overlaps in "
+                    "memory; make it contiguous"
+                )
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        super().load_state_dict(state_dict)
+        # The base class gives all states the weights' dtype; m, v and master of 16-bit weights are float32 here.
+        numbers = [i for group in state_dict["param_groups"] for i in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        for i, p in zip(numbers, params, strict=True):
+            for name, value in state_dict["state"].get(i, {}).items():
+                if name in ("exp_avg", "exp_avg_sq", "master") and isinstance(value, Tensor):
+                    self.state[p][name] = torch.empty_like(p, dtype=value.dtype).copy_(value)
+        self._buckets = {}
+
+    def _state(self, p: Tensor, group: dict) -> dict:
+        state = self.state[p]
+        wide = p.dtype in (torch.bfloat16, torch.float16) and (group["master_weights"] or group["stochastic_rounding"])
+        dtype = torch.float32 if wide else p.dtype
+        if "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+            state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(p, dtype=dtype) for _ in range(2))
+        for name in ("exp_avg", "exp_avg_sq"):
+            if state[name].dtype != dtype:
+                state[name] = state[name].to(dtype)
+        if group["master_weights"] and wide and "master" not in state:
+            state["master"] = p.detach().to(torch.float32, copy=True)
+        return state
+
+    def _collect(self, index: int, group: dict) -> list[_Bucket]:
+        """The buckets of a group, with the gradients of this step."""
+        with_grad = [p for p in group["params"] if p.grad is not None]
+        known = self._buckets.get(index)
+        if known is None or known[0] != [(id(p), p.grad.dtype) for p in with_grad]:
+            parts: dict[tuple, list[Tensor]] = {}
+            for p in with_grad:
+                if p.grad.is_sparse:
+                    raise TypeError("AdamW: sparse gradients are not supported; use torch.optim.SparseAdam")
+                parts.setdefault((p.device, p.dtype, p.grad.dtype), []).append(p)
+            buckets = [_Bucket(ps, [self._state(p, group) for p in ps], key[2]) for key, ps in parts.items()]
+            known = self._buckets[index] = [(id(p), p.grad.dtype) for p in with_grad], buckets
+        for bucket in known[1]:
+            bucket.refresh()
+        return known[1]
+
+    def _scale(self, buckets: list[_Bucket], device: torch.device) -> Tensor | None:
+        """What the gradients are multiplied with: the inverse of a GradScaler's scale, and the clipping of their norm."""
+        grad_scale = getattr(self, "grad_scale", None)
+        scale = None if grad_scale is None else 1 / grad_scale.to(device)
+        if self.max_norm is None:
+            return scale
+        squares = []
+        for bucket in buckets:
+            acc = torch.float64 if bucket.grad_dtype == torch.float64 else torch.float32
+            out = torch.empty(bucket.blocks, dtype=acc, device=bucket.device)
+            bucket.launch(square_sums_kernel, out, G_DTYPE=_TL[bucket.grad_dtype], ACC=acc_dtype(bucket.grad_dtype))
+            squares.append(out.sum().to(device))
+        norm = torch.stack(squares).sum().sqrt()
+        norm = norm if scale is None else norm * scale
+        clip = (self.max_norm / (norm + 1e-6)).clamp(max=1.0)
+        return clip if scale is None else clip * scale
+
+    @torch.no_grad()
+    def step(self, closure: Callable | None = None):
+        """One update of all parameters with gradients. Returns what `closure`, if given, returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        groups = [(group, self._collect(i, group)) for i, group in enumerate(self.param_groups)]
+        buckets = [bucket for _, own in groups for bucket in own]
+        found_inf = getattr(self, "found_inf", None)
+        scales: dict[torch.device, Tensor | None] = {}
+        for group, own in groups:
+            beta1, beta2 = group["betas"]
+            for bucket in own:
+                if bucket.device not in scales:
+                    scales[bucket.device] = self._scale(buckets, bucket.device)
+                skip = None if found_inf is None else found_inf.to(bucket.device)
+                lr = group["lr"]
+                on_device = isinstance(lr, Tensor)
+                bucket.launch(
+                    adamw_kernel, bucket.steps, lr.to(bucket.device) if on_device else None, scales[bucket.device], skip,
+                    0.0 if on_device else lr, 1 - beta1, 1 - beta2, math.log(beta1) if beta1 else -1e30,
+                    math.log(beta2) if beta2 else -1e30, group["eps"], group["weight_decay"],
+                    -1.0 if group["maximize"] else 1.0, self.seed,
+                    P_DTYPE=_TL[bucket.dtype], G_DTYPE=_TL[bucket.grad_dtype], S_DTYPE=_TL[bucket.state_dtype],
+                    ACC=acc_dtype(bucket.dtype), MASTER="master" in bucket.states[0],
+                    STOCHASTIC=bool(group["stochastic_rounding"]) and bucket.dtype == torch.bfloat16,
+                )  # fmt: skip
+                if skip is None:
+                    bucket.steps += 1
+                else:
+                    bucket.steps += (skip == 0).to(bucket.steps.dtype)
+        return loss

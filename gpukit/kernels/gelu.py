@@ -1,0 +1,394 @@
+"""GELU, bias + GELU and SwiGLU, and their gradients: one pass over memory each.
+
+    gelu(x) = x Phi(x), Phi the normal distribution's cumulative function; tanh form: x sigmoid(2 u(x))
+    bias_gelu(x, bias) = gelu(x + bias)                 swiglu(gate, up) = gate sigmoid(gate) up
+
+Traffic for M rows of N: GELU with or without bias one read and one write, backward two reads and one write; SwiGLU two
+reads and one write, backward three reads and two writes: the least possible. Backward passes compute again what they
+need from the inputs: nothing but the inputs is kept. The bias' gradient adds float32 rows, one for each program in a
+column: a fixed grid of programs sums whole columns of its rows, then a second kernel sums theirs, in a fixed order.
+
+Sources: Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415; Shazeer 2020, https://arxiv.org/abs/2002.05202;
+Abramowitz and Stegun 1964, formula 7.1.26, https://personal.math.ubc.ca/~cbm/aands/page_299.htm
+"""
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpukit.kernels._rows import (
+    acc_dtype,
+    as_rows,
+    check,
+    check_alike,
+    check_vector,
+    column_sums,
+    differentiable,
+    empty,
+    multiprocessors,
+    torch_acc_dtype,
+)
+
+
+@triton.jit
+def _reciprocal(d):
+    """1 / d for d >= 1, in two instructions where a division takes eight. 0 from 1.8e19 on, where d * d is infinite."""
+    if d.dtype == tl.float64:
+        return 1.0 / d
+    return tl.rsqrt(d * d)
+
+
+@triton.jit
+def _sigmoid(x):
+    """1 / (1 + e^-x): 0 where e^-x overflows, without the NaN of e^x / (1 + e^x)."""
+    return _reciprocal(1.0 + tl.exp2(x * -1.4426950408889634))
+
+
+@triton.jit
+def _normal(x):
+    """Phi(-|x|), the tail of the normal distribution, and exp(-x^2 / 2).
+
+    float64 takes tl.erf. For the others that is too much work: 37 instructions an element, more than the arithmetic units
+    finish while the memory delivers it. This approximation of the tail, wrong by 7e-8 at most, takes 19, and it does not
+    cancel where x is very negative, as 1 + erf(x) does.
+    """
+    if x.dtype == tl.float64:
+        return 0.5 - 0.5 * tl.erf(tl.abs(x) * 0.7071067811865476), tl.exp(-0.5 * x * x)
+    t = _reciprocal(1.0 + 0.23164188827 * tl.abs(x))
+    poly = t * (0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145))))
+    density = tl.exp2(x * x * -0.7213475204444817)  # -0.5 log2(e)
+    return poly * density, density
+
+
+@triton.jit
+def _gelu(x, TANH: tl.constexpr):
+    if TANH:
+        # 0.5 (1 + tanh u) is sigmoid(2 u), with u = sqrt(2 / pi) (x + 0.044715 x^3)
+        return x * _sigmoid(x * (1.5957691216057308 + 0.0713548162726002 * x * x))
+    # x Phi(x) is x for positive x and 0 for negative, less |x| Phi(-|x|). The minimum: infinity is not to become NaN.
+    tail, _ = _normal(x)
+    return tl.maximum(x, 0.0) - tl.minimum(tl.abs(x), 100.0) * tail
+
+
+@triton.jit
+def _gelu_slope(x, TANH: tl.constexpr):
+    if TANH:
+        s = _sigmoid(x * (1.5957691216057308 + 0.0713548162726002 * x * x))
+        return s + x * s * (1.0 - s) * (1.5957691216057308 + 0.2140644488178008 * x * x)
+    tail, density = _normal(x)
+    return tl.where(x > 0, 1.0 - tail, tail) + x * density * 0.3989422804014327
+
+
+@triton.jit
+def _tile(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """This program's rows [BLOCK_M, 1] and columns [1, BLOCK_N], and which of them exist.
+
+    Both in int64: M and N are 1 and the number of elements if everything is contiguous.
+    """
+    blocks_n = tl.cdiv(N, BLOCK_N)
+    pid_m = (tl.program_id(0) // blocks_n).to(tl.int64)
+    pid_n = (tl.program_id(0) % blocks_n).to(tl.int64)
+    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    return offs_m, offs_n, (offs_m < M) & (offs_n < N)
+
+
+@triton.jit
+def gelu_fwd_kernel(
+    x_ptr, bias_ptr, y_ptr,
+    stride_xm, stride_xn,
+    M, N,
+    TANH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """One tile per program. bias_ptr: None without bias."""
+    offs_m, offs_n, mask = _tile(M, N, BLOCK_M, BLOCK_N)
+    x = tl.load(x_ptr + offs_m * stride_xm + offs_n * stride_xn, mask=mask).to(ACC)
+    if bias_ptr is not None:
+        x += tl.load(bias_ptr + offs_n, mask=offs_n < N).to(ACC)
+    tl.store(y_ptr + offs_m * N + offs_n, _gelu(x, TANH), mask=mask)
+
+
+@triton.jit
+def gelu_bwd_kernel(
+    dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr,
+    stride_dym, stride_dyn, stride_xm, stride_xn,
+    M, N,
+    TANH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_N columns per program, and every so many rows; partial [programs in a column, N]: the sums of dx over them.
+
+    bias_ptr and partial_ptr: None without bias.
+    """
+    blocks_n = tl.cdiv(N, BLOCK_N)
+    blocks_m = tl.num_programs(0) // blocks_n
+    pid_m = (tl.program_id(0) // blocks_n).to(tl.int64)
+    offs_n = (tl.program_id(0) % blocks_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    mask_n = offs_n < N
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + offs_n, mask=mask_n).to(ACC)
+        dbias = tl.zeros([BLOCK_M, BLOCK_N], ACC)
+    for start in tl.range(pid_m * BLOCK_M, M, blocks_m * BLOCK_M, num_stages=NUM_STAGES):
+        offs_m = tl.cast(start, tl.int64) + tl.arange(0, BLOCK_M)[:, None]
+        mask = (offs_m < M) & mask_n
+        x = tl.load(x_ptr + offs_m * stride_xm + offs_n * stride_xn, mask=mask, other=0.0).to(ACC)
+        dy = tl.load(dy_ptr + offs_m * stride_dym + offs_n * stride_dyn, mask=mask, other=0.0).to(ACC)
+        if bias_ptr is not None:
+            x += bias
+        dx = dy * _gelu_slope(x, TANH)
+        tl.store(dx_ptr + offs_m * N + offs_n, dx, mask=mask)
+        if bias_ptr is not None:
+            dbias += dx
+    if bias_ptr is not None:
+        tl.store(partial_ptr + pid_m * N + offs_n, tl.sum(dbias, axis=0, keep_dims=True), mask=mask_n)
+
+
+@triton.jit
+def swiglu_fwd_kernel(
+    gate_ptr, up_ptr, y_ptr,
+    stride_gm, stride_gn, stride_um, stride_un,
+    M, N,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    offs_m, offs_n, mask = _tile(M, N, BLOCK_M, BLOCK_N)
+    gate = tl.load(gate_ptr + offs_m * stride_gm + offs_n * stride_gn, mask=mask).to(ACC)
+    up = tl.load(up_ptr + offs_m * stride_um + offs_n * stride_un, mask=mask).to(ACC)
+    tl.store(y_ptr + offs_m * N + offs_n, gate * _sigmoid(gate) * up, mask=mask)
+
+
+@triton.jit
+def swiglu_bwd_kernel(
+    dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr,
+    stride_dym, stride_dyn, stride_gm, stride_gn, stride_um, stride_un,
+    M, N,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    offs_m, offs_n, mask = _tile(M, N, BLOCK_M, BLOCK_N)
+    dy = tl.load(dy_ptr + offs_m * stride_dym + offs_n * stride_dyn, mask=mask).to(ACC)
+    gate = tl.load(gate_ptr + offs_m * stride_gm + offs_n * stride_gn, mask=mask).to(ACC)
+    up = tl.load(up_ptr + offs_m * stride_um + offs_n * stride_un, mask=mask).to(ACC)
+    s = _sigmoid(gate)
+    silu = gate * s
+    tl.store(dgate_ptr + offs_m * N + offs_n, dy * up * (s + silu * (1.0 - s)), mask=mask)
+    tl.store(dup_ptr + offs_m * N + offs_n, dy * silu, mask=mask)
+
+
+def _tile_config(M: int, N: int, dtype: torch.dtype, thread_bytes: int) -> dict:
+    """Tiles of which each thread holds `thread_bytes` of each tensor, up to 1,024 columns wide if there are rows."""
+    elements = 128 * thread_bytes // dtype.itemsize
+    BLOCK_N = min(triton.next_power_of_2(N), elements if M == 1 else 1024)
+    return {"BLOCK_M": max(1, elements // BLOCK_N), "BLOCK_N": BLOCK_N, "ACC": acc_dtype(dtype), "num_warps": 4}
+
+
+def _fwd_config(M: int, N: int, dtype: torch.dtype) -> dict:
+    return _tile_config(M, N, dtype, thread_bytes=64)
+
+
+def _bwd_config(M: int, N: int, dtype: torch.dtype) -> dict:
+    return {**_tile_config(M, N, dtype, thread_bytes=32), "NUM_STAGES": 1}
+
+
+def _bias_bwd_config(M: int, N: int, dtype: torch.dtype) -> tuple[int, dict]:
+    """Programs on each SM, and the tile of one step of their loops. Rows that 16 does not divide cannot be loaded ahead
+    into shared memory, and loaded ahead into registers they do not fit."""
+    return 8, {**_tile_config(M, N, dtype, thread_bytes=32), "NUM_STAGES": 1 if N % 16 else 2}
+
+
+def _swiglu_config(M: int, N: int, dtype: torch.dtype) -> dict:
+    return _tile_config(M, N, dtype, thread_bytes=32)
+
+
+def _blocks(size: int, block: int) -> int:
+    return -(-size // block)  # rounds up; triton.cdiv costs the CPU 2 us
+
+
+def _grid(M: int, N: int, config: dict) -> tuple[int]:
+    return (_blocks(M, config["BLOCK_M"]) * _blocks(N, config["BLOCK_N"]),)
+
+
+def _views(*tensors: Tensor) -> list[Tensor]:
+    """As [1, elements] if all are contiguous, so that short and odd rows fill whole blocks too; else as rows."""
+    if all(x.is_contiguous() for x in tensors):
+        return [x.view(1, -1) for x in tensors]
+    return [as_rows(x, copy_interleaved=True) for x in tensors]
+
+
+def gelu_fwd(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+    y = empty(x)
+    if x.numel() == 0:
+        return y
+    x = _views(x)[0] if bias is None else as_rows(x, copy_interleaved=True)
+    bias = None if bias is None else bias.contiguous()
+    M, N = x.shape
+    config = _fwd_config(M, N, x.dtype)
+    with torch.cuda.device_of(x):
+        gelu_fwd_kernel[_grid(M, N, config)](x, bias, y, *x.stride(), M, N, TANH=approximate == "tanh", **config)
+    return y
+
+
+def gelu_bwd(dy: Tensor, x: Tensor, bias: Tensor | None, approximate: str) -> tuple[Tensor, Tensor | None]:
+    dx = empty(x)
+    if x.numel() == 0:
+        return dx, None if bias is None else torch.zeros_like(bias)
+    dtype, tanh = x.dtype, approximate == "tanh"
+    with torch.cuda.device_of(x):
+        if bias is None:
+            dy, x = _views(dy, x)
+            M, N = x.shape
+            config = _bwd_config(M, N, dtype)
+            gelu_bwd_kernel[_grid(M, N, config)](
+                dy, x, None, dx, None, *dy.stride(), *x.stride(), M, N, TANH=tanh, **config
+            )
+            return dx, None
+        dy, x = as_rows(dy, copy_interleaved=True), as_rows(x, copy_interleaved=True)
+        M, N = x.shape
+        programs_per_sm, config = _bias_bwd_config(M, N, dtype)
+        blocks_n = _blocks(N, config["BLOCK_N"])
+        programs = max(1, programs_per_sm * multiprocessors(x.device) // blocks_n)
+        blocks_m = min(_blocks(M, config["BLOCK_M"]), programs)
+        partial = torch.empty((blocks_m, N), dtype=torch_acc_dtype(dtype), device=x.device)
+        gelu_bwd_kernel[(blocks_m * blocks_n,)](
+            dy, x, bias.contiguous(), dx, partial, *dy.stride(), *x.stride(), M, N, TANH=tanh, **config
+        )
+        return dx, column_sums(partial, like=bias)
+
+
+def swiglu_fwd(gate: Tensor, up: Tensor) -> Tensor:
+    y = empty(gate)
+    if gate.numel() == 0:
+        return y
+    gate, up = _views(gate, up)
+    M, N = gate.shape
+    config = _swiglu_config(M, N, gate.dtype)
+    with torch.cuda.device_of(gate):
+        swiglu_fwd_kernel[_grid(M, N, config)](gate, up, y, *gate.stride(), *up.stride(), M, N, **config)
+    return y
+
+
+def swiglu_bwd(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    dgate, dup = empty(gate), empty(up)
+    if gate.numel() == 0:
+        return dgate, dup
+    dy, gate, up = _views(dy, gate, up)
+    M, N = gate.shape
+    config = _swiglu_config(M, N, gate.dtype)
+    with torch.cuda.device_of(gate):
+        swiglu_bwd_kernel[_grid(M, N, config)](
+            dy, gate, up, dgate, dup, *dy.stride(), *gate.stride(), *up.stride(), M, N, **config
+        )
+    return dgate, dup
+
+
+class GeluFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+        ctx.save_for_backward(x, bias)
+        ctx.approximate = approximate
+        return gelu_fwd(x, bias, approximate)
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        x, bias = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True
+
+            def plain(x: Tensor, bias: Tensor | None) -> Tensor:
+                return F.gelu(x if bias is None else x + bias, approximate=ctx.approximate)
+
+            return *differentiable(plain, (x, bias), (dy,)), None
+        return *gelu_bwd(dy, x, bias, ctx.approximate), None
+
+
+class SwigluFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return swiglu_fwd(gate, up)
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        gate, up = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True
+            return tuple(differentiable(lambda gate, up: F.silu(gate) * up, (gate, up), (dy,)))
+        return swiglu_bwd(dy, gate, up)
+
+
+# What torch.compile sees, as in gpukit.kernels.softmax: operators that it does not look into.
+@torch.library.custom_op("gpukit::gelu", mutates_args=())
+def gelu_op(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+    return gelu_fwd(x, bias, approximate)
+
+
+@torch.library.custom_op("gpukit::gelu_bwd", mutates_args=())
+def gelu_bwd_op(dy: Tensor, x: Tensor, bias: Tensor | None, approximate: str) -> tuple[Tensor, Tensor]:
+    dx, dbias = gelu_bwd(dy, x, bias, approximate)
+    return dx, x.new_empty(0) if dbias is None else dbias  # an operator cannot return None
+
+
+swiglu_op = torch.library.custom_op("gpukit::swiglu", swiglu_fwd, mutates_args=())
+swiglu_bwd_op = torch.library.custom_op("gpukit::swiglu_bwd", swiglu_bwd, mutates_args=())
+
+gelu_op.register_fake(lambda x, bias, approximate: empty(x))
+gelu_bwd_op.register_fake(lambda dy, x, bias, approximate: (empty(x), x.new_empty(0) if bias is None else empty(bias)))
+swiglu_op.register_fake(lambda gate, up: empty(gate))
+swiglu_bwd_op.register_fake(lambda dy, gate, up: (empty(gate), empty(up)))
+
+
+def _save_gelu(ctx, inputs, output) -> None:
+    *tensors, ctx.approximate = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward_gelu(ctx, dy: Tensor):
+    x, bias = ctx.saved_tensors
+    dx, dbias = gelu_bwd_op(dy, x, bias, ctx.approximate)
+    return dx, None if bias is None else dbias, None
+
+
+gelu_op.register_autograd(_backward_gelu, setup_context=_save_gelu)
+swiglu_op.register_autograd(
+    lambda ctx, dy: swiglu_bwd_op(dy, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+def _check_approximate(op: str, approximate: str) -> None:
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f'{op}: approximate must be "none" or "tanh", got {approximate!r}')
+
+
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """GELU of each element: x Phi(x), or with approximate="tanh" 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+
+    x: any shape and strides, float16, bfloat16, float32 or float64; computed in float32 (float64 for float64). Returns y,
+    contiguous, in x's shape and dtype. Raises TypeError for another dtype, ValueError for another `approximate`, a tensor
+    without dimensions or one on a device that Triton cannot use.
+    """
+    check("gelu", x=x)
+    _check_approximate("gelu", approximate)
+    return gelu_op(x, None, approximate) if torch.compiler.is_compiling() else GeluFunction.apply(x, None, approximate)
+
+
+def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
+    """gelu(x + bias) in one pass, the sum not rounded in between.
+
+    x [..., N] and `approximate` as in `gelu`; bias [N] in any of these dtypes. Returns y, contiguous, in x's shape and
+    dtype; the gradient of the bias has the bias' dtype and is the same in every run. Raises as `gelu` does, and ValueError
+    for a bias of another shape or device.
+    """
+    check("bias_gelu", x=x)
+    check_vector("bias_gelu", "bias", bias, x)
+    _check_approximate("bias_gelu", approximate)
+    return gelu_op(x, bias, approximate) if torch.compiler.is_compiling() else GeluFunction.apply(x, bias, approximate)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """gate sigmoid(gate) up: the gated unit of LLaMA's feed-forward layers, between its matmuls.
+
+    gate, up: one shape and dtype, any strides (the two halves of one matmul's result, say), dtypes as in `gelu`. Returns
+    y, contiguous, in their shape and dtype. Raises TypeError for another or unequal dtypes, ValueError for unequal shapes
+    or devices, a tensor without dimensions or one on a device that Triton cannot use.
+    """
+    check("swiglu", gate=gate, up=up)
+    check_alike("swiglu", "up", up, "gate", gate)
+    return swiglu_op(gate, up) if torch.compiler.is_compiling() else SwigluFunction.apply(gate, up)

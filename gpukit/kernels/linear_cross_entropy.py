@@ -1,0 +1,164 @@
+"""Cross-entropy of x @ weight.T that never holds all the logits: a chunk of tokens at a time goes through the matrix
+product, the loss and its gradient, and on into the gradients of x and of the weight.
+
+For M tokens, width D and V classes in chunks of C tokens, the memory is C V for a chunk's logits, which become their own
+gradient in place, and D (M + V) for the two gradients, instead of 3 M V and those. The products are PyTorch's, three of
+2 M V D FLOPs; nothing is computed twice. The gradients exist when the loss does; backward() only scales them.
+
+Limits: the weight's gradient is summed over chunks in the weight's dtype, one rounding a chunk (each product is summed in
+float32 inside), so few large chunks are also more exact. Second derivatives are not there.
+Sources: https://arxiv.org/abs/2410.10989 (chunks), https://arxiv.org/abs/2411.09009 (the same aim without logits at all).
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gpukit.kernels._rows import torch_acc_dtype
+from gpukit.kernels.cross_entropy import check, cross_entropy_fwd, reduced
+
+# Logits of one chunk. 8,192 tokens x 4,096 x 128,256 on an H200, bf16: 1,024 tokens at a time take 42.1 ms and 1.29 GiB,
+# 2,048 take 42.0 ms and 1.53 GiB, all logits at once 40.0 ms and 5.87 GiB.
+CHUNK_ELEMENTS = 1 << 27
+
+
+def chunk_tokens(tokens: int, classes: int) -> int:
+    """Tokens in one chunk: equal chunks of at most CHUNK_ELEMENTS logits, a multiple of 128 where there are so many."""
+    chunks = -(-tokens * classes // CHUNK_ELEMENTS)
+    size = -(-tokens // max(chunks, 1))
+    return max(1, size if size < 128 else -(-size // 128) * 128)
+
+
+def linear_cross_entropy_fwd(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    need_x: bool,
+    need_weight: bool,
+    mean: bool,
+    chunk: int,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss of x [M, D], weight [V, D] and target [M], and its gradients; what is not needed is empty, [0]."""
+    losses = torch.empty(len(x), dtype=torch_acc_dtype(x.dtype), device=x.device)
+    scale = torch.ones((), dtype=losses.dtype, device=x.device)
+    if mean:
+        scale /= (target != ignore_index).sum()
+    dx = torch.empty(x.shape if need_x else 0, dtype=x.dtype, device=x.device)
+    dweight = torch.zeros(weight.shape if need_weight else 0, dtype=x.dtype, device=x.device)
+    for start in range(0, len(x), chunk):
+        rows = slice(start, start + chunk)
+        logits = x[rows] @ weight.mT
+        losses[rows], _ = cross_entropy_fwd(
+            logits, target[rows], ignore_index, label_smoothing, z_loss, scale if need_x or need_weight else None
+        )
+        dlogits = logits  # what the kernel left there
+        if need_x:
+            torch.mm(dlogits, weight, out=dx[rows])
+        if need_weight:
+            dweight.addmm_(dlogits.mT, x[rows])
+        del logits, dlogits  # before the next chunk is made, not after
+    return reduced(losses, target, ignore_index, "mean" if mean else "sum"), dx, dweight
+
+
+class LinearCrossEntropyFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, target: Tensor, *settings) -> Tensor:
+        need = ctx.needs_input_grad[:2]
+        with torch.autocast(x.device.type, enabled=False):
+            loss, *ctx.gradients = linear_cross_entropy_fwd(x, weight, target, *need, *settings)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dloss: Tensor):
+        if ctx.gradients is None:
+            raise RuntimeError("linear_cross_entropy: backward ran twice, and the first has used the gradients")
+        gradients, ctx.gradients = ctx.gradients, None
+        scaled = (g.mul_(dloss) if needed else None for g, needed in zip(gradients, ctx.needs_input_grad, strict=False))
+        return *scaled, *(None,) * 6
+
+
+# What torch.compile sees: one operator that gives the gradients with the loss.
+linear_cross_entropy_op = torch.library.custom_op(
+    "gpukit::linear_cross_entropy", linear_cross_entropy_fwd, mutates_args=()
+)
+
+
+@linear_cross_entropy_op.register_fake
+def _fake(x, weight, target, need_x, need_weight, *_):
+    loss = x.new_empty((), dtype=torch_acc_dtype(x.dtype))
+    return loss, x.new_empty(x.shape if need_x else 0), x.new_empty(weight.shape if need_weight else 0)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.need = inputs[3:5]
+
+
+def _backward(ctx, dloss, *_):
+    gradients = (g * dloss if need else None for g, need in zip(ctx.saved_tensors, ctx.need, strict=True))
+    return *((None if g is None else g.to(d.dtype)) for g, d in zip(gradients, ctx.saved_tensors, strict=True)), *(
+        (None,) * 8
+    )
+
+
+linear_cross_entropy_op.register_autograd(_backward, setup_context=_setup_context)
+
+
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    *,
+    z_loss: float = 0.0,
+    chunk: int | None = None,
+) -> Tensor:
+    """cross_entropy(x @ weight.T, target, ...) without the logits in memory.
+
+    x [..., D] and weight [V, D] of one dtype (float16, bfloat16, float32 or float64), target [...] int64 or int32.
+    reduction "mean" or "sum": the loss is a scalar, float32 (float64 for float64). chunk: tokens at a time; by default
+    2^27 logits. The loss's gradients are computed with the loss; backward() runs once.
+
+    Raises TypeError and ValueError for what does not fit.
+    """
+    if x.ndim < 1 or weight.ndim != 2 or x.shape[-1] != weight.shape[1] or 0 in weight.shape:
+        raise ValueError(
+            f"linear_cross_entropy: x [..., D] needs a weight [V, D], got {list(x.shape)} and {list(weight.shape)}"
+        )
+    if x.dtype != weight.dtype or x.device != weight.device:
+        raise TypeError(
+            "linear_cross_entropy: x and weight must have one dtype and device, got "
+            f"{x.dtype} on {x.device} and {weight.dtype} on {weight.device}"
+        )
+    if reduction not in ("mean", "sum"):
+        raise ValueError(
+            f"linear_cross_entropy: reduction must be 'mean' or 'sum', got {reduction!r}: each chunk's gradient is "
+            "needed before the next, and with 'none' nobody knows it yet"
+        )
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"linear_cross_entropy: chunk must be at least 1 token, got {chunk}")
+    V = weight.shape[0]
+    shape_only = x.detach()[..., :1].expand(*x.shape[:-1], V)  # the logits' shape, without their memory
+    check(shape_only, target, ignore_index, label_smoothing, reduction, z_loss)
+    if torch.is_autocast_enabled(x.device.type):  # as for any matrix product
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
+    x, target = x.reshape(-1, x.shape[-1]), target.reshape(-1).contiguous()
+    settings = (
+        reduction == "mean",
+        chunk or chunk_tokens(len(x), V),
+        ignore_index,
+        float(label_smoothing),
+        float(z_loss),
+    )
+    if torch.compiler.is_compiling():
+        need = (x.requires_grad, weight.requires_grad)
+        return linear_cross_entropy_op(x, weight, target, *need, *settings)[0]
+    return LinearCrossEntropyFunction.apply(x, weight, target, *settings)

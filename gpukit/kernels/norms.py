@@ -1,0 +1,484 @@
+"""RMSNorm, LayerNorm and residual + RMSNorm over the last dimension, and their gradients.
+
+    rms_norm(x, weight)                y = x / sqrt(mean(x^2) + eps) weight
+    layer_norm(x, weight, bias)        the same of x - mean(x), plus bias
+    residual_rms_norm(x, residual, weight)    u = x + residual, y = rms_norm(u, weight); returns (y, u)
+
+So there is one kernel for each direction: a LayerNorm centres its rows first, a residual is added first. Traffic for M
+rows of N: forward one read and one write, backward two reads and one write; with a residual one read and one write more
+in each: the least possible, while a row stays in the registers of one program. Longer rows are read again.
+
+The gradients of weight and bias are sums over all rows. A fixed number of programs walks over the rows, each adds up its
+own in float32, and a second kernel adds up theirs: no locks, no atomics, and the same result in every run.
+Sums and statistics are float32 in every dtype; the variance is the mean square of the centred row, which does not cancel
+as mean(x^2) - mean(x)^2 does.
+
+Sources: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467; Ba et al. 2016, https://arxiv.org/abs/1607.06450
+"""
+
+import math
+from functools import cache, partial
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpukit.kernels._rows import (
+    acc_dtype,
+    as_rows,
+    check,
+    check_alike,
+    check_vector,
+    column_sums,
+    differentiable,
+    empty,
+    multiprocessors,
+    torch_acc_dtype,
+)
+
+
+@triton.jit
+def _load_input(x_ptr, residual_ptr, offs_x, offs_r, mask, ACC: tl.constexpr):
+    """x, or x + residual rounded to their dtype: what is normalised is what is handed on as u. Padding is 0."""
+    x = tl.load(x_ptr + offs_x, mask=mask, other=0.0).to(ACC)
+    if residual_ptr is not None:
+        x += tl.load(residual_ptr + offs_r, mask=mask, other=0.0).to(ACC)
+        x = x.to(x_ptr.dtype.element_ty).to(ACC)
+    return x
+
+
+@triton.jit
+def norm_fwd_kernel(
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, u_ptr, stats_ptr,
+    stride_xm, stride_xn, stride_rm, stride_rn,
+    M, N,
+    EPS: tl.constexpr, CENTRE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN: tl.constexpr, NUM_STAGES: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_M whole rows at a time, held in registers, until no rows are left. EVEN: N is BLOCK_N.
+
+    residual_ptr with u_ptr, weight_ptr and bias_ptr may be None. stats [1 or 2, M]: 1 / sqrt(variance + eps), the mean.
+    """
+    tl.assume(N > BLOCK_N // 2)
+    offs_n = tl.arange(0, BLOCK_N)[None, :]
+    mask_n = (offs_n < N) | EVEN
+    if weight_ptr is not None:
+        weight = tl.load(weight_ptr + offs_n, mask=mask_n, other=0.0).to(ACC)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + offs_n, mask=mask_n, other=0.0).to(ACC)
+
+    first = tl.program_id(0).to(tl.int64) * BLOCK_M
+    for start in tl.range(first, M, tl.num_programs(0) * BLOCK_M, num_stages=NUM_STAGES):
+        offs_m = tl.cast(start, tl.int64) + tl.arange(0, BLOCK_M)[:, None]
+        mask_m = offs_m < M
+        mask = mask_m & mask_n
+        offs_x = offs_m * stride_xm + offs_n * stride_xn
+        x = _load_input(x_ptr, residual_ptr, offs_x, offs_m * stride_rm + offs_n * stride_rn, mask, ACC)
+        if residual_ptr is not None:
+            tl.store(u_ptr + offs_m * N + offs_n, x, mask=mask)
+        if CENTRE:
+            mean = tl.sum(x, axis=1, keep_dims=True) / N
+            tl.store(stats_ptr + M + offs_m, mean, mask=mask_m)
+            x = tl.where(mask_n, x - mean, 0.0)  # the padding would be -mean, and count in the variance
+        rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / N + EPS)
+        tl.store(stats_ptr + offs_m, rstd, mask=mask_m)
+        y = x * rstd
+        if weight_ptr is not None:
+            y *= weight
+        if bias_ptr is not None:
+            y += bias
+        tl.store(y_ptr + offs_m * N + offs_n, y, mask=mask)
+
+
+@triton.jit
+def norm_bwd_kernel(
+    dy_ptr, du_ptr, x_ptr, weight_ptr, stats_ptr, dx_ptr, dweight_ptr, dbias_ptr,
+    stride_dym, stride_dyn, stride_dum, stride_dun, stride_xm, stride_xn,
+    M, N,
+    CENTRE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN: tl.constexpr, NUM_STAGES: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_M whole rows at a time; what they add to the gradients of weight and bias stays in registers until the end.
+
+    du: the gradient that reaches u by itself, or None. dweight, dbias [programs, N], float32, or None.
+    """
+    tl.assume(N > BLOCK_N // 2)
+    offs_n = tl.arange(0, BLOCK_N)[None, :]
+    mask_n = (offs_n < N) | EVEN
+    if weight_ptr is not None:
+        weight = tl.load(weight_ptr + offs_n, mask=mask_n, other=0.0).to(ACC)
+    if dweight_ptr is not None:
+        dweight = tl.zeros([BLOCK_M, BLOCK_N], ACC)
+    if dbias_ptr is not None:
+        dbias = tl.zeros([BLOCK_M, BLOCK_N], ACC)
+
+    first = tl.program_id(0).to(tl.int64) * BLOCK_M
+    for start in tl.range(first, M, tl.num_programs(0) * BLOCK_M, num_stages=NUM_STAGES):
+        offs_m = tl.cast(start, tl.int64) + tl.arange(0, BLOCK_M)[:, None]
+        mask_m = offs_m < M
+        mask = mask_m & mask_n
+        x = tl.load(x_ptr + offs_m * stride_xm + offs_n * stride_xn, mask=mask, other=0.0).to(ACC)
+        dy = tl.load(dy_ptr + offs_m * stride_dym + offs_n * stride_dyn, mask=mask, other=0.0).to(ACC)
+        rstd = tl.load(stats_ptr + offs_m, mask=mask_m, other=0.0)
+        if CENTRE:
+            x -= tl.load(stats_ptr + M + offs_m, mask=mask_m, other=0.0)
+        x_hat = x * rstd  # in the padding -mean rstd, but always beside a dy of 0
+        dx_hat = dy
+        if weight_ptr is not None:
+            dx_hat = dy * weight
+        # A change of x along x_hat, or of all of it, changes no y: that part of the gradient is taken out.
+        dx = dx_hat - x_hat * (tl.sum(dx_hat * x_hat, axis=1, keep_dims=True) / N)
+        if CENTRE:
+            dx -= tl.sum(dx_hat, axis=1, keep_dims=True) / N
+        dx *= rstd
+        if du_ptr is not None:
+            dx += tl.load(du_ptr + offs_m * stride_dum + offs_n * stride_dun, mask=mask, other=0.0).to(ACC)
+        tl.store(dx_ptr + offs_m * N + offs_n, dx, mask=mask)
+        if dweight_ptr is not None:
+            dweight += dy * x_hat
+        if dbias_ptr is not None:
+            dbias += dy
+
+    offs = tl.program_id(0).to(tl.int64) * N + offs_n
+    if dweight_ptr is not None:
+        tl.store(dweight_ptr + offs, tl.sum(dweight, axis=0, keep_dims=True), mask=mask_n)
+    if dbias_ptr is not None:
+        tl.store(dbias_ptr + offs, tl.sum(dbias, axis=0, keep_dims=True), mask=mask_n)
+
+
+@triton.jit
+def norm_fwd_long_kernel(
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, u_ptr, stats_ptr,
+    stride_xm, stride_xn, stride_rm, stride_rn,
+    M, N,
+    EPS: tl.constexpr, CENTRE: tl.constexpr, BLOCK_N: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """One row per program, longer than its registers: a pass for each sum, then one that writes."""
+    pid_m = tl.program_id(0).to(tl.int64)
+    x_ptr += pid_m * stride_xm
+    if residual_ptr is not None:
+        residual_ptr += pid_m * stride_rm
+        u_ptr += pid_m * N
+    offs = tl.arange(0, BLOCK_N)
+
+    mean = 0.0
+    if CENTRE:
+        total = tl.zeros([BLOCK_N], ACC)
+        for start in tl.range(0, N, BLOCK_N):
+            offs_n = start + offs
+            total += _load_input(x_ptr, residual_ptr, offs_n * stride_xn, offs_n * stride_rn, offs_n < N, ACC)
+        mean = tl.sum(total, axis=0) / N
+        tl.store(stats_ptr + M + pid_m, mean)
+    squares = tl.zeros([BLOCK_N], ACC)
+    for start in tl.range(0, N, BLOCK_N):
+        offs_n = start + offs
+        x = _load_input(x_ptr, residual_ptr, offs_n * stride_xn, offs_n * stride_rn, offs_n < N, ACC)
+        x = tl.where(offs_n < N, x - mean, 0.0)
+        squares += x * x
+    rstd = tl.rsqrt(tl.sum(squares, axis=0) / N + EPS)
+    tl.store(stats_ptr + pid_m, rstd)
+
+    for start in tl.range(0, N, BLOCK_N):
+        offs_n = start + offs
+        mask_n = offs_n < N
+        x = _load_input(x_ptr, residual_ptr, offs_n * stride_xn, offs_n * stride_rn, mask_n, ACC)
+        if residual_ptr is not None:
+            tl.store(u_ptr + offs_n, x, mask=mask_n)
+        y = (x - mean) * rstd
+        if weight_ptr is not None:
+            y *= tl.load(weight_ptr + offs_n, mask=mask_n, other=0.0).to(ACC)
+        if bias_ptr is not None:
+            y += tl.load(bias_ptr + offs_n, mask=mask_n, other=0.0).to(ACC)
+        tl.store(y_ptr + pid_m * N + offs_n, y, mask=mask_n)
+
+
+@triton.jit
+def norm_bwd_long_kernel(
+    dy_ptr, du_ptr, x_ptr, weight_ptr, stats_ptr, dx_ptr, dweight_ptr, dbias_ptr,
+    stride_dym, stride_dyn, stride_dum, stride_dun, stride_xm, stride_xn,
+    M, N,
+    CENTRE: tl.constexpr, BLOCK_N: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """One row at a time, in two passes. dweight and dbias [programs, N], which start as 0, are added to in memory: each
+    program has a row of its own, and the sums between two passes let no thread run ahead into the next."""
+    offs = tl.arange(0, BLOCK_N)
+    offs_w = tl.program_id(0).to(tl.int64) * N + offs
+    for pid_m in tl.range(tl.program_id(0), M, tl.num_programs(0)):
+        row = tl.cast(pid_m, tl.int64)
+        rstd = tl.load(stats_ptr + row)
+        mean = 0.0
+        if CENTRE:
+            mean = tl.load(stats_ptr + M + row)
+        dot = tl.zeros([BLOCK_N], ACC)
+        total = tl.zeros([BLOCK_N], ACC)
+        for start in tl.range(0, N, BLOCK_N):
+            offs_n = start + offs
+            mask_n = offs_n < N
+            x = tl.load(x_ptr + row * stride_xm + offs_n * stride_xn, mask=mask_n, other=0.0).to(ACC)
+            dx_hat = tl.load(dy_ptr + row * stride_dym + offs_n * stride_dyn, mask=mask_n, other=0.0).to(ACC)
+            if weight_ptr is not None:
+                dx_hat *= tl.load(weight_ptr + offs_n, mask=mask_n, other=0.0).to(ACC)
+            dot += dx_hat * ((x - mean) * rstd)
+            total += dx_hat
+        along = tl.sum(dot, axis=0) / N
+        shift = 0.0
+        if CENTRE:
+            shift = tl.sum(total, axis=0) / N
+        for start in tl.range(0, N, BLOCK_N):
+            offs_n = start + offs
+            mask_n = offs_n < N
+            x = tl.load(x_ptr + row * stride_xm + offs_n * stride_xn, mask=mask_n, other=0.0).to(ACC)
+            dy = tl.load(dy_ptr + row * stride_dym + offs_n * stride_dyn, mask=mask_n, other=0.0).to(ACC)
+            x_hat = (x - mean) * rstd
+            dx_hat = dy
+            if weight_ptr is not None:
+                dx_hat = dy * tl.load(weight_ptr + offs_n, mask=mask_n, other=0.0).to(ACC)
+            dx = (dx_hat - x_hat * along - shift) * rstd
+            if du_ptr is not None:
+                dx += tl.load(du_ptr + row * stride_dum + offs_n * stride_dun, mask=mask_n, other=0.0).to(ACC)
+            tl.store(dx_ptr + row * N + offs_n, dx, mask=mask_n)
+            if dweight_ptr is not None:
+                sums = tl.load(dweight_ptr + offs_w + start, mask=mask_n, other=0.0)
+                tl.store(dweight_ptr + offs_w + start, sums + dy * x_hat, mask=mask_n)
+            if dbias_ptr is not None:
+                sums = tl.load(dbias_ptr + offs_w + start, mask=mask_n, other=0.0)
+                tl.store(dbias_ptr + offs_w + start, sums + dy, mask=mask_n)
+
+
+# Longer rows do not stay in registers. The backward pass holds x, dy, weight and dweight, four numbers an element.
+RESIDENT_FWD = 32768
+RESIDENT_BWD = 16384
+
+
+def _is_resident(N: int, dtype: torch.dtype, limit: int) -> bool:
+    return N <= (limit // 2 if dtype == torch.float64 else limit)  # a float64 takes two registers
+
+
+def _resident_config(N: int, dtype: torch.dtype, elements: int) -> dict:
+    """Whole rows, as many as make 1,024 elements, and so many `elements` a thread; half if loads may be of one element."""
+    BLOCK_N = triton.next_power_of_2(N)
+    elements = elements if N == BLOCK_N else elements // 2
+    BLOCK_M = max(1, 1024 // BLOCK_N)
+    return {
+        "BLOCK_M": BLOCK_M,
+        "BLOCK_N": BLOCK_N,
+        "EVEN": N == BLOCK_N,
+        "ACC": acc_dtype(dtype),
+        "num_warps": min(max(BLOCK_M * BLOCK_N // (32 * elements), 1), 32),
+    }
+
+
+def _long_config(dtype: torch.dtype) -> dict:
+    return {"BLOCK_N": 8192, "ACC": acc_dtype(dtype), "num_warps": 16}
+
+
+@cache
+def _fwd_config(N: int, dtype: torch.dtype) -> tuple:
+    """The kernel, its programs on each SM (0: as many as there are blocks of rows), and its block."""
+    if not _is_resident(N, dtype, RESIDENT_FWD):
+        return norm_fwd_long_kernel, 0, _long_config(dtype)
+    return norm_fwd_kernel, 0, {**_resident_config(N, dtype, elements=32), "NUM_STAGES": 1}
+
+
+@cache
+def _bwd_config(N: int, dtype: torch.dtype) -> tuple:
+    """The same. 32 warps on an SM: each further program costs a row of float32 sums for weight and bias."""
+    if not _is_resident(N, dtype, RESIDENT_BWD):
+        return norm_bwd_long_kernel, 1, _long_config(dtype)
+    config = {**_resident_config(N, dtype, elements=16), "NUM_STAGES": 1}
+    return norm_bwd_kernel, 32 // config["num_warps"], config
+
+
+def _programs(M: int, config: dict, per_sm: int, device: torch.device) -> int:
+    blocks = -(-M // config.get("BLOCK_M", 1))  # rounds up; triton.cdiv costs the CPU 2 us
+    return min(blocks, per_sm * multiprocessors(device)) if per_sm else blocks
+
+
+def _contiguous(vector: Tensor | None) -> Tensor | None:
+    return None if vector is None else vector.contiguous()
+
+
+def norm_fwd(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centre: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """y, u (None without residual), stats [1 or 2, M]."""
+    y, u = empty(x), None if residual is None else empty(x)
+    stats = _empty_stats(x, centre)
+    if x.numel() == 0:
+        return y, u, stats
+    N, dtype = x.shape[-1], x.dtype
+    kernel, per_sm, config = _fwd_config(N, dtype)
+    reread = kernel is norm_fwd_long_kernel
+    x = as_rows(x, copy_interleaved=reread)
+    residual = None if residual is None else as_rows(residual, copy_interleaved=reread)
+    M = x.shape[0]
+    strides = *x.stride(), *(x if residual is None else residual).stride()
+    with torch.cuda.device_of(x):
+        kernel[(_programs(M, config, per_sm, x.device),)](
+            x, residual, _contiguous(weight), _contiguous(bias), y, u, stats,
+            *strides, M, N, EPS=eps, CENTRE=centre, **config,
+        )  # fmt: skip
+    return y, u, stats
+
+
+def norm_bwd(
+    dy: Tensor, du: Tensor | None, x: Tensor, weight: Tensor | None, bias: Tensor | None, stats: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """dx, dweight, dbias. x: what was normalised, which is u if there was a residual; dx is the residual's gradient too."""
+    dx = empty(x)
+    if x.numel() == 0:
+        return dx, *(None if w is None else torch.zeros_like(w) for w in (weight, bias))
+    N, dtype = x.shape[-1], x.dtype
+    kernel, per_sm, config = _bwd_config(N, dtype)
+    reread = kernel is norm_bwd_long_kernel
+    dy, x = as_rows(dy, copy_interleaved=reread), as_rows(x, copy_interleaved=reread)
+    du = None if du is None else as_rows(du, copy_interleaved=reread)
+    M = x.shape[0]
+    programs = _programs(M, config, per_sm, x.device)
+    new = torch.zeros if reread else torch.empty
+    dweight, dbias = (
+        None if w is None else new((programs, N), dtype=stats.dtype, device=x.device) for w in (weight, bias)
+    )
+    strides = *dy.stride(), *(x if du is None else du).stride(), *x.stride()
+    with torch.cuda.device_of(x):
+        kernel[(programs,)](
+            dy, du, x, _contiguous(weight), stats, dx, dweight, dbias,
+            *strides, M, N, CENTRE=len(stats) == 2, **config,
+        )  # fmt: skip
+        dweight = None if weight is None else column_sums(dweight, like=weight)
+        dbias = None if bias is None else column_sums(dbias, like=bias)
+    return dx, dweight, dbias
+
+
+def _empty_stats(x: Tensor, centre: bool) -> Tensor:
+    return x.new_empty((2 if centre else 1, math.prod(x.shape[:-1])), dtype=torch_acc_dtype(x.dtype))
+
+
+def _plain(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centre: bool) -> Tensor:
+    """The same in PyTorch's operations, for second derivatives."""
+    if centre:
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    return F.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+class NormFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, residual, weight, bias, eps: float, centre: bool):
+        y, u, stats = norm_fwd(x, residual, weight, bias, eps, centre)
+        ctx.save_for_backward(x if u is None else u, weight, bias, stats)
+        ctx.eps, ctx.has_residual = eps, u is not None
+        ctx.set_materialize_grads(False)  # the last block of a model hands no gradient to u: no zeros need be read
+        return (y, u) if ctx.has_residual else y
+
+    @staticmethod
+    def backward(ctx, dy: Tensor | None, du: Tensor | None = None):
+        x, weight, bias, stats = ctx.saved_tensors
+        if dy is None:
+            dy = torch.zeros_like(x)
+        if torch.is_grad_enabled():  # create_graph=True
+            plain = partial(_plain, eps=ctx.eps, centre=len(stats) == 2)
+            dx, dweight, dbias = differentiable(plain, (x, weight, bias), (dy,))
+            dx = dx if du is None else dx + du
+        else:
+            dx, dweight, dbias = norm_bwd(dy, du, x, weight, bias, stats)
+        return dx, dx if ctx.has_residual else None, dweight, dbias, None, None
+
+
+# What torch.compile sees, as in gpukit.kernels.softmax. An operator cannot return None: an empty tensor stands for it.
+@torch.library.custom_op("gpukit::norm", mutates_args=())
+def norm_op(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centre: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, u, stats = norm_fwd(x, residual, weight, bias, eps, centre)
+    return y, x.new_empty(0) if u is None else u, stats
+
+
+@torch.library.custom_op("gpukit::norm_bwd", mutates_args=())
+def norm_bwd_op(
+    dy: Tensor, du: Tensor | None, x: Tensor, weight: Tensor | None, bias: Tensor | None, stats: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    dx, *others = norm_bwd(dy, du, x, weight, bias, stats)
+    return dx, *(x.new_empty(0) if d is None else d for d in others)
+
+
+@norm_op.register_fake
+def _(x, residual, weight, bias, eps, centre):
+    return empty(x), x.new_empty(0) if residual is None else empty(x), _empty_stats(x, centre)
+
+
+@norm_bwd_op.register_fake
+def _(dy, du, x, weight, bias, stats):
+    return empty(x), *(x.new_empty(0) if w is None else empty(w) for w in (weight, bias))
+
+
+def _save(ctx, inputs, output) -> None:
+    x, residual, weight, bias, _, _ = inputs
+    _, u, stats = output
+    ctx.save_for_backward(x if residual is None else u, weight, bias, stats)
+    ctx.has_residual = residual is not None
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, dy: Tensor | None, du: Tensor | None, _):
+    x, weight, bias, stats = ctx.saved_tensors
+    dy = torch.zeros_like(x) if dy is None else dy
+    dx, dweight, dbias = norm_bwd_op(dy, du if ctx.has_residual else None, x, weight, bias, stats)
+    return (
+        dx, dx if ctx.has_residual else None,
+        None if weight is None else dweight, None if bias is None else dbias, None, None,
+    )  # fmt: skip
+
+
+norm_op.register_autograd(_backward, setup_context=_save)
+
+
+def _check(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
+    check(op, x=x)
+    if weight is not None:
+        check_vector(op, "weight", weight, x)
+    if bias is not None:
+        check_vector(op, "bias", bias, x)
+    if not eps > 0:
+        raise ValueError(f"{op}: eps must be above 0, got {eps}")
+
+
+def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) weight over the last dimension.
+
+    x [..., N], float16, bfloat16, float32 or float64, any strides; weight [N] in any of these dtypes, or None. Computed in
+    float32 (float64 for float64) and rounded once. Returns y, contiguous, in x's shape and dtype. Raises TypeError for
+    another dtype, ValueError for eps <= 0, a weight of another shape or device, a tensor without dimensions or one on a
+    device that Triton cannot use.
+    """
+    _check("rms_norm", x, weight, None, eps)
+    if torch.compiler.is_compiling():
+        return norm_op(x, None, weight, None, eps, False)[0]
+    return NormFunction.apply(x, None, weight, None, eps, False)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    """(x - mean(x)) / sqrt(var(x) + eps) weight + bias over the last dimension, var being the mean square of x - mean(x).
+
+    x, weight and the errors as in `rms_norm`; bias [N] as weight, or None. Returns y, contiguous, in x's shape and dtype.
+    """
+    _check("layer_norm", x, weight, bias, eps)
+    if torch.compiler.is_compiling():
+        return norm_op(x, None, weight, bias, eps, True)[0]
+    return NormFunction.apply(x, None, weight, bias, eps, True)
+
+
+def residual_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6
+) -> tuple[Tensor, Tensor]:
+    """(y, u): u = x + residual, rounded to their dtype, and y = rms_norm(u, weight, eps): a block's two outputs in one pass.
+
+    x and residual: one shape and dtype, any strides; weight and the errors as in `rms_norm`. y and u are contiguous and
+    new. The gradients of x and residual are equal: what reaches u through y, plus what reaches it directly.
+    """
+    _check("residual_rms_norm", x, weight, None, eps)
+    check_alike("residual_rms_norm", "residual", residual, "x", x)
+    if torch.compiler.is_compiling():
+        return norm_op(x, residual, weight, None, eps, False)[:2]
+    return NormFunction.apply(x, residual, weight, None, eps, False)

@@ -1,0 +1,139 @@
+"""Which tensors are alive, told on any device and without a GPU: the bytes that a piece of code holds at most, and what it
+keeps for its backward pass.
+
+    with live.watch() as memory:
+        loss = model(x).square().mean()
+        memory.phase("backward")
+        loss.backward()
+    memory.peak_bytes, memory.timeline
+
+The bytes are those of tensors. What an allocator adds, and what an operation takes and gives back inside itself, is not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Bytes alive after an operation of PyTorch, forward or backward."""
+
+    phase: str
+    op: str  # "mm", "gelu_backward"
+    bytes: int
+
+
+class watch(TorchDispatchMode):
+    """A context manager that counts the tensors which were made inside it and are still alive.
+
+    bytes       now; also right after the block, while what it made is still held
+    peak_bytes  the most at any time
+    timeline    a Moment after each operation
+
+    A tensor that existed before counts nothing, nor does a view: memory is counted once, however many tensors share it.
+    """
+
+    def __init__(self, phase: str = "forward"):
+        super().__init__()
+        self.bytes = self.peak_bytes = 0
+        self.timeline: list[Moment] = []
+        self._phase = phase
+        self._alive: dict[int, weakref.ref] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # else the first operation imports torch._dynamo, a second
+        return False
+
+    def phase(self, name: str) -> None:
+        """Call the moments from here on `name`."""
+        self._phase = name
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        for tensor in _tensors((args, kwargs)):
+            self._note(tensor, made_here=False)
+        out = func(*args, **(kwargs or {}))
+        for tensor in _tensors(out):
+            self._note(tensor, made_here=True)
+        op = func.name().removeprefix("aten::").partition(".")[0]
+        self.timeline.append(Moment(self._phase, op, self.bytes))
+        return out
+
+    def _note(self, tensor: Tensor, made_here: bool) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._alive and self._alive[key]() is not None:
+            return
+        size = storage.nbytes() if made_here else 0
+
+        def freed(ref: weakref.ref) -> None:
+            self.bytes -= size
+            if self._alive.get(key) is ref:
+                del self._alive[key]
+
+        self._alive[key] = weakref.ref(storage, freed)
+        self.bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A tensor that autograd keeps until the backward pass, and the operation that asked for it."""
+
+    op: str  # "linear", "gelu"
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    bytes: int
+
+
+@contextlib.contextmanager
+def saved(known: Iterable[Tensor] = ()) -> Iterator[list[Saved]]:
+    """The tensors that operations inside the block save for the backward pass, in order.
+
+    Memory that two operations save is listed once, under the first; the memory of `known` (weights, say, which are there
+    anyway) is not listed.
+    """
+    seen = {tensor.untyped_storage()._cdata for tensor in known}
+    kept: list[Saved] = []
+    held = []  # a storage that died would leave its address to another
+    calls = _Calls()
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in seen:
+            seen.add(storage._cdata)
+            held.append(storage)
+            kept.append(Saved(calls.name, tuple(tensor.shape), tensor.dtype, storage.nbytes()))
+        return tensor
+
+    with calls, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield kept
+
+
+class _Calls(TorchFunctionMode):
+    """Knows the name of the function that runs."""
+
+    name = ""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.name = func.__name__
+        return func(*args, **(kwargs or {}))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))

@@ -1,0 +1,248 @@
+"""Ours against the peers, from recorded rows, in one line of a notebook.
+
+from gpukit.widgets.versus import versus
+
+versus("softmax")  # a table of times, a picture of rates, a sentence
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from gpukit import benchmark, hardware
+from gpukit.benchmark import Row, counts_flops
+from gpukit.widgets import style
+
+NAMES = {"torch": "eager", "compile": "torch.compile", "library": "PyTorch", "liger": "Liger", "gpukit": "this project"}
+_COLOURS = {
+    "torch": style.NEUTRAL,
+    "compile": style.WASTE,
+    "library": style.PEER,
+    "liger": style.COMPUTE,
+    "gpukit": style.YOURS,
+}
+_SPARE = (style.READS, style.WRITES, style.BOUND)  # for an operation's own peers
+MODES = {
+    "fwd": "forward",
+    "bwd": "backward",
+    "fwd+bwd": "forward and backward",
+    "wall": "back to back, with the host's time",
+    "fwd-graph": "forward, in a CUDA graph",
+}
+
+
+def colour(provider: str, others: Sequence[str]) -> str:
+    spare = [name for name in others if name not in _COLOURS]
+    return _COLOURS.get(provider) or _SPARE[spare.index(provider) % len(_SPARE)]
+
+
+def order(providers: Iterable[str]) -> list[str]:
+    """Eager first, ours last."""
+    known = [*NAMES]
+    return sorted(set(providers), key=lambda p: (p == "gpukit", known.index(p) if p in known else len(known), p))
+
+
+def by(shape: Sequence[int]) -> str:
+    return " x ".join(f"{n:,}" for n in shape)
+
+
+class Versus:
+    """Times of one operation, mode and dtype side by side: `table`, `picture` and `sentence`. A cell shows all three."""
+
+    def __init__(self, rows: Sequence[Row], mode: str, names: Mapping[str, str]):
+        self.rows, self.mode, self.names = [row for row in rows if row.op != "copy"], mode, {**NAMES, **names}
+        self.took = {(row.shape, row.provider): row for row in self.rows if row.mode == mode}
+        self.graph = {(row.shape, row.provider): row for row in self.rows if row.mode == "fwd-graph" and mode == "fwd"}
+        first = next(iter(self.took.values()))
+        self.gpu, self.date, self.dtype, self.op = first.gpu, first.date, first.dtype, first.op
+        self.flops = counts_flops(first)
+        self.copy = next((row.gbps for row in rows if row.op == "copy"), None)
+        self.providers = order(provider for _, provider in self.took)
+        self.shapes = sorted({shape for shape, _ in self.took}, key=lambda s: (math.prod(s), s))
+
+    def _name(self, provider: str) -> str:
+        return self.names.get(provider, provider)
+
+    @property
+    def bound(self) -> tuple[float, str]:
+        """The rate that nothing here can beat, in GB/s or TFLOP/s, and what it is."""
+        gpu = hardware.gpu(self.gpu)
+        if self.flops:
+            dtype = {"bfloat16": "bf16", "float16": "fp16", "float32": "tf32"}.get(self.dtype, "bf16")
+            return gpu.peak(dtype) / 1e12, "datasheet"
+        return (self.copy, "copy, measured") if self.copy else (gpu.hbm_gbps, "datasheet")
+
+    def _rate(self, row: Row) -> float:
+        return row.tflops if self.flops else row.gbps
+
+    def _least_us(self, row: Row) -> float:
+        rate, _ = self.bound
+        return row.flops / rate / 1e6 if self.flops else row.bytes / rate / 1e3
+
+    @property
+    def title(self) -> str:
+        return f"{self.op}, {MODES[self.mode]}, {self.dtype}: recorded on an {self.gpu}, {self.date}"
+
+    @property
+    def table(self) -> style.Table:
+        lines = []
+        for took, note in ((self.took, ""), (self.graph, ", in a CUDA graph")):
+            for shape in self.shapes:
+                there = {p: took[shape, p] for p in self.providers if (shape, p) in took}
+                if there:
+                    times = (there[p].median_ms * 1e3 if p in there else None for p in self.providers)
+                    lines.append((by(shape) + note, self._least_us(next(iter(there.values()))), *times))
+        columns = {"shape": "", "model": "us", **{self._name(p): "us" for p in self.providers}}
+        return style.table(columns, lines, caption=self.title, formats=dict.fromkeys([*columns][1:], ",.1f"))
+
+    def _along(self) -> tuple[int, list[tuple[int, ...]]]:
+        """(dimension, shapes) if most shapes differ in one dimension alone, or are cubes; else (-1, all shapes)."""
+        if all(len(set(shape)) == 1 for shape in self.shapes):
+            return 0, self.shapes
+        best = (-1, self.shapes)
+        for axis in range(len(self.shapes[0])):
+            rest = Counter(shape[:axis] + shape[axis + 1 :] for shape in self.shapes)
+            common, count = rest.most_common(1)[0]
+            if count >= 3 and count > len(self.shapes) / 2:
+                best = axis, [s for s in self.shapes if s[:axis] + s[axis + 1 :] == common]
+        return best
+
+    @property
+    def picture(self) -> style.Picture:
+        axis, shapes = self._along()
+        bound, what = self.bound
+        top, unit = 1.15 * bound, "TFLOP/s" if self.flops else "GB/s"
+        x = {shape: shape[axis] if axis >= 0 else i for i, shape in enumerate(shapes)}
+        with style.use():
+            fig, ax = style.figure(height=3.6)
+            ax.axhline(bound, color=style.BOUND, ls="--")
+            style.label(ax, min(x.values()), bound, f"{what}: {bound:,.0f}", dx=0, dy=4, ha="left")
+            ends = []
+            for p in self.providers:
+                points = [(x[s], self._rate(self.took[s, p])) for s in shapes if (s, p) in self.took]
+                if points:
+                    ax.plot(*zip(*points, strict=True), marker="o", color=colour(p, self.providers))
+                    ends.append((points[-1], self._name(p)))
+            rate = "FLOPs / time" if self.flops else "least bytes / time"
+            style.axes(ax, x=_x_label(axis, shapes), y=f"{rate} ({unit})", log="x" if axis >= 0 else "")
+            ax.set_xticks([*x.values()], [f"{v:,}" if axis >= 0 else by(s) for s, v in x.items()], minor=False)
+            ax.minorticks_off()
+            ax.set_ylim(0, top)
+            style.names(ax, ends)
+        return style.picture(fig, alt=f"{self.title}. {self.sentence}")
+
+    @property
+    def sentence(self) -> str:
+        """Ours against the best of the others, where it is furthest ahead and where it is least so; share of the bound."""
+        bound, _ = self.bound
+        ratios, best = {}, {}
+        for shape in self.shapes:
+            ours = self.took.get((shape, "gpukit"))
+            others = [self.took[shape, p] for p in self.providers if p != "gpukit" and (shape, p) in self.took]
+            if ours and others:
+                best[shape] = min(others, key=lambda row: row.median_ms)
+                ratios[shape] = best[shape].median_ms / ours.median_ms
+        if not ratios:
+            return f"{len(self.providers)} providers at {len(self.shapes)} shapes."
+        high, low = max(ratios, key=ratios.get), min(ratios, key=ratios.get)
+        share = {shape: self._rate(self.took[shape, "gpukit"]) / bound for shape in ratios}
+        top = max(share, key=share.get)
+        of = "the peak" if self.flops else "the rate of a copy" if self.copy else "the datasheet's bandwidth"
+        text = f"This project's kernel is {ratios[high]:.2f} times as fast as the best of the others"
+        text += f" ({self._name(best[high].provider)}) at {by(high)}"
+        if low != high:
+            text += f" and {ratios[low]:.2f} times ({self._name(best[low].provider)}) at {by(low)}"
+        return f"{text}; it reaches {share[top]:.0%} of {of} at {by(top)} (measured)."
+
+    def __repr__(self) -> str:
+        return f"{self.table}\n{self.sentence}"
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import Markdown, display
+
+        display(self.table, self.picture, Markdown(self.sentence))
+
+
+class Missing:
+    """What a cell shows where no run is recorded."""
+
+    def __init__(self, sentence: str):
+        self.sentence = sentence
+
+    def __repr__(self) -> str:
+        return self.sentence
+
+    def _repr_markdown_(self) -> str:
+        return self.sentence
+
+
+def versus(
+    op: str,
+    gpu: str = "h200",
+    mode: str = "fwd",
+    dtype: str = "",
+    names: Mapping[str, str] | None = None,
+    shapes: Sequence[tuple[int, ...]] | None = None,
+) -> Versus | Missing:
+    """Ours against the peers, from the recorded rows: a table of times, a picture of rates, a sentence.
+
+    mode    "fwd", "bwd", "fwd+bwd", "wall"
+    dtype   default: the one with most rows
+    names   provider -> what the lesson calls it, {"torch": "five lines"}
+    shapes  default: all that are recorded
+    Where nothing of the kind is recorded, a sentence that says so. Raises ValueError for an unknown GPU or mode.
+    """
+    if mode not in benchmark.MODES:
+        raise ValueError(f"mode must be one of {', '.join(benchmark.MODES)}, got {mode!r}")
+    try:
+        recorded = benchmark.rows(op, gpu)
+    except FileNotFoundError:
+        recorded = []
+    own = [row for row in recorded if row.op == op and row.mode == mode and (shapes is None or row.shape in shapes)]
+    if not own:
+        key = hardware.gpu(gpu).name
+        return Missing(
+            f"No {MODES.get(mode, mode)} times of {op} are recorded for the {key} yet: `gpukit bench {op}` makes them."
+        )
+    dtype = dtype or Counter(row.dtype for row in own).most_common(1)[0][0]
+    kept = [
+        r
+        for r in recorded
+        if r.op == "copy" or ((r.op, r.dtype) == (op, dtype) and (shapes is None or r.shape in shapes))
+    ]
+    return Versus(kept, mode, names or {})
+
+
+def _x_label(axis: int, shapes: Sequence[tuple[int, ...]]) -> str:
+    if axis < 0:
+        return "shape"
+    rank = len(shapes[0])
+    if rank > 1 and len(set(shapes[0])) == 1:
+        return f"{' = '.join('MNK'[:rank])} (elements)"
+    return f"{' x '.join('n' if i == axis else f'{size:,}' for i, size in enumerate(shapes[0]))}, n (elements)"
+
+
+def show_recorded(ops: Sequence[str], gpu: str, modes: Sequence[str] | None, out: Path | None) -> None:
+    """`gpukit bench --show`: print the recorded rows of each operation and draw them as PNG files in `out`.
+
+    Raises FileNotFoundError where nothing is recorded, ValueError for an unknown GPU.
+    """
+    gpu = hardware.gpu(gpu).key
+    if list(ops) == ["all"]:
+        ops = sorted(p.stem for p in (benchmark.RESULTS / gpu).glob("*.csv") if benchmark.holds_times(p))
+    out = out or Path("build") / "bench"
+    for op in ops:
+        recorded = benchmark.rows(op, gpu)
+        print(*map(benchmark.line, recorded), benchmark.summary(recorded), sep="\n")
+        for mode in modes or dict.fromkeys(
+            row.mode for row in recorded if row.op == op and row.mode in benchmark.MODES
+        ):
+            view = versus(op, gpu, mode)
+            if isinstance(view, Versus):
+                out.mkdir(parents=True, exist_ok=True)
+                path = out / f"{op}-{mode.replace('+', '-')}-{gpu}.png"
+                path.write_bytes(view.picture.data)
+                print(f"picture: {path}")

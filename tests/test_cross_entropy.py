@@ -1,0 +1,409 @@
+"""Cross-entropy, of logits and of a linear layer: the references, and the kernels against them."""
+
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gpukit.kernels.cross_entropy import cross_entropy, cross_entropy_bwd, cross_entropy_fwd
+from gpukit.kernels.linear_cross_entropy import chunk_tokens, linear_cross_entropy
+from gpukit.op import Cost
+from gpukit.reference import cross_entropy as reference
+from gpukit.reference import linear_cross_entropy as linear_reference
+from gpukit.testing import assert_close, poison
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# Options, and a row longer than one block of the kernel (float64 has the shortest).
+OPTIONS = (
+    {},
+    {"reduction": "sum", "label_smoothing": 0.1},
+    {"reduction": "none", "z_loss": 1e-3},
+    {"label_smoothing": 1.0, "z_loss": 1e-2},
+)
+LONG = 40_001
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def padded_rows(x):
+    return F.pad(x, (3, 5))[..., 3:-5]
+
+
+def every_second(x):
+    return torch.stack((x, torch.full_like(x, 1e4)), dim=-1).flatten(-2)[..., ::2]
+
+
+def transposed(x):
+    return x.mT.contiguous().mT
+
+
+def check(shape, dtype, device, layout=lambda x: x, options=None, inplace=False):
+    """The loss and its gradient against float64, for an upstream gradient that is not 1."""
+    options = options or {}
+    x, target = reference.make_inputs(shape, dtype, seeded())
+    if options.get("label_smoothing"):
+        x = x.clamp(min=-1e4)  # smoothing asks for every class: one of -inf makes the loss infinite
+    results, upstream = [], None
+    for leaf in (x.double().clone().requires_grad_(), x.clone().requires_grad_()):
+        loss = reference.cross_entropy(leaf, target, **options)
+        upstream = torch.randn(loss.shape, generator=seeded(1)) if upstream is None else upstream
+        results.append((loss.detach(), *torch.autograd.grad(loss, leaf, upstream.to(loss.dtype))))
+    (truth, true_dx), (native, native_dx) = results
+
+    leaf = layout(x.to(device)).detach().requires_grad_()
+    given = leaf * 1 if inplace else leaf
+    loss = cross_entropy(given, target.to(device), **options, inplace=inplace)
+    assert_close(loss.detach().cpu(), truth, native, what="loss")
+    (dx,) = torch.autograd.grad(loss, leaf, upstream.to(loss))
+    assert_close(dx.cpu(), true_dx, native_dx, gradient=True, what="dx")
+    assert torch.equal(leaf.detach().cpu(), x), "the logits were changed"
+
+
+# ---------------------------------------------------------------------------------------------------------- reference
+def test_reference_is_pytorchs():
+    for shape in reference.OP.test_shapes:
+        x, target = reference.make_inputs(shape, torch.float64, seeded())
+        for options in ({}, {"reduction": "sum"}, {"reduction": "none"}):
+            expected = F.cross_entropy(x.view(-1, shape[-1]), target.view(-1), **options)
+            torch.testing.assert_close(
+                reference.cross_entropy(x, target, **options).flatten(), expected.flatten(), equal_nan=True
+            )
+    x = torch.randn(5, 9, dtype=torch.float64, generator=seeded())
+    target = torch.tensor([0, 8, -100, 3, 3])
+    expected = F.cross_entropy(x, target, label_smoothing=0.1)
+    torch.testing.assert_close(reference.cross_entropy(x, target, label_smoothing=0.1), expected)
+
+
+def test_cost_by_hand():
+    assert reference.cost((2, 3), torch.bfloat16) == Cost(2 * (6 + 8), 8, 24)
+    assert reference.cost_both((2, 3), torch.bfloat16) == Cost(2 * (6 + 8), 2 * (6 + 4), 48)
+    assert linear_reference.cost((2, 3, 5), torch.float32).flops == 2 * 2 * 3 * 5
+
+
+# ------------------------------------------------------------------------------------------------------------- values
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_matches_float64(dtype, options, device):
+    for shape in reference.OP.test_shapes:
+        check(shape, dtype, device, options=options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_in_place_matches_float64(dtype, device):
+    for options in OPTIONS:
+        check((5, 65), dtype, device, options=options, inplace=True)
+    check((2, 3, 781), dtype, device, inplace=True)
+    check((3, LONG), dtype, device, inplace=True)
+
+
+@pytest.mark.parametrize("layout", [padded_rows, every_second, transposed], ids=lambda f: f.__name__)
+def test_any_strides(layout, device):
+    for shape in ((6, 65), (5, 251)):
+        check(shape, torch.float32, device, layout, OPTIONS[1])
+    check((2, LONG), torch.bfloat16, device, layout)
+
+
+def test_rows_longer_than_a_block(device):
+    for options in OPTIONS:
+        check((3, LONG), torch.float32, device, options=options)
+
+
+def test_float64_is_computed_in_float64(device):
+    x = torch.randn(3, LONG, generator=seeded(), dtype=torch.float64).to(device)
+    target = torch.tensor([5, LONG - 1, 0], device=device)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    losses = cross_entropy(ours, target, label_smoothing=0.1), F.cross_entropy(theirs, target, label_smoothing=0.1)
+    torch.testing.assert_close(*losses, rtol=1e-13, atol=0)
+    gradients = (torch.autograd.grad(loss, leaf)[0] for loss, leaf in zip(losses, (ours, theirs), strict=True))
+    torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-16)
+
+
+def test_gradcheck(device):
+    x = torch.randn(4, 9, generator=seeded(), dtype=torch.float64).to(device).requires_grad_()
+    target = torch.tensor([0, 8, -100, 3], device=device)
+    for reduction in ("mean", "none"):
+        assert torch.autograd.gradcheck(
+            lambda x, reduction=reduction: cross_entropy(x, target, -100, 0.1, reduction, z_loss=0.01), (x,)
+        )
+
+
+def test_rows_without_a_loss(device):
+    x = torch.randn(5, 7, generator=seeded())
+    x[0], x[1, 3], x[2, 1], x[3, 2] = -torch.inf, torch.inf, torch.nan, -torch.inf
+    target = torch.tensor([1, 0, 0, 2, 2])
+    ours = cross_entropy(x.to(device), target.to(device), reduction="none").cpu()
+    torch.testing.assert_close(ours, F.cross_entropy(x, target, reduction="none"), equal_nan=True)
+
+
+def test_nothing_to_learn_from(device):
+    x = torch.randn(3, 5, device=device, requires_grad=True)
+    target = torch.full((3,), -100, device=device)
+    assert cross_entropy(x, target).isnan() and F.cross_entropy(x, target).isnan()
+    assert cross_entropy(x, target, reduction="sum") == 0
+    empty = torch.randn(0, 5, device=device, requires_grad=True)
+    assert cross_entropy(empty, target[:0]).isnan()
+    assert torch.autograd.grad(cross_entropy(empty, target[:0], reduction="sum"), empty)[0].shape == (0, 5)
+
+
+def test_no_leading_dimension_and_int32_targets(device):
+    x = torch.randn(7, generator=seeded()).to(device)
+    target = torch.tensor(3, device=device, dtype=torch.int32)
+    torch.testing.assert_close(cross_entropy(x, target), F.cross_entropy(x, target.long()))
+
+
+def test_one_class_is_certain(device):
+    x = torch.randn(3, 1, device=device, requires_grad=True)
+    loss = cross_entropy(x, torch.zeros(3, dtype=torch.int64, device=device))
+    assert loss == 0 and (torch.autograd.grad(loss, x)[0] == 0).all()
+
+
+# ----------------------------------------------------------------------------------------------------------- in place
+def test_in_place_is_in_place(device):
+    leaf = torch.randn(4, 33, device=device, requires_grad=True)
+    logits = leaf * 1
+    where = logits.data_ptr()
+    loss = cross_entropy(logits, torch.tensor([1, 2, 3, -100], device=device), inplace=True)
+    (dx,) = torch.autograd.grad(loss, logits)
+    assert dx.data_ptr() == where
+
+
+def test_who_saved_the_logits_is_told(device):
+    leaf = torch.randn(4, 33, device=device, requires_grad=True)
+    logits = leaf.exp()  # keeps its result for its own gradient
+    loss = cross_entropy(logits, torch.tensor([1, 2, 3, 4], device=device), inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_in_place_backward_runs_once(device):
+    leaf = torch.randn(4, 33, device=device, requires_grad=True)
+    loss = cross_entropy(leaf * 1, torch.tensor([1, 2, 3, 4], device=device), inplace=True)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="backward ran twice"):
+        loss.backward()
+
+
+# ------------------------------------------------------------------------------------------------------------- memory
+@pytest.mark.parametrize("shape", [(3, 250), (2, LONG)], ids=str)
+def test_every_element_is_written(shape, device, monkeypatch):
+    x, target = (t.to(device) for t in reference.make_inputs(shape, torch.float32, seeded()))
+    target[0] = -100
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: poison(empty(*size, **options)))
+    losses, lse = cross_entropy_fwd(x, target, -100, 0.0, 0.0)
+    dx = cross_entropy_bwd(x, target, lse, torch.ones_like(losses), -100, 0.0, 0.0)
+    assert not losses.isnan().any() and not dx.isnan().any() and (dx[0] == 0).all()
+
+
+def test_offsets_beyond_int32(device):
+    """Four rows 2^30 elements apart, in 6 GB that are never touched in between."""
+    x = torch.empty(3 * 2**30 + 100, dtype=torch.float16, device=device).as_strided((4, 100), (2**30, 1))
+    x.copy_(torch.randn(4, 100, generator=seeded()))
+    target = torch.tensor([1, 99, 3, 50], device=device)
+    losses, lse = cross_entropy_fwd(x, target, -100, 0.0, 0.0)
+    torch.testing.assert_close(losses, F.cross_entropy(x.float(), target, reduction="none"))
+    dx = cross_entropy_bwd(x, target, lse, torch.ones_like(losses), -100, 0.0, 0.0)
+    expected = torch.softmax(x.float(), -1) - F.one_hot(target, 100)
+    torch.testing.assert_close(dx.float(), expected, atol=1e-3, rtol=1e-2)
+
+
+def test_deterministic(device):
+    x, target = (t.to(device) for t in reference.make_inputs((7, 251), torch.float32, seeded()))
+    first, second = (cross_entropy_fwd(x, target, -100, 0.1, 0.0) for _ in range(2))
+    assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
+
+
+# ------------------------------------------------------------------------------------------------------------- errors
+def test_bad_arguments(device, monkeypatch):
+    x, target = torch.randn(4, 9, device=device), torch.zeros(4, dtype=torch.int64, device=device)
+    for error, message, call in (
+        (TypeError, r"logits must be float16, .*, got torch\.int64", lambda: cross_entropy(target, target)),
+        (TypeError, r"target must hold class indices, int64 or int32, got torch\.float32", lambda: cross_entropy(x, x)),
+        (ValueError, r"need a target \[\.\.\.\] .* got \[4, 9\] and \[3\]", lambda: cross_entropy(x, target[:3])),
+        (ValueError, r"at least one class, got \[4, 0\]", lambda: cross_entropy(x[:, :0], target)),
+        (ValueError, r"reduction must be 'mean', 'sum' or 'none', got 'avg'", lambda: cross_entropy(x, target, reduction="avg")),
+        (ValueError, r"label_smoothing must be between 0 and 1, got 1.5", lambda: cross_entropy(x, target, label_smoothing=1.5)),
+        (ValueError, r"z_loss must be 0 or more, got -1", lambda: cross_entropy(x, target, z_loss=-1)),
+        (ValueError, r"inplace=True needs logits whose rows are evenly spaced", lambda: cross_entropy(
+            x.view(2, 2, 9).transpose(0, 1), target.view(2, 2), inplace=True
+        )),
+    ):  # fmt: skip
+        with pytest.raises(error, match=message):
+            call()
+    module = sys.modules["gpukit.kernels.cross_entropy"]
+    monkeypatch.setattr(module, "INTERPRETED", False)
+    with pytest.raises(ValueError, match=r"logits are on cpu .* TRITON_INTERPRET=1"):
+        cross_entropy(x.cpu(), target.cpu())
+
+
+def test_target_that_is_no_class(device):
+    x = torch.randn(3, 9, device=device)
+    target = torch.tensor([1, 9, -1], device=device)
+    if device == "cpu":
+        with pytest.raises(IndexError, match=r"target must be in \[0, 9\) or ignore_index = -100, got 9"):
+            cross_entropy(x, target)
+    else:
+        assert cross_entropy(x, target, reduction="none").isnan().tolist() == [False, True, True]
+    assert cross_entropy(x, torch.tensor([1, 2, -1], device=device), ignore_index=-1).isfinite()
+
+
+# ------------------------------------------------------------------------------------------------------------ PyTorch
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
+def test_torch_compile_without_a_graph_break(backend, device):
+    torch.compiler.reset()
+    x, target = torch.randn(6, 33, device=device), torch.tensor([0, 32, -100, 3, 3, 1], device=device)
+    weight = torch.randn(51, 33, device=device)
+    for ours, theirs, arguments in (
+        (lambda x, w: cross_entropy(2 * x, target), lambda x, w: F.cross_entropy(2 * x, target), (x, weight)),
+        (lambda x, w: cross_entropy(2 * x, target, inplace=True), lambda x, w: F.cross_entropy(2 * x, target), (x, weight)),
+        (lambda x, w: linear_cross_entropy(2 * x, w, target, chunk=4), lambda x, w: F.cross_entropy(2 * x @ w.T, target), (x, weight)),
+    ):  # fmt: skip
+        compiled = torch.compile(ours, fullgraph=True, backend=backend)
+        results = []
+        for call in (compiled, theirs):
+            leaves = [a.clone().requires_grad_() for a in arguments]
+            loss = call(*leaves)
+            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+            results.append((loss.detach(), *(g for g in gradients if g is not None)))
+        for given, expected in zip(*results, strict=True):
+            torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_operator_registration(device):
+    x = torch.randn(5, 7, generator=seeded()).to(device)
+    weight, target = torch.randn(9, 7, device=device), torch.tensor([0, 6, -100, 3, 1], device=device)
+    leaves = [a.clone().requires_grad_() for a in (x, weight)]
+    torch.library.opcheck(torch.ops.gpukit.cross_entropy.default, (leaves[0], target, -100, 0.1, 0.0))
+    torch.library.opcheck(
+        torch.ops.gpukit.cross_entropy_bwd.default,
+        (x, target, torch.logsumexp(x, -1), torch.ones(5, device=device), -100, 0.0, 0.0),
+    )
+    torch.library.opcheck(
+        torch.ops.gpukit.linear_cross_entropy.default, (*leaves, target, True, True, True, 2, -100, 0.0, 0.0)
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- in chunks
+@pytest.mark.parametrize("options", [{}, {"reduction": "sum", "label_smoothing": 0.1, "z_loss": 1e-3}], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_linear_matches_float64(dtype, options, device):
+    for shape in linear_reference.OP.test_shapes:
+        x, weight, target = linear_reference.make_inputs(shape, dtype, seeded())
+        results = []
+        for convert in (torch.Tensor.double, torch.clone):
+            leaves = [convert(t).requires_grad_() for t in (x, weight)]
+            loss = linear_reference.linear_cross_entropy(*leaves, target, **options)
+            results.append((loss.detach(), *torch.autograd.grad(loss, leaves)))
+        for chunk in (None, 1, 3, 100):
+            leaves = [t.to(device).requires_grad_() for t in (x, weight)]
+            loss = linear_cross_entropy(*leaves, target.to(device), chunk=chunk, **options)
+            assert_close(loss.detach().cpu(), results[0][0], results[1][0], what="loss")
+            gradients = torch.autograd.grad(loss, leaves)
+            for given, truth, native, what in zip(gradients, results[0][1:], results[1][1:], ("dx", "dw"), strict=True):
+                assert_close(given.cpu(), truth, native, gradient=True, what=f"{what} in chunks of {chunk}")
+
+
+def test_linear_gives_the_gradients_that_are_asked_for(device):
+    x, weight = torch.randn(2, 3, 8, device=device), torch.randn(11, 8, device=device)
+    target = torch.tensor([[1, 2, -100], [0, 10, 4]], device=device)
+    expected = F.cross_entropy((x @ weight.T).view(-1, 11), target.view(-1))
+    assert not linear_cross_entropy(x, weight, target).requires_grad
+    torch.testing.assert_close(linear_cross_entropy(x, weight, target, chunk=4), expected)
+    for need in ((True, False), (False, True)):
+        leaves = [t.clone().requires_grad_(n) for t, n in zip((x, weight), need, strict=True)]
+        linear_cross_entropy(*leaves, target, chunk=4).mul(3).backward()
+        theirs = [t.clone().requires_grad_(n) for t, n in zip((x, weight), need, strict=True)]
+        F.cross_entropy((theirs[0] @ theirs[1].T).view(-1, 11), target.view(-1)).mul(3).backward()
+        for ours, other in zip(leaves, theirs, strict=True):
+            assert (ours.grad is None) == (other.grad is None)
+            if ours.grad is not None:
+                torch.testing.assert_close(ours.grad, other.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_linear_under_autocast(device):
+    x, weight = (
+        torch.randn(6, 8, device=device, requires_grad=True),
+        torch.randn(11, 8, device=device, requires_grad=True),
+    )
+    target = torch.arange(6, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        loss = linear_cross_entropy(x, weight, target)
+        expected = F.cross_entropy(F.linear(x, weight), target)
+    gradients = torch.autograd.grad(loss, (x, weight))
+    assert loss.dtype == torch.float32 and all(g.dtype == torch.float32 for g in gradients)
+    torch.testing.assert_close(loss, expected, rtol=1e-2, atol=1e-2)
+
+
+def test_chunks_cover_the_tokens():
+    for tokens, classes in ((1, 1), (0, 5), (127, 50257), (8192, 128256), (100_000, 200_000), (3, 10**9)):
+        size = chunk_tokens(tokens, classes)
+        assert size >= 1 and (size * classes <= 2**27 + 128 * classes)
+    assert chunk_tokens(8192, 128256) == 1024
+
+
+def test_linear_bad_arguments(device):
+    x, weight = torch.randn(4, 8, device=device), torch.randn(11, 8, device=device)
+    target = torch.zeros(4, dtype=torch.int64, device=device)
+    for error, message, call in (
+        (ValueError, r"x \[\.\.\., D\] needs a weight \[V, D\], got \[4, 8\] and \[8, 11\]", lambda: linear_cross_entropy(x, weight.T, target)),
+        (TypeError, r"one dtype and device, got torch\.float32 .* torch\.float16", lambda: linear_cross_entropy(x, weight.half(), target)),
+        (ValueError, r"reduction must be 'mean' or 'sum', got 'none'", lambda: linear_cross_entropy(x, weight, target, reduction="none")),
+        (ValueError, r"chunk must be at least 1 token, got 0", lambda: linear_cross_entropy(x, weight, target, chunk=0)),
+        (ValueError, r"need a target", lambda: linear_cross_entropy(x, weight, target[:2])),
+    ):  # fmt: skip
+        with pytest.raises(error, match=message):
+            call()
+
+
+# ---------------------------------------------------------------------------------------------------- on a GPU alone
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_length(dtype, device):
+    for V in (1, 2, 31, 33, 127, 1000, 1024, 1025, 4096, 32_000, 32_768, 32_769, 50_257, 128_256):
+        for inplace in (False, True):
+            check((6, V), dtype, device, inplace=inplace)
+            check((6, V), dtype, device, options=OPTIONS[1], inplace=inplace)
+
+
+@pytest.mark.gpu
+def test_more_than_2_31_elements(device):
+    M, V = 2**31 // 32_768 + 2, 32_768
+    x = torch.randn((M, V), device=device, dtype=torch.bfloat16)
+    target = torch.randint(0, V, (M,), device=device)
+    last = x[-2:].clone()
+    losses, _ = cross_entropy_fwd(x, target, -100, 0.0, 0.0, torch.ones((), device=device))
+    torch.testing.assert_close(losses[-2:], F.cross_entropy(last.float(), target[-2:], reduction="none"))
+    expected = torch.softmax(last.float(), -1) - F.one_hot(target[-2:], V)
+    torch.testing.assert_close(x[-2:].float(), expected, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.gpu
+def test_linear_peak_memory(device):
+    """A quarter of what holding the logits takes."""
+    x, weight = (torch.randn(n, 1024, device=device, dtype=torch.bfloat16, requires_grad=True) for n in (8192, 128_256))
+    target = torch.randint(0, 128_256, (8192,), device=device)
+    peaks = []
+    for call in (lambda: linear_cross_entropy(x, weight, target), lambda: F.cross_entropy(x @ weight.T, target)):
+        x.grad = weight.grad = None
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call().backward()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[0] <= peaks[1] / 4
+
+
+@pytest.mark.gpu
+def test_cuda_graph(device):
+    x, target = (t.to(device) for t in reference.make_inputs((33, 5000), torch.bfloat16, seeded()))
+    cross_entropy_fwd(x, target, -100, 0.0, 0.0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        losses, _ = cross_entropy_fwd(x, target, -100, 0.0, 0.0)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    assert torch.equal(losses, cross_entropy_fwd(x, target, -100, 0.0, 0.0)[0])
