@@ -46,6 +46,8 @@ class Op:
     check_shape  shape -> a smaller shape on which results are compared with float64; default: fewer of the first dimension
     cost_both    cost of forward and backward in one call, where that is less than their sum
     build        (provider, inputs) -> the call to time, for what must be set up first, such as an optimizer
+    observed     (inputs, result) -> what is compared in the result's place, where providers draw random numbers of their
+                 own; gradients are then not compared
     """
 
     name: str
@@ -64,3 +66,4 @@ class Op:
     check_shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
     cost_both: Callable[[tuple[int, ...], dtype], Cost] | None = None
     build: Callable[[Callable, tuple], Callable] | None = None
+    observed: Callable[[tuple, Tensor], tuple[Tensor, ...]] | None = None

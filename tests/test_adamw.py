@@ -6,7 +6,10 @@ import sys
 import pytest
 import torch
 
+from gpukit import benchmark
 from gpukit.kernels.adamw import AdamW
+from gpukit.op import Cost
+from gpukit.reference.adamw import OP, ForeachAdamW
 
 kernels = sys.modules["gpukit.kernels.adamw"]
 SHAPES = ((3,), (7, 5), (), (2050,), (0,), (64, 33))
@@ -148,6 +151,31 @@ class _Counting:
     def __getitem__(self, grid):
         self.launched.append(grid)
         return self.kernel[grid]
+
+
+# ---------------------------------------------------------------------------------------------------------- operation
+def test_costs_by_hand():
+    assert OP.cost((3, 1000), torch.float32) == Cost(read_bytes=16_000, write_bytes=12_000, flops=14_000)
+    assert OP.cost((3, 1000), torch.bfloat16).bytes == 14_000
+
+
+def test_benchmarks_see_what_is_wrong(device):
+    def truth(shape):
+        inputs = benchmark.make_inputs(OP, shape, torch.float32, device)
+        return benchmark._Truth(OP, inputs, OP.bench_modes)
+
+    assert len(OP.make_inputs(OP.bench_shapes[-1], torch.float32, torch.Generator())) == 2 * 2000
+    for shape in OP.test_shapes:
+        assert [truth(shape).refutes(f) for f in (OP.reference, OP.library, ForeachAdamW, AdamW)] == [""] * 4
+    for wrong in ({"betas": (0.8, 0.999)}, {"betas": (0.9, 0.99)}, {"weight_decay": 0.0}, {"eps": 1e-3}, {"lr": 0.02}):
+
+        class Wrong(torch.optim.AdamW):
+            def __init__(self, params, wrong=wrong, **options):
+                super().__init__(params, **{**options, **wrong})
+
+        assert truth((5, 4099)).refutes(Wrong)
+    with pytest.raises(ValueError, match="not compiled for 9 tensors: at most 8"):
+        truth((9, 90)).refutes(torch.compile(OP.reference))
 
 
 # -------------------------------------------------------------------------------------------------------- precision

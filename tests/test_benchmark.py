@@ -191,6 +191,16 @@ def test_a_peer_that_fails_costs_its_own_rows_only(timed, monkeypatch):
     assert {r.provider for r in run("softmax", ("torch", "library"), **CPU)} == {"library"}
 
 
+def test_a_peer_without_its_package_is_left_out(timed, monkeypatch, capsys):
+    def peer(x):
+        import no_such_package  # noqa: F401
+
+    softmax = operation("softmax")
+    monkeypatch.setattr(benchmark, "operation", lambda name: replace(softmax, peers={"liger": peer}))
+    assert [r.provider for r in run("softmax", ("liger", "library"), modes=("fwd",), **CPU)] == ["library"]
+    assert "liger 6x40 bfloat16: no_such_package is not installed, skipped" in capsys.readouterr().out
+
+
 def test_commit(monkeypatch):
     monkeypatch.setenv("GPUKIT_COMMIT", "fedcba9")
     assert benchmark._commit() == "fedcba9"

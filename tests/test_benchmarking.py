@@ -223,7 +223,7 @@ def test_timeline_of_a_profile():
     assert spans == [
         ("host", "aten::linear"), ("launches", "cudaLaunchKernel"), ("GPU", "gemm"), ("host 2", "AddmmBackward0"),
     ]  # fmt: skip
-    assert "1 kernels" in repr(timeline(of_profile(record)))
+    assert "1 kernel, 5 us of work in 27 us" in repr(timeline(of_profile(record)))
 
 
 # ---------------------------------------------------------------------------------------------- pictures of measured times
@@ -347,8 +347,22 @@ def test_panel_of_recorded_rows(records):
     )
     panel.reset()
     assert panel.mode.value == "fwd" and len(panel.rows) == 11
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="no times of 'gelu' on 'h200' are recorded"):
         bench("gelu")
+
+
+def test_panel_of_what_cannot_be_measured_here(records):
+    write([row("library", (8, 8), 0.1, op="linear")], records / "h200" / "linear.csv")
+    write([row("torch", (8, 8), 0.1, op="chain")], records / "h200" / "benchmarking.csv")
+    with pytest.raises(
+        FileNotFoundError, match="'benchmarking' is not an operation; recorded on h200 are: linear, soft"
+    ):
+        bench("benchmarking")
+    panel = bench("linear")
+    panel.live.value = True
+    assert not panel.live.value and panel.status.value.startswith("linear is recorded only; recorded on an H200")
+    panel.op.value = "softmax"
+    assert panel.mode.value == "fwd" and len(panel.rows) == 11
 
 
 @pytest.fixture
@@ -380,6 +394,7 @@ def test_panel_measures_and_can_be_cancelled(records, measured):
     panel = bench("softmax")
     panel.live.value = True
     assert not panel.run_button.disabled and not panel.rows
+    assert panel.status.value.startswith("nothing measured yet on ")
     panel.providers.value = ("torch", "library")
     panel.shapes.value = panel.shapes.options[0][1], panel.shapes.options[1][1]
     panel.start()

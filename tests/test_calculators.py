@@ -119,6 +119,8 @@ def test_colours_are_those_of_the_course(view):
         ("cost", "gpus", "8xt4", "dtype must be one of"),
         ("cost", "price", "-1", "price_per_gpu_hour must be a number above 0"),
         ("flops", "tokens", "", "tokens must be a number such as"),
+        ("flops", "tokens", "0", "tokens must be a whole number from 1 to 10^10, got 0"),
+        ("flops", "tokens", "1" + "0" * 30, "tokens must be a whole number from 1 to"),
         ("roofline", "batch", "0", "batch must be a whole number from 1"),
         ("roofline", "tokens", "0", "tokens must be a whole number from 1"),
         ("roofline", "gpu", "t4", "dtype must be one of"),

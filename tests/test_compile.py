@@ -307,6 +307,30 @@ def test_a_kernel_that_does_not_compile():
     assert str(error).startswith(f"odd_range does not compile for H100 SXM, test_compile.py line {error.line}:")
 
 
+WRONG_CELL = """
+import triton, triton.language as tl
+def grows(x_ptr, n):
+    total = 0
+    for i in range(0, n):
+        total += 0.5
+    tl.store(x_ptr, total)
+grows = triton.jit(grows)
+"""
+
+
+def test_a_cell_that_does_not_compile():
+    """The message that Triton wraps in a repr is unwrapped; the number that IPython calls a cell by says nothing."""
+    name = "/tmp/ipykernel_1/88.py"
+    linecache.cache[name] = (len(WRONG_CELL), None, WRONG_CELL.splitlines(keepends=True), name)
+    cell = {"__name__": "__main__"}
+    exec(__builtins__["compile"](WRONG_CELL, name, "exec"), cell)
+    with pytest.raises(CompileError) as caught:
+        compile(cell["grows"], empty(3), 7)
+    first, line, message = str(caught.value).split("\n")[:3]
+    assert first == "grows does not compile for H100 SXM, line 5:" and line == "    for i in range(0, n):"
+    assert message.startswith("Loop-carried variable total has initial type int32 but is re-assigned to fp32 in loop!")
+
+
 @triton.jit
 def missing_helper(x_ptr):
     tl.store(x_ptr, no_such_function(1))  # noqa: F821

@@ -10,6 +10,7 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -896,6 +897,34 @@ def test_grids():
             where_am_i[grid](torch.zeros(24))
 
 
+class OnGpu:
+    """What the launch looks at of a tensor on a GPU."""
+
+    device = torch.device("cuda", 0)
+    is_cuda, is_cpu = True, False
+
+    def untyped_storage(self):
+        raise AssertionError("a launch with a tensor on the wrong side must touch neither")
+
+
+def test_a_cpu_tensor_beside_one_on_a_gpu(monkeypatch):
+    with pytest.raises(ValueError, match=r"sum_blocks: y_ptr is on the CPU and x_ptr on the GPU; .*y_ptr\.to\("):
+        sum_blocks[(1,)](OnGpu(), torch.zeros(4), 4, BLOCK=4)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)  # which a GPU can read
+    assert interpreter._refuse_cpu_tensors(sum_blocks, {"x_ptr": OnGpu(), "y_ptr": torch.zeros(4)}) is None
+
+
+def test_cpu_tensors_for_a_launch_on_a_gpu(monkeypatch):
+    """Where kernels are compiled, and a trace interprets them first."""
+    interpreter._refuse_cpu_tensors(sum_blocks, {"x_ptr": torch.zeros(4)})  # interpreted for good
+    compiled = SimpleNamespace(__name__="sum_blocks", compiled=object())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    interpreter._refuse_cpu_tensors(compiled, {"x_ptr": torch.zeros(4)})  # nothing to run it on
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ValueError, match="sum_blocks: x_ptr is on the CPU; a GPU reads no tensor there"):
+        interpreter._refuse_cpu_tensors(compiled, {"x_ptr": torch.zeros(4), "n": 4})
+
+
 def test_a_triton_outside_the_range_is_named(monkeypatch):
     interpreter.uninstall()
     missing = (*interpreter._PATCHES, ("triton.runtime.interpreter", "InterpreterBuilder.create_nothing", None))
@@ -920,7 +949,66 @@ def test_importing_triton_installs_the_layer():
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
 
 
+# ---- what stays different -----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def beyond_the_mask(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    tl.store(y_ptr + offs, tl.load(x_ptr + offs, mask=offs < n))
+
+
+@row(plain_fails=False)
+def masked_lanes_without_other_are_zero():
+    y = torch.full((8,), 5.0)
+    beyond_the_mask[(1,)](torch.ones(8), y, 3, BLOCK=8)
+    assert y.tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+
+
+@triton.jit
+def far_row(x_ptr, y_ptr, stride):
+    row = tl.program_id(0)
+    tl.store(y_ptr + row, row * stride)  # int32 times int32
+
+
+@row(plain_fails=False)
+def int32_offsets_wrap():
+    y = torch.zeros(3, dtype=torch.int64)
+    far_row[(3,)](y, y, 1 << 30)
+    assert y.tolist() == [0, 1 << 30, -(1 << 31)]
+
+
+@triton.jit
+def growing_total(y_ptr, n):
+    total = 0
+    for _ in range(n):
+        total += 0.5
+    tl.store(y_ptr, total)
+
+
+@row(plain_fails=VERSION < (3, 7))  # the bound of the loop
+def a_dtype_may_change_in_a_loop():
+    y = torch.zeros(1)
+    growing_total[(1,)](y, 3)
+    assert y.item() == 1.5
+
+
 # ---- the table ----------------------------------------------------------------------------------------------------
+
+
+def test_every_row_of_the_table_is_a_test():
+    tests = Path(__file__).parent
+    table = (tests.parent / "gpukit/simulator/interpreter.md").read_text()
+    rows = [
+        line for line in table.split("\n") if line.startswith("| ") and "---" not in line and "| tests |" not in line
+    ]
+    named = {row: re.findall(r"`([\w/.:]+)`", row.split("|")[-2]) for row in rows}
+    assert len(rows) > 20 and all(named.values())
+    for name in {name for names in named.values() for name in names}:
+        file, _, function = name.rpartition("::")
+        text = (tests.parent / (file or "tests/test_interpreter.py")).read_text()
+        assert f"def {function}(" in text or function in ROWS, name
+    assert ROWS.keys() <= {name for names in named.values() for name in names}
 
 
 @pytest.mark.parametrize("name", ROWS)

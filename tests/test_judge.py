@@ -164,6 +164,23 @@ def test_endless_loop_ends_within_the_limit_and_five_seconds(body, monkeypatch):
     assert add("return a + b").passed
 
 
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "while pid >= 0:\n        x = tl.load(x_ptr + offs, mask=mask)",  # each turn goes through the interpreter
+        "while True:\n        pass",
+        "for i in range(2**62):\n        tl.atomic_cas(x_ptr, 1.0, 1.0)",
+    ],
+)
+def test_a_kernel_that_never_ends(loop):
+    source = DOUBLE_SOURCE.replace("mask = offs < n\n", f"mask = offs < n\n    pid = tl.program_id(0)\n    {loop}\n")
+    start = time.monotonic()
+    verdict = judge_source(replace(DOUBLE, timeout_s=2), source)
+    assert (verdict.state, verdict.diagnosis) == ("timeout", "timeout"), str(verdict)
+    assert time.monotonic() - start < 2 + 5 + LIMIT_S
+    assert double().passed
+
+
 def test_number_computed_with_torch_is_a_number():
     source = "import torch\n\n\ndef add(a, b):\n    return torch.tensor(a + b)\n"
     assert judge_source(ADD, source).passed
@@ -325,6 +342,93 @@ def test_argument_that_is_to_be_changed(old, new, diagnosis):
     )
     verdict = judge_source(grow, IN_PLACE_SOURCE.replace(old, new) if old else IN_PLACE_SOURCE)
     assert verdict.diagnosis == diagnosis, f"{verdict}\n{verdict.detail}"
+
+
+def test_a_bound_on_sectors_names_the_access():
+    exercise = replace(DOUBLE, traffic=Traffic(reads=1, writes=1, sectors=1.2))
+    assert judge_source(exercise, DOUBLE_SOURCE).passed
+    dealt = DOUBLE_SOURCE.replace(
+        "tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)", "tl.program_id(0) + tl.arange(0, BLOCK) * tl.num_programs(0)"
+    )
+    assert judge_source(DOUBLE, dealt).passed  # the same bytes
+    verdict = judge_source(exercise, dealt)
+    assert (verdict.state, verdict.diagnosis) == ("fail", "sectors"), str(verdict)
+    line = dealt.split("\n").index("    x = tl.load(x_ptr + offs, mask=mask)") + 1
+    text = " ".join(str(verdict).split())
+    assert "8.0x the sectors that its bytes fill (bound 1.2x)" in text
+    assert f"the load of x_ptr in line {line} of" in text and "moves 4,000 bytes and touches 1,000 sectors" in text
+
+
+def squares(rng):
+    import torch
+
+    return [Case(f"x {[n, n]}", (torch.randn(n, n, dtype=torch.float16),)) for n in (16, 32)]
+
+
+SQUARE = KernelExercise(
+    id="demo.square",
+    title="Square",
+    notebook="00_start",
+    function="square",
+    label=Label(1, 1, "a product"),
+    hints=HINTS,
+    cases=squares,
+    reference=lambda x: x @ x,
+    traffic=Traffic(reads=1, writes=1, flops=lambda x: 2 * len(x) ** 3),
+    timeout_s=20,
+)
+SQUARE_SOURCE = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def square_kernel(x_ptr, y_ptr, N: tl.constexpr):
+    offs = N * tl.arange(0, N)[:, None] + tl.arange(0, N)[None, :]
+    x = tl.load(x_ptr + offs)
+    tl.store(y_ptr + offs, tl.dot(x, x))
+
+
+def square(x):
+    y = torch.empty_like(x)
+    square_kernel[(1,)](x, y, len(x))
+    return y
+"""
+
+
+def test_a_bound_on_flops():
+    assert judge_source(SQUARE, SQUARE_SOURCE).passed
+    verdict = judge_source(SQUARE, SQUARE_SOURCE.replace("tl.dot(x, x))", "0.5 * tl.dot(x, x) + 0.5 * tl.dot(x, x))"))
+    assert (verdict.state, verdict.diagnosis) == ("fail", "flops"), str(verdict)
+    text = " ".join(str(verdict).split())
+    assert "2.0x the FLOPs" in text and "65,536 are enough; tl.dot does 131,072 of 131,072 in square_kernel" in text
+
+
+def test_atomics_are_writes():
+    source = DOUBLE_SOURCE.replace("2 * x, mask=mask)", "x, mask=mask)\n    tl.atomic_add(y_ptr + offs, x, mask=mask)")
+    verdict = judge_source(DOUBLE, source)
+    assert (verdict.state, verdict.diagnosis) == ("fail", "traffic"), str(verdict)
+    assert "y_ptr is stored 2 times: lines 12, 13 of" in str(verdict)
+
+
+def test_every_access_is_named_where_none_is_too_large_alone():
+    through_memory = DOUBLE_SOURCE.replace("y = torch.empty_like(x)", "y, z = torch.empty_like(x), torch.empty_like(x)")
+    launch = "double_kernel[(triton.cdiv(x.numel(), 64),)]"
+    through_memory = through_memory.replace(
+        f"{launch}(x, y,", f"half_kernel[(16,)](x, z, x.numel(), BLOCK=64)\n    {launch}(z, y,"
+    ).replace(
+        "def double(x)",
+        DOUBLE_SOURCE[DOUBLE_SOURCE.index("@triton.jit") : DOUBLE_SOURCE.index("def double(x)")]
+        .replace("double_kernel", "half_kernel")
+        .replace("2 * x", "x")
+        .replace("_ptr", "_at")
+        + "def double(x)",
+    )
+    verdict = judge_source(replace(DOUBLE, traffic=Traffic(reads=1, writes=1, launches=2)), through_memory)
+    assert verdict.diagnosis == "traffic", str(verdict)
+    text = str(verdict)
+    assert all(f"{name} is {verb} once" in text for name, verb in (("x_ptr", "loaded"), ("x_at", "loaded")))
 
 
 def test_out_of_bounds_is_named_and_harmless():

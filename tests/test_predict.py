@@ -15,14 +15,12 @@ from gpukit.simulator import compile as compile_module
 from gpukit.simulator import lines, mix
 from gpukit.simulator import predict as predict_module
 from gpukit.simulator.compile import compile
+from gpukit.simulator.machine import machine
 from gpukit.simulator.predict import (
-    DRAM_US,
     INTEGER,
     ISSUE,
     LAUNCH,
-    LAUNCH_US,
     MEMORY,
-    NEXT_LAUNCH_US,
     SPECIAL,
     TENSOR,
     TURNS,
@@ -34,6 +32,8 @@ from gpukit.simulator.trace import trace
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
 BF16 = torch.bfloat16
 H200 = hardware.gpu("h200")
+REACHED = machine(H200)
+EDGES = 2e-3 * REACHED.dram_ns  # the first load and the last store
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -225,8 +225,8 @@ def test_every_unit_of_sass():
 def test_a_copy_is_its_bytes_over_the_copy_rate():
     n = 1 << 28
     p = predict(lambda: copy[(n // 1024,)](meta(n), meta(n), n, BLOCK=1024))
-    assert p.limit == MEMORY and p.resources[MEMORY] == pytest.approx(4 * n / 4.25e6, rel=1e-3)
-    assert p.resources[LAUNCH] == LAUNCH_US + 2 * DRAM_US
+    assert p.limit == MEMORY and p.resources[MEMORY] == pytest.approx(4e-3 * n / REACHED.copy_gbps, rel=1e-3)
+    assert p.resources[LAUNCH] == REACHED.launch_us + EDGES
     assert p.time_us == pytest.approx(p.resources[MEMORY] + p.resources[LAUNCH] + p.resources[TURNS])
     (step,) = p.steps
     assert (step.programs, step.launch.kernel, step.compiled.gpu) == (16, "copy", H200)
@@ -241,7 +241,8 @@ def test_the_units_of_an_sm_by_hand():
     assert p.resources[SPECIAL] == pytest.approx(rows_per_sm * 16384 / 16 / 1980, rel=0.05)  # an exp each, 16 a clock
     assert p.resources[ISSUE] == pytest.approx(rows_per_sm * 16 * step.mix.instructions / 4 / 1980)
     assert p.resources[INTEGER] == pytest.approx(rows_per_sm * 16 * 32 * step.mix.units["alu"] / 64 / 1980)
-    assert p.resources[WAITING] == pytest.approx(DRAM_US * -(-1024 // (132 * step.programs)))
+    once = 1e-3 * REACHED.dram_ns * rows_per_sm / step.programs  # for each row once, the programs of an SM together
+    assert 0.8 * once < p.resources[WAITING] < 2 * once
 
 
 def test_what_takes_turns_costs_more_with_fewer_programs_per_sm():
@@ -280,13 +281,14 @@ def test_steps_and_pytorch_ops_add_up():
     p = predict(work)
     assert [step.name for step in p.steps] == ["copy", "aten.relu", "aten.mm"]
     first, relu, mm = p.steps
-    bytes_us = 4 * 4096 * 4096 / 4.25e6
-    assert first.resources[LAUNCH] == LAUNCH_US + 2 * DRAM_US
+    bytes_us = 4e-3 * 4096 * 4096 / REACHED.copy_gbps
+    assert first.resources[LAUNCH] == REACHED.launch_us + EDGES
     assert relu.resources == {
         MEMORY: pytest.approx(bytes_us / predict_module.TORCH_OP),
-        LAUNCH: NEXT_LAUNCH_US + 2 * DRAM_US,
+        LAUNCH: REACHED.next_launch_us + EDGES,
     }
-    assert mm.limit == TENSOR and mm.resources[TENSOR] == pytest.approx(2 * 4096**3 / 741e6)  # cuBLAS took 185
+    assert mm.limit == TENSOR
+    assert mm.resources[TENSOR] == pytest.approx(2e-6 * 4096**3 / REACHED.matmul_tflops)
     assert p.time_us == sum(step.time_us for step in p.steps) and p.limit == TENSOR
     assert p.resources[MEMORY] == sum(step.resources[MEMORY] for step in p.steps)
     assert "aten.mm, tensor cores" in p.report()
@@ -305,7 +307,7 @@ def test_the_report():
     report = p.report().split("\n")
     assert report[0] == f"{p.time_us:,.1f} us on H200 SXM, limited by launch"
     assert any(line.startswith("launch") and line.endswith("<- limit") for line in report)
-    assert report[-1] == "rates reached: measured on an H200: torch's copy of 1 Gi bf16, cuBLAS bf16 4096^3"
+    assert report[-1] == "rates reached: measured on an H200, gpukit/results/h200/machine.csv"
     assert str(p) == p.report() and p._repr_html_().count("<tr>") == len(p.resources) == len(p.rows())
     assert [row for row in p.rows() if row[2]] == [(LAUNCH, p.resources[LAUNCH], True)]
     assert "assumed" in predict(lambda: torch.ones(4) + 1, gpu="l4").report()

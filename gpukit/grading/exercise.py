@@ -109,12 +109,20 @@ class FunctionExercise(Exercise):
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the function may move, as multiples of the bytes of its first argument, and how often it may launch."""
+    """What the function may cost in its largest case: bytes moved, as multiples of those of its first argument (atomics are
+    writes), and how often it may launch.
+
+    sectors  32-byte sectors touched, as a multiple of those that the bytes moved fill, for all accesses together
+    flops    from the case's arguments, what tl.dot must do; a multiply-add is 2
+    slack    by how much bytes and FLOPs may be more
+    """
 
     reads: float
     writes: float
     launches: int = 1
     slack: float = 0.05
+    sectors: float | None = None
+    flops: Callable[..., float] | None = None
 
 
 @dataclass(frozen=True)
@@ -129,7 +137,7 @@ class KernelExercise(Exercise):
     torch_ops  aten operations that the host code may use besides allocation, views and copies
     traffic    the bound on bytes moved, or None where the exercise does not grade it
     launch_rule  (case, launches) -> (label, sentence) if the launches break a rule of the exercise, else None; a launch is
-               {"kernel", "grid", "programs", "load_bytes", "store_bytes", "atomic_bytes", "accesses", "sectors"}:
+               {"kernel", "grid", "programs", "load_bytes", "store_bytes", "atomic_bytes", "flops", "accesses", "sectors"}:
                accesses are [kind, tensor, line, bytes], sectors their 32-byte sectors in the same order
     """
 

@@ -338,9 +338,12 @@ class _Run:
                 "fail", "launches", text, f"launched: {names}", *diagnose.extra_sentence(self.exercise, "launches")
             )
         read = sum(launch["load_bytes"] for launch in launches) + outcome.reply["copied_read_bytes"]
-        written = sum(launch["store_bytes"] for launch in launches) + outcome.reply["copied_write_bytes"]
+        written = sum(launch["store_bytes"] + launch["atomic_bytes"] for launch in launches)
+        written += outcome.reply["copied_write_bytes"]
         slack = 1 + bound.slack
         if read <= bound.reads * size * slack and written <= bound.writes * size * slack:
+            self._sectors(outcome)
+            self._flops(outcome)
             return
         moved, allowed = (read + written) / size, bound.reads + bound.writes
         lines = [f"{outcome.case.name}: {_mib(read)} read and {_mib(written)} written, where {bound.reads:g} reads and "
@@ -348,21 +351,56 @@ class _Run:
         totals: dict[tuple[str, str], list] = {}
         for launch in launches:
             for kind, tensor, line, count in launch["accesses"]:
-                entry = totals.setdefault((kind, tensor), [0, set()])
+                entry = totals.setdefault(("loaded" if kind == "load" else "stored", tensor), [0, set()])
                 entry[0] += count
                 entry[1].add(line)
-        for (kind, tensor), (count, at) in sorted(totals.items(), key=lambda item: -item[1][0])[:2]:
-            if count > 1.05 * size:
-                where = ", ".join(map(str, sorted(at)))
-                verb = {"load": "loaded", "store": "stored"}.get(kind, kind)
-                lines.append(
-                    f"{tensor} is {verb} {count / size:.2g} times: line{'s' if len(at) > 1 else ''} {where} of {self.shown}"
-                )
+        most = sorted(totals.items(), key=lambda item: -item[1][0])
+        for (verb, tensor), (count, at) in [item for item in most if item[1][0] > 1.05 * size][:2] or most[:3]:
+            where = f"line{'s' if len(at) > 1 else ''} {', '.join(map(str, sorted(at)))} of {self.shown}"
+            times = f"{count / size:.2g}"
+            lines.append(f"{tensor} is {verb} {'once' if times == '1' else f'{times} times'}: {where}")
         if outcome.reply["copied_read_bytes"] + outcome.reply["copied_write_bytes"] > 0.05 * size:
             copied = outcome.reply["copied_read_bytes"] + outcome.reply["copied_write_bytes"]
             lines.append(f"{_mib(copied)} of that are copies and fills by PyTorch around your kernel")
         head = f"right values, but {moved / allowed:.1f}x the memory traffic (bound 1.0x)"
         raise self._found("fail", "traffic", head, *lines, *diagnose.extra_sentence(self.exercise, "traffic"))
+
+    def _sectors(self, outcome: Outcome) -> None:
+        """Right bytes may still come in pieces that waste most of each sector."""
+        bound = self.exercise.traffic.sectors
+        if bound is None:
+            return
+        accesses = [
+            (sectors, count, kind, tensor, line)
+            for launch in outcome.reply["launches"]
+            for (kind, tensor, line, count), sectors in zip(launch["accesses"], launch["sectors"], strict=True)
+        ]
+        moved = sum(count for _, count, *_ in accesses)
+        times = 32 * sum(sectors for sectors, *_ in accesses) / max(moved, 1)
+        if times <= bound:
+            return
+        sectors, count, kind, tensor, line = max(accesses, key=lambda access: 32 * access[0] - access[1])
+        head = f"right values, but {times:.1f}x the sectors that its bytes fill (bound {bound:g}x)"
+        costs = (
+            f"{outcome.case.name}: the {kind} of {tensor} in line {line} of {self.shown} moves {count:,} bytes and touches "
+            f"{sectors:,} sectors of 32 bytes, where {-(-count // 32):,} hold as much"
+        )
+        raise self._found("fail", "sectors", head, costs, *diagnose.extra_sentence(self.exercise, "sectors"))
+
+    def _flops(self, outcome: Outcome) -> None:
+        bound = self.exercise.traffic
+        if bound.flops is None:
+            return
+        enough = bound.flops(*outcome.case.args)
+        done = Counter()
+        for launch in outcome.reply["launches"]:
+            done[launch["kernel"]] += launch["flops"]
+        if done.total() <= enough * (1 + bound.slack):
+            return
+        kernel, most = done.most_common(1)[0]
+        head = f"right values, but {done.total() / enough:.1f}x the FLOPs (bound 1.0x)"
+        costs = f"{outcome.case.name}: {enough:,.0f} are enough; tl.dot does {most:,} of {done.total():,} in {kernel}"
+        raise self._found("fail", "flops", head, costs, *diagnose.extra_sentence(self.exercise, "flops"))
 
     def _judge_on_gpu(self, cases: list[Case]) -> None:
         outcomes = self._run_cases(_server("cuda"), "cuda", cases)

@@ -252,6 +252,7 @@ def _launch_facts(launch: Any, path: str) -> dict:
         "load_bytes": launch.load_bytes,
         "store_bytes": launch.store_bytes,
         "atomic_bytes": launch.atomic_bytes,
+        "flops": launch.flops,
         "accesses": [[a.kind, a.tensor, a.line, a.bytes] for a in launch.accesses],
         "sectors": [a.sectors for a in launch.accesses],
     }

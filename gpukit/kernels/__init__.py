@@ -10,6 +10,7 @@ except ModuleNotFoundError:
 # Plain imports: a lazy attribute would lose to the submodule of the same name as soon as anybody imports that.
 from gpukit.kernels.adamw import AdamW
 from gpukit.kernels.cross_entropy import cross_entropy
+from gpukit.kernels.dropout import dropout
 from gpukit.kernels.gelu import bias_gelu, gelu, swiglu
 from gpukit.kernels.kl_div import kl_div
 from gpukit.kernels.linear_cross_entropy import linear_cross_entropy
@@ -18,6 +19,6 @@ from gpukit.kernels.rope import rope
 from gpukit.kernels.softmax import log_softmax, softmax
 
 __all__ = [
-    "AdamW", "bias_gelu", "cross_entropy", "gelu", "kl_div", "layer_norm", "linear_cross_entropy", "log_softmax",
-    "residual_rms_norm", "rms_norm", "rope", "softmax", "swiglu",
+    "AdamW", "bias_gelu", "cross_entropy", "dropout", "gelu", "kl_div", "layer_norm", "linear_cross_entropy",
+    "log_softmax", "residual_rms_norm", "rms_norm", "rope", "softmax", "swiglu",
 ]  # fmt: skip

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import acc_dtype, as_rows, check, empty, properties
+from gpukit.kernels._rows import acc_dtype, as_rows, check, empty, launch, properties
 
 
 @triton.jit
@@ -83,11 +83,36 @@ def softmax_fwd_persistent_kernel(
 
 
 @triton.jit
+def softmax_fwd_pieces_kernel(
+    x_ptr, y_ptr,
+    stride_xm, stride_xn,
+    N,
+    LOG: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """A row per program in three pieces of which only the last has padding, A + B < N <= A + B + C."""
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * stride_xm
+    offs_a, offs_b, offs_c = tl.arange(0, A), A + tl.arange(0, B), A + B + tl.arange(0, C)
+    a = tl.load(x_ptr + offs_a * stride_xn).to(ACC)
+    b = tl.load(x_ptr + offs_b * stride_xn).to(ACC)
+    c = tl.load(x_ptr + offs_c * stride_xn, mask=offs_c < N, other=-float("inf")).to(ACC)
+    maximum = tl.maximum(tl.maximum(tl.max(a, axis=0), tl.max(b, axis=0)), tl.max(c, axis=0))
+    a, b, c = a - maximum, b - maximum, c - maximum
+    exp_a, exp_b, exp_c = _exp(a), _exp(b), _exp(c)
+    total = tl.sum(exp_a, axis=0) + tl.sum(exp_b, axis=0) + tl.sum(exp_c, axis=0)
+    scale = tl.log(total) if LOG else 1.0 / total
+    y_ptr += row * N
+    tl.store(y_ptr + offs_a, a - scale if LOG else exp_a * scale)
+    tl.store(y_ptr + offs_b, b - scale if LOG else exp_b * scale)
+    tl.store(y_ptr + offs_c, c - scale if LOG else exp_c * scale, mask=offs_c < N)
+
+
+@triton.jit
 def softmax_fwd_online_kernel(
     x_ptr, y_ptr,
     stride_xm, stride_xn,
     N,
-    LOG: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, ACC: tl.constexpr,
+    LOG: tl.constexpr, BLOCK_N: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """One row per program, longer than its registers: a pass for maximum and sum, then a pass that writes."""
     pid_m = tl.program_id(0).to(tl.int64)
@@ -95,27 +120,23 @@ def softmax_fwd_online_kernel(
     y_ptr += pid_m * N
     offs = tl.arange(0, BLOCK_N)
 
-    # Every lane keeps a maximum and a sum of its own: the lanes meet once a row, not once a block. The start is finite,
-    # so that -inf - m_i is never NaN; a row of -inf alone ends with l = 0 and so with NaN.
-    m_i = tl.full([BLOCK_N], -3.4028234663852886e38, ACC)
-    l_i = tl.zeros([BLOCK_N], ACC)
-    for start in tl.range(0, N, BLOCK_N, num_stages=NUM_STAGES):
+    # The start is finite, so that -inf - m_i is never NaN; a row of -inf alone ends with l_i = 0 and so with NaN.
+    m_i = tl.cast(-3.4028234663852886e38, ACC)
+    l_i = tl.cast(0.0, ACC)
+    for start in tl.range(0, N, BLOCK_N):
         offs_n = start + offs
         x = tl.load(x_ptr + offs_n * stride_xn, mask=offs_n < N, other=-float("inf"), eviction_policy="evict_last")
         x = x.to(ACC)
-        # The larger of x and m_i has weight 1, the other exp(-|x - m_i|): one exp serves both.
-        smaller = _exp(-tl.abs(x - m_i))
-        l_i = tl.where(x > m_i, l_i * smaller + 1.0, l_i + smaller)
-        m_i = tl.maximum(m_i, x)
-    m = tl.max(m_i, axis=0)
-    total = tl.sum(l_i * _exp(m_i - m), axis=0)
-    scale = tl.log(total) if LOG else 1.0 / total
+        m_new = tl.maximum(m_i, tl.max(x, axis=0))
+        l_i = l_i * _exp(m_i - m_new) + tl.sum(_exp(x - m_new), axis=0)
+        m_i = m_new
+    scale = tl.log(l_i) if LOG else 1.0 / l_i
 
     last = (N - 1) // BLOCK_N * BLOCK_N
-    for start in tl.range(0, N, BLOCK_N, num_stages=NUM_STAGES):
+    for start in tl.range(0, N, BLOCK_N):
         offs_n = last - start + offs
         x = tl.load(x_ptr + offs_n * stride_xn, mask=offs_n < N, other=-float("inf"), eviction_policy="evict_first")
-        x = x.to(ACC) - m
+        x = x.to(ACC) - m_i
         y = x - scale if LOG else _exp(x) * scale
         tl.store(y_ptr + offs_n, y, mask=offs_n < N, eviction_policy="evict_first")
 
@@ -147,7 +168,7 @@ def softmax_bwd_online_kernel(
     y_ptr, dy_ptr, dx_ptr,
     stride_dym, stride_dyn,
     N,
-    LOG: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, ACC: tl.constexpr,
+    LOG: tl.constexpr, BLOCK_N: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """One row per program, longer than its registers: a pass for sum(y dy) or sum(dy), then a pass that writes."""
     pid_m = tl.program_id(0).to(tl.int64)
@@ -157,7 +178,7 @@ def softmax_bwd_online_kernel(
     offs = tl.arange(0, BLOCK_N)
 
     dot_i = tl.zeros([BLOCK_N], ACC)
-    for start in tl.range(0, N, BLOCK_N, num_stages=NUM_STAGES):
+    for start in tl.range(0, N, BLOCK_N):
         offs_n = start + offs
         mask_n = offs_n < N
         y = tl.load(y_ptr + offs_n, mask=mask_n, other=0.0, eviction_policy="evict_last").to(ACC)
@@ -166,7 +187,7 @@ def softmax_bwd_online_kernel(
     dot = tl.sum(dot_i, axis=0)
 
     last = (N - 1) // BLOCK_N * BLOCK_N
-    for start in tl.range(0, N, BLOCK_N, num_stages=NUM_STAGES):
+    for start in tl.range(0, N, BLOCK_N):
         offs_n = last - start + offs
         mask_n = offs_n < N
         y = tl.load(y_ptr + offs_n, mask=mask_n, other=0.0, eviction_policy="evict_first").to(ACC)
@@ -175,11 +196,12 @@ def softmax_bwd_online_kernel(
         tl.store(dx_ptr + offs_n, dx, mask=mask_n, eviction_policy="evict_first")
 
 
-# One row a program up to here: at 65,536 a thread would have to hold more than its registers (365 us, 333 in two
-# passes; backward 1,170 and 480). A float64 takes two registers.
+# One row a program up to here: at 65,536 a thread would have to hold more than its registers (365 us, 300 in two
+# passes; backward 1,170 and 498). A float64 takes two registers.
 RESIDENT = 32768
-# Rows that fill an SM alone, longer than these, leave the memory idle while they compute: 172 us for 32,768 columns.
-# With the next rows on their way meanwhile, in the persistent form, it is 144. Two rows of 64 KiB need shared memory.
+# Rows that fill an SM alone, longer than these, leave the memory idle while they compute: 164 us for 32,768 columns.
+# With the next rows on their way meanwhile, in the persistent form, it is 146. Two rows of 64 KiB need shared memory,
+# and copies into it are of 16 bytes: 32,001 columns take 271 us that way and 240 in the plain form.
 ALONE = 16384
 PERSISTENT_SHARED_BYTES = 130 * 1024
 
@@ -193,20 +215,29 @@ def _resident_config(N: int, dtype: torch.dtype) -> dict:
     """Rows that fit in registers."""
     BLOCK_N = triton.next_power_of_2(N)
     BLOCK_M = max(1, 1024 // BLOCK_N)  # shorter rows share a program, which is at least one busy warp
-    even = N == BLOCK_N
-    if even:
-        # 128 bytes a thread, eight loads of 16: 71 us for 16,384 columns, 73 with half of that.
-        num_warps = BLOCK_M * BLOCK_N * dtype.itemsize // (32 * 128)
-    else:
-        # 16 elements a thread, since loads may be of one element: 13.4 us for 8192 x 781, 14.4 with 32 elements.
-        num_warps = BLOCK_M * BLOCK_N // (32 * 16)
+    # 128 bytes a thread, eight loads of 16: 54 us for 12,288 columns, 63 with a quarter of that in each thread.
+    num_warps = BLOCK_M * BLOCK_N * dtype.itemsize // (32 * 128)
     return {
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": BLOCK_N,
-        "EVEN": even,
+        "EVEN": N == BLOCK_N,
         "ACC": acc_dtype(dtype),
         "num_warps": min(max(num_warps, 1), 32),
     }
+
+
+@cache
+def _pieces_config(N: int, dtype: torch.dtype) -> dict | None:
+    """Rows whose loads are of single elements, so that idle lanes cost as much as others: 781 as 512 + 256 + 16 lanes is
+    9.3 us in a CUDA graph, as 1024 it is 10.1. None where the pieces save less than a tenth, or rows share a program."""
+    A = triton.next_power_of_2(N) // 2
+    if N % 16 == 0 or not 512 < N <= 2048 or N <= A:
+        return None
+    B = triton.next_power_of_2(N - A) // 2
+    C = triton.next_power_of_2(max(N - A - B, 16))
+    if B < 16 or A + B + C > 0.9 * 2 * A:
+        return None
+    return {"A": A, "B": B, "C": C, "ACC": acc_dtype(dtype), "num_warps": A // 512}
 
 
 def _persistent_programs(device: torch.device) -> int:
@@ -215,22 +246,25 @@ def _persistent_programs(device: torch.device) -> int:
     return gpu.multi_processor_count if gpu and gpu.shared_memory_per_multiprocessor >= PERSISTENT_SHARED_BYTES else 0
 
 
-def _online_fwd_config(dtype: torch.dtype) -> dict:
-    """32 warps, so that few rows are under way at a time, two per SM: those of 65,536 columns are 35 MB, which an
-    H200's L2 (60 MB) keeps for the second pass. Two programs overlap by themselves: with blocks loaded ahead it is
-    454 us instead of 333. In fp32 loading ahead helps: 711 us, and 732 with none ahead but twice the block."""
-    return {
-        "BLOCK_N": min(8192, 32768 // dtype.itemsize),
-        "NUM_STAGES": 1 if dtype.itemsize == 2 else 3,
-        "ACC": acc_dtype(dtype),
-        "num_warps": 32,
-    }
+@cache
+def _online_fwd_config(N: int, dtype: torch.dtype) -> dict:
+    """Few rows under way at a time, so that the L2 keeps them for the second pass: at 65,536 columns, two programs on an
+    SM, they are 35 MB of an H200's 60. A block is as large as registers allow, since the lanes meet once a block."""
+    if N % 16:  # loads of single elements: 362 us for 50,257 columns with 4,096 at a time, 505 with 16,384
+        BLOCK_N = 4096
+    elif N <= 65536:
+        BLOCK_N = 16384
+    else:
+        BLOCK_N = 32768  # one program on an SM, or the rows leave the L2: 659 us for 131,072 columns, 669 with two
+    BLOCK_N = BLOCK_N * 2 // max(dtype.itemsize, 2)
+    return {"BLOCK_N": BLOCK_N, "ACC": acc_dtype(dtype), "num_warps": min(BLOCK_N // 1024, 32)}
 
 
-def _online_bwd_config(dtype: torch.dtype) -> dict:
-    """Three blocks of 16 KiB of each tensor on their way: 479 us for 65,536 columns, 502 without. They are 96 KiB, all
-    the shared memory of smaller GPUs."""
-    return {"BLOCK_N": 16384 // dtype.itemsize, "NUM_STAGES": 4, "ACC": acc_dtype(dtype), "num_warps": 32}
+@cache
+def _online_bwd_config(N: int, dtype: torch.dtype) -> dict:
+    """As forward: 498 us for 65,536 columns, 505 with half of the block; 1,016 for 131,072, and 1,068."""
+    BLOCK_N = (16384 if N <= 65536 else 32768) * 2 // dtype.itemsize
+    return {"BLOCK_N": BLOCK_N, "ACC": acc_dtype(dtype), "num_warps": 32}
 
 
 def softmax_fwd(x: Tensor, log: bool = False) -> Tensor:
@@ -241,19 +275,22 @@ def softmax_fwd(x: Tensor, log: bool = False) -> Tensor:
     resident = _is_resident(N, dtype)
     # Interleaved rows that are read once are faster without a copy (4096 x 4096: 119 us, 132 with it).
     x = as_rows(x, copy_interleaved=not resident)
-    M = x.shape[0]
+    M, strides = x.shape[0], x.stride()
     with torch.cuda.device_of(x):
         if not resident:
-            softmax_fwd_online_kernel[(M,)](x, y, *x.stride(), N, LOG=log, **_online_fwd_config(dtype))
+            launch(softmax_fwd_online_kernel, M, x, y, *strides, N, LOG=log, **_online_fwd_config(N, dtype))
+            return y
+        if pieces := _pieces_config(N, dtype):
+            launch(softmax_fwd_pieces_kernel, M, x, y, *strides, N, LOG=log, **pieces)
             return y
         config = _resident_config(N, dtype)
-        if N > ALONE and dtype.itemsize == 2 and (programs := _persistent_programs(x.device)):
+        if N > ALONE and N % 16 == 0 and dtype.itemsize == 2 and (programs := _persistent_programs(x.device)):
             config = {name: value for name, value in config.items() if name != "BLOCK_M"}
-            grid = (min(programs, M),)
-            softmax_fwd_persistent_kernel[grid](x, y, *x.stride(), M, N, LOG=log, NUM_STAGES=3, **config)
-        else:
-            grid = (-(-M // config["BLOCK_M"]),)  # rounds up; triton.cdiv costs the CPU 2 us
-            softmax_fwd_kernel[grid](x, y, *x.stride(), M, N, LOG=log, **config)
+            kernel, programs = softmax_fwd_persistent_kernel, min(programs, M)
+            launch(kernel, programs, x, y, *strides, M, N, LOG=log, NUM_STAGES=3, **config)
+            return y
+        programs = -(-M // config["BLOCK_M"])  # rounds up; triton.cdiv costs the CPU 2 us
+        launch(softmax_fwd_kernel, programs, x, y, *strides, M, N, LOG=log, **config)
     return y
 
 
@@ -264,14 +301,15 @@ def softmax_bwd(y: Tensor, dy: Tensor, log: bool = False) -> Tensor:
     N, dtype = y.shape[-1], y.dtype
     resident = _is_resident(N, dtype)
     y, dy = y.contiguous(), as_rows(dy, copy_interleaved=not resident)
-    M = dy.shape[0]
+    M, strides = dy.shape[0], dy.stride()
     with torch.cuda.device_of(y):
         if resident:
             config = _resident_config(N, dtype)
-            grid = (-(-M // config["BLOCK_M"]),)
-            softmax_bwd_kernel[grid](y, dy, dx, *dy.stride(), M, N, LOG=log, **config)
+            programs = -(-M // config["BLOCK_M"])
+            launch(softmax_bwd_kernel, programs, y, dy, dx, *strides, M, N, LOG=log, **config)
         else:
-            softmax_bwd_online_kernel[(M,)](y, dy, dx, *dy.stride(), N, LOG=log, **_online_bwd_config(dtype))
+            config = _online_bwd_config(N, dtype)
+            launch(softmax_bwd_online_kernel, M, y, dy, dx, *strides, N, LOG=log, **config)
     return dx
 
 

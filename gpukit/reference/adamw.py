@@ -73,8 +73,16 @@ def make_inputs(shape: tuple[int, int], dtype: torch.dtype, generator: Generator
     return *params, *(g.to(dtype) for g in grads)
 
 
-def build(provider: Callable, inputs: tuple[Tensor, ...]) -> Callable[[], tuple[Tensor, ...]]:
-    """A step on copies of the parameters, which returns them; the provider is an optimizer's class, or like `adamw`."""
+COMPILED_TENSORS = 8
+
+
+def build(provider: Callable, inputs: tuple[Tensor, ...]) -> Callable[[], list[Tensor]]:
+    """A step on copies of the parameters, which returns them and both states; without these a wrong beta would not show,
+    since it cancels in the first step. The provider is an optimizer's class, or like `adamw`.
+
+    Raises ValueError for more than COMPILED_TENSORS tensors and a function that is not `adamw`, but made of it by
+    torch.compile, which would take minutes: the loop over the tensors is unrolled.
+    """
     half = len(inputs) // 2
     params, grads = [x.clone() for x in inputs[:half]], inputs[half:]
     if isinstance(provider, type):
@@ -82,20 +90,28 @@ def build(provider: Callable, inputs: tuple[Tensor, ...]) -> Callable[[], tuple[
             p.requires_grad_().grad = g
         optimizer = provider(params, lr=LR, betas=(BETA1, BETA2), eps=EPS, weight_decay=WEIGHT_DECAY)
 
-        def call() -> tuple[Tensor, ...]:
+        results: list[Tensor] = []
+
+        def call() -> list[Tensor]:
             optimizer.step()
-            return tuple(params)
+            if not results:  # looking 2,000 states up takes longer than a step
+                results.extend(params)
+                results.extend(optimizer.state[p][name] for name in ("exp_avg", "exp_avg_sq") for p in params)
+            return results
 
         return call
 
+    if provider is not adamw and half > COMPILED_TENSORS:
+        raise ValueError(f"not compiled for {half} tensors: at most {COMPILED_TENSORS}")
     m, v = ([torch.zeros_like(p) for p in params] for _ in range(2))
+    results = [*params, *m, *v]
     step = 0
 
-    def call() -> tuple[Tensor, ...]:
+    def call() -> list[Tensor]:
         nonlocal step
         step += 1
         provider(params, grads, m, v, min(step, 2))  # a new number would be compiled again
-        return tuple(params)
+        return results
 
     return call
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from gpukit.op import Cost
+from gpukit.op import Cost, Op
 
 P, SEED = 0.1, 20_111_112
 
@@ -22,10 +22,10 @@ def _product(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
     return high, (a * b) & _LOW
 
 
-def philox(seed: int, counter: tuple[Tensor | int, ...], rounds: int) -> tuple[Tensor, ...]:
-    """Four random numbers of 32 bits, as int64, for a counter of four such numbers (one of them a tensor)."""
-    c0, c1, c2, c3 = torch.broadcast_tensors(*(torch.as_tensor(c) for c in counter))
-    k0, k1 = seed & _LOW, seed >> 32
+def philox(seed: int, counter: tuple[Tensor, ...], rounds: int) -> tuple[Tensor, ...]:
+    """Four random numbers of 32 bits for each counter of four such numbers; all int64, of one shape."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = seed & _LOW, seed >> 32 & _LOW
     for _ in range(rounds):
         (high0, low0), (high2, low2) = _product(_MULTIPLIERS[0], c0), _product(_MULTIPLIERS[1], c2)
         c0, c1, c2, c3 = high2 ^ c1 ^ k0, low2, high0 ^ c3 ^ k1, low0
@@ -59,9 +59,9 @@ def by_hand(x: Tensor, p: float, seed: int) -> Tensor:
 
 
 def make_inputs(shape: tuple[int, ...], dtype: torch.dtype, generator: Generator) -> tuple[Tensor, float, int]:
-    """x [shape] on the CPU, p and a seed. Normal noise; the first row is infinite: dropped, it is 0 and not NaN."""
+    """x [shape] on the CPU, p and a seed. Normal noise, the first row large."""
     x = torch.randn(shape, generator=generator, dtype=torch.float64)
-    x.view(-1, shape[-1])[:1] = math.inf
+    x.view(-1, shape[-1])[:1] *= 10_000
     return x.to(dtype), P, SEED
 
 
@@ -69,3 +69,25 @@ def cost(shape: tuple[int, ...], dtype: torch.dtype) -> Cost:
     """Forward, and backward: one tensor read, one written, a product an element; random numbers are integer work."""
     elements = math.prod(shape)
     return Cost(elements * dtype.itemsize, elements * dtype.itemsize, elements)
+
+
+def observed(inputs: tuple[Tensor, float, int], y: Tensor) -> tuple[Tensor, Tensor]:
+    """What all dropouts share: the values of what is kept (put in for the others), and which share that is, to 1/20."""
+    x, p, _ = inputs
+    zeros = y == 0
+    share = 1 - (zeros.double().mean() - (x == 0).double().mean())
+    return torch.where(zeros, x / (1 - p), y), (share * 20).round()
+
+
+OP = Op(
+    name="dropout",
+    reference=dropout,
+    library=library,
+    make_inputs=make_inputs,
+    cost=cost,
+    cost_bwd=cost,
+    test_shapes=((1, 1), (2, 1), (6, 64), (5, 63), (2, 3, 781), (3, 5000)),
+    bench_shapes=((4096, 4096), (16384, 4096)),
+    peers={"torch": by_hand, "compile": library},
+    observed=observed,
+)

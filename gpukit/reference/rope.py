@@ -38,6 +38,14 @@ def library(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Ten
     return q * cos + turned(q) * sin, k * cos + turned(k) * sin
 
 
+def _liger(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Made for heads after tokens in memory, [B, T, H, D]: other layouts are copied first, and only copies written over."""
+    from liger_kernel.ops.rope import LigerRopeFunction
+
+    cos, sin = (torch.cat((table, table), dim=-1).unsqueeze(0) for table in (cos, sin))
+    return LigerRopeFunction.apply(q, k, cos, sin)
+
+
 def make_inputs(shape: tuple[int, ...], dtype: torch.dtype, generator: Generator) -> tuple[Tensor, ...]:
     """q [B, H, T, D], k [B, H_kv, T, D], cos and sin [T, D/2] on the CPU, for a shape (B, H, H_kv, T, D). Normal noise; the
     first token of q is large, the last one of k tiny."""
@@ -72,5 +80,6 @@ OP = Op(
         (1, 8, 2, 2, 130),
     ),
     bench_shapes=((4, 32, 8, 4096, 128), (8, 16, 16, 2048, 64)),
+    peers={"liger": _liger},
     grads=(0, 1),
 )

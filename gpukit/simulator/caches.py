@@ -342,14 +342,14 @@ class _L1:
         self.lru = _Lru(sectors, accesses, int(self.ages.max()))
 
     def read(self, sectors: np.ndarray) -> np.ndarray | None:
-        """The sectors that were missing; None if all were."""
+        """Which of the sectors were missing; None if all were."""
         hit = self.lru.within(sectors)
         if hit.any():
             inside = sectors[hit]
             kind = (inside // LINE_SECTORS * 0x9E3779B1 & 0xFFFFFFFF) >> 22  # neighbours are of different kinds
             hit[hit] = self.lru.ages(inside) < self.ages[kind]
         self.lru.use(sectors)
-        return sectors[~hit] if hit.any() else None
+        return ~hit if hit.any() else None
 
 
 class _L2:
@@ -636,21 +636,21 @@ class _Play:
         self.kinds = [site.kind for site in recording.sites]
         through_l1 = np.array([s.kind == "load" and ways[s].through_l1 for s in recording.sites], dtype=bool)
         self.through_l1 = through_l1[forms.sites[rows.row]]
+        self.sm = self.program % gpu.sms
+        self.spacing = max(1, gpu.sms // _SAMPLED_SMS) if self.sampled else 1
         self.known = len(np.unique(rows.program))
         self.wave = gpu.sms * programs_per_sm
         if self.known < self.programs:  # a window: two waves, or what there is
             self.wave = min(self.wave, max(1, -(-self.known // 2)))
-        self.l1_missed: dict[int, np.ndarray] = {}  # rows through L1 that found something there -> what they did not
+        self.l1_missed: dict[int, np.ndarray] = {}  # rows that found something in L1 -> which sectors they did not
 
     def _sectors(self, i: int) -> np.ndarray:
         return self.forms[self.which[i]].sectors + self.base[i]
 
     def l1(self, capacity: int) -> np.ndarray:
         """Of the sectors that each site's loads touch, the share that comes from L2."""
-        sm = self.program % self.gpu.sms
-        followed = self.through_l1
-        if self.sampled:
-            followed = followed & (sm % max(1, self.gpu.sms // _SAMPLED_SMS) == 0)
+        sm = self.sm
+        followed = self.through_l1 & (sm % self.spacing == 0)
         order = np.lexsort((self.program, self.step, self.program // self.wave, sm))
         cache, current = _L1(self.sectors_in_memory, order.size, capacity), -1
         read, missed = np.zeros((2, len(self.kinds)))
@@ -659,13 +659,24 @@ class _Play:
                 current = sm[i]
                 cache.lru.forget()
             sectors = self._sectors(i)
-            rest = cache.read(sectors)
+            missing = cache.read(sectors)
             site = self.forms[self.which[i]].site
             read[site] += sectors.size
-            missed[site] += sectors.size if rest is None else rest.size
-            if rest is not None and not self.sampled:
-                self.l1_missed[i] = rest
+            missed[site] += sectors.size if missing is None else np.count_nonzero(missing)
+            if missing is not None:
+                self.l1_missed[i] = missing
         return np.divide(missed, read, out=np.ones_like(read), where=read > 0)
+
+    def _alike(self) -> list[int]:
+        """For each row, that of the nearest SM whose L1 was followed: of a program as far on, at the same step, with an
+        access of the same form. -1 where there is none."""
+        begins = np.flatnonzero(np.diff(self.program, prepend=-1))
+        first = np.full(int(self.program.max()) + 1, -1)
+        first[self.program[begins]] = begins
+        row = first[self.program - self.sm % self.spacing]
+        which, there = np.array(self.which), np.minimum(row + self.step, self.step.size - 1)
+        same = (row >= 0) & (self.step[there] == self.step) & (which[there] == which) & self.through_l1
+        return np.where(same, there, -1).tolist()
 
     def l2(self, capacity: int) -> _Dram:
         """What passes between L2 and DRAM. Where only the first waves are known, each later one is taken to be like the
@@ -676,6 +687,7 @@ class _Play:
         before = (read, 0, 0, 0)  # when the last wave began
         done: set[tuple[int, int]] = set()
         step = wave = -1
+        alike = self._alike()
         for i in np.lexsort((self.program, self.step, waves)).tolist():
             if waves[i] != wave:
                 wave, before = waves[i], (read.copy(), cache.dram_read, cache.dirtied, cache.fills)
@@ -683,13 +695,14 @@ class _Play:
                 step = self.step[i]
                 done.clear()
             form = self.forms[self.which[i]]
-            kind, sectors = self.kinds[form.site], self.l1_missed.get(i)
-            if sectors is None:
+            kind, sectors, missing = self.kinds[form.site], self._sectors(i), self.l1_missed.get(alike[i])
+            if missing is not None:
+                sectors = sectors[missing]
+            else:
                 access = self.which[i], self.base[i]
                 if kind == "load" and access in done:  # another program reads the same at the same time
                     continue
                 done.add(access)
-                sectors = self._sectors(i)
             if kind != "store":
                 read[form.site] += cache.read(sectors)
             if kind != "load":

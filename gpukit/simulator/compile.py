@@ -17,6 +17,7 @@ import inspect
 import json
 import linecache
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -48,10 +49,25 @@ class CompileError(Exception):
     def __init__(self, kernel: str, gpu: str, message: str, at=None, details: str = ""):
         self.kernel, self.gpu, self.message, self.details = kernel, gpu, message, details
         self.file, self.line = at or (None, None)
-        place = "" if at is None else f", {Path(self.file).name} line {self.line}"
+        place = "" if at is None else f", {_file(self.file)}line {self.line}"
         self.source_line = _source_line(self.file, self.line)
         excerpt = f"\n    {self.source_line.strip()}" if self.source_line else ""
         super().__init__(f"{kernel} does not compile for {gpu}{place}:{excerpt}\n{message}")
+
+
+def _file(file: str) -> str:
+    path = Path(file)
+    in_a_cell = file.startswith("<") or path.parent.name.startswith("ipykernel_")
+    return "" if in_a_cell else f"{path.name} "
+
+
+def _plain(message: str) -> str:
+    """The text of an exception that Triton passed on as its repr: AssertionError('why')."""
+    inner = re.fullmatch(r"[A-Z]\w+\((['\"].*['\"]),?\)", message, re.DOTALL)
+    try:
+        return str(ast.literal_eval(inner[1])) if inner else message
+    except (ValueError, SyntaxError):
+        return message
 
 
 def _source_line(file: str | None, line: int | None) -> str:
@@ -228,7 +244,7 @@ def compile(kernel, *args, gpu: str | hardware.Gpu = "h100", **kwargs) -> Compil
         error = answer["error"]
         if error["kind"] == "KeyError":  # an option that Triton does not know
             raise TypeError(f"{job['name']}: {error['message'].strip(chr(39))}")
-        raise CompileError(job["name"], target.name, error["message"], error["at"], error["details"])
+        raise CompileError(job["name"], target.name, _plain(error["message"]), error["at"], error["details"])
     return _compiled(job, target, answer)
 
 

@@ -196,6 +196,8 @@ def _launch(function, args, kwargs, grid) -> None:
     if "meta" in devices and not _running.sampling:
         name = next(n for n, v in arguments.items() if any(t.device.type == "meta" for t in _tensors([v])))
         raise ValueError(f"{name} is a meta tensor, which has no memory: only gpukit.trace(sample=N) can run on those")
+    if "cpu" in devices:
+        _refuse_cpu_tensors(function, arguments)
     remote = devices != {"cpu"} and bool(devices) and not _running.sampling
     hosts, host_kwargs = executor._init_args_hst(args, kwargs) if remote else (args, kwargs)
     for hook in function.pre_run_hooks:
@@ -249,6 +251,23 @@ def _launch(function, args, kwargs, grid) -> None:
         scope.restore()
     if remote and not hasattr(function, "compiled"):
         executor._restore_args_dev(args, hosts, kwargs, host_kwargs)
+
+
+def _refuse_cpu_tensors(function, arguments: dict) -> None:
+    """Of a launch on a GPU, which is interpreted only to count it: what it could not read. Pinned memory it can."""
+    tensors = {name: list(_tensors([value])) for name, value in arguments.items()}
+    on_gpu = next((name for name, found in tensors.items() if any(t.is_cuda for t in found)), None)
+    import torch
+
+    if on_gpu is None and not (hasattr(function, "compiled") and torch.cuda.is_available()):
+        return
+    beside = f" and {on_gpu} on the GPU" if on_gpu else ""
+    for name, found in tensors.items():
+        if any(t.is_cpu and not t.is_pinned() for t in found):
+            raise ValueError(
+                f"{function.__name__}: {name} is on the CPU{beside}; a GPU reads no tensor there, so move it with "
+                f'{name}.to("cuda") before the launch'
+            )
 
 
 def _sample(call: Call, program) -> None:
@@ -390,6 +409,7 @@ def _counted_launch(plain):
                 return None
         return plain(self, *args, grid=grid, warmup=warmup, **kwargs)
 
+    run.watchers = watchers  # gpukit.kernels goes through here only while there are some
     return run
 
 

@@ -47,6 +47,8 @@ def unit(instruction: assembly.Instruction) -> str:
     """The unit that executes a SASS instruction."""
     if instruction.base in ("F2FP", "I2FP", "F2IP") and not instruction.opcode.endswith("F64"):
         return "alu"  # packed conversions run at the rate of integers
+    if instruction.opcode.startswith("IMAD.HI"):
+        return "multiply high"  # at half the rate of the lower half of a product
     return UNITS.get(instruction.base, "alu")
 
 

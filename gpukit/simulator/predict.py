@@ -1,24 +1,25 @@
 """How long a launch takes on a GPU, and why: `gpukit.predict(lambda: kernel[grid](x, y, n, BLOCK=1024), gpu="h200")`.
 
-The model, whole. Counted: bytes and sectors at each level (trace and caches), the instructions that a program's warps
+The model, whole. Counted: sectors and bytes at each level (trace and caches), the instructions that a program's warps
 execute (SASS, with loop counts from the interpreter), registers and shared memory (compiler).
 
-1. Each resource alone.  work / rate: DRAM, L2, L1, shared memory, tensor cores, and per SM the units for fp32,
-   integers, special functions and the schedulers that issue one instruction of a warp per clock each. The busiest SM has
-   ceil(programs / SMs) programs.
+1. Each resource alone.  work / rate: DRAM, L2, and per SM L1 and shared memory, tensor cores, the units for fp32,
+   integers and special functions, and the schedulers that issue one instruction of a warp per clock each. The busiest SM
+   has ceil(programs / SMs) programs. Rates are those that a kernel reaches which does nothing else (machine.py). Memory
+   has several: loads and stores of whole lines, and of single sectors, where each lane asks for one of its own.
 2. Taking turns.  A program that waits for its loads, computes, then stores, uses one resource at a time; the SM's other
-   programs fill the gaps. With n programs at different points, a balanced network of queues takes no longer than
+   programs fill the gaps. With n programs at different points that each need the resources d1, d2, ... and besides wait
+   for the time z, a balanced network of queues takes no longer for all of them than
 
-       longest + (all of them in turn - longest) / n            Lazowska et al. 1984, balanced job bounds
+       d + z + (n - 1) longest / (1 + z / (n d)),  d = d1 + d2 + ...        Lazowska et al. 1984, balanced job bounds
 
    n is the programs that fit on an SM, one more where memory takes part, since the stores of a program that has ended are
-   still under way. What runs in the background (cp.async, TMA, tensor cores whose results nothing in the loop needs)
-   takes no turn.
-3. Waiting.  Too little in flight (Little's law): each dependent round of loads waits for the latency of memory, and only
-   n programs per SM wait at once.
-4. The kernel's time is the largest of these, plus the launch, the wait for the first load and for the last store.
+   still under way. z is what one warp waits when it is alone on the GPU (scoreboard.py): for memory, as often as its code
+   waits for it, and for its own results. What runs in the background (cp.async, TMA, tensor cores whose results nothing
+   in the loop needs) takes no turn.
+3. The kernel's time is the largest of these, plus the launch, the wait for the first load and for the last store.
 
-Nothing is fitted to kernels. Four numbers are measured machine constants and say from where (`Machine`).
+Nothing is fitted to kernels.
 
 Sources: https://homes.cs.washington.edu/~lazowska/qsp/ chapter 5; throughputs per SM and clock:
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#arithmetic-instructions
@@ -38,8 +39,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpukit import hardware
-from gpukit.simulator import assembly, mix
+from gpukit.simulator import assembly, mix, scoreboard
 from gpukit.simulator.compile import Compiled, compile
+from gpukit.simulator.machine import Machine, machine
 from gpukit.simulator.memory import SECTOR_BYTES
 from gpukit.simulator.trace import Launch, TorchOp, Trace, trace
 
@@ -49,52 +51,16 @@ if TYPE_CHECKING:
 SAMPLE = 3  # programs of each launch that are looked at whole
 MEMORY, L2, L1, TENSOR = "device memory", "L2", "L1 and shared memory", "tensor cores"
 FP32, INTEGER, SPECIAL, ISSUE = "fp32 arithmetic", "integers and logic", "special functions", "instruction issue"
-WAITING, LAUNCH, TURNS = "waiting for memory", "launch", "taking turns"
-RESOURCES = (MEMORY, L2, L1, TENSOR, FP32, INTEGER, SPECIAL, ISSUE, WAITING, LAUNCH, TURNS)
+STARTING, WAITING, LAUNCH, TURNS = "starting programs", "waiting for memory", "launch", "taking turns"
+RESOURCES = (MEMORY, L2, L1, TENSOR, FP32, INTEGER, SPECIAL, ISSUE, STARTING, WAITING, LAUNCH, TURNS)
 
-
-@dataclass(frozen=True)
-class Machine:
-    """What one kind of GPU reaches of its peaks, measured and not derived.
-
-    copy     share of the memory's peak that a plain copy reaches, reads and writes counted
-    tensor   share of the tensor cores' peak that cuBLAS reaches at large sizes: under such load the clock drops
-    """
-
-    copy: float
-    tensor: float
-    source: str
-
-
-_H200 = Machine(4.25 / 4.8, 741 / 989.4, "measured on an H200: torch's copy of 1 Gi bf16, cuBLAS bf16 4096^3")
-MACHINES = {
-    "h200": _H200,
-    "h100-sxm": Machine(
-        3.05 / 3.35,
-        661 / 989.4,
-        "https://github.com/triton-lang/triton, python/tutorials/gluon/07-persistence.py (cuBLAS)",
-    ),
-}
-ASSUMED = Machine(_H200.copy, _H200.tensor, "assumed to be as on an H200")
-
-LAUNCH_US = 3.0  # from a launch on an idle stream to the first instruction, and from the last one to the end event
-NEXT_LAUNCH_US = 1.0  # the same where the launch before it is still running
-DRAM_US, L2_US = (
-    0.75,
-    0.25,
-)  # latency of a load, unloaded; https://arxiv.org/abs/2402.13499 measures some 270 cycles for L2
-L2_BYTES_PER_CLOCK = 5120  # of an A100, GA100 whitepaper; taken for H100 to B200 too
-L2_BYTES_PER_CLOCK_AND_SM = 64  # what one SM takes at most
-L1_BYTES_PER_CLOCK = 128  # and shared memory, per SM
-MMA_ON_HOPPER = (
-    0.63  # of the peak is what mma reaches where wgmma is meant to be used, https://arxiv.org/abs/2402.13499
-)
-TORCH_OP = (
-    0.83  # of the copy rate is what PyTorch's elementwise kernels reach (F.gelu 3.41, F.rms_norm 3.18 of 4.25 TB/s)
-)
+L2_BYTES_PER_CLOCK_AND_SM = 64  # what one SM takes at most; machine.csv, "L2, one SM"
+L1_BYTES_PER_CLOCK = 128  # and shared memory, per SM; "L1, one SM"
+# PyTorch's own kernels reach 0.78 (layer norm) to 1.0 (add) of what the model allows on an H200: the middle.
+TORCH_OP = 0.87
 
 # Lanes per clock and SM, by the unit of mix.UNITS; fp32 lanes are those of the Gpu.
-_LANES = {"alu": 64, "imad": 64, "special": 16, "convert": 16, "shuffle": 32}
+_LANES = {"alu": 64, "imad": 64, "multiply high": 32, "special": 16, "convert": 16, "shuffle": 32}
 _TENSOR_DTYPES = {"f16": "fp16", "bf16": "bf16", "tf32": "tf32", "e4m3": "fp8", "e5m2": "fp8", "f8f6f4": "fp8"}
 _TENSOR_DTYPES |= {"s8": "int8", "u8": "int8", "f64": "fp64", "b8": "int8"}
 
@@ -194,23 +160,23 @@ def predict(work: Callable[[], object], gpu: str | hardware.Gpu = "h200", sample
     CompileError for one that does not compile.
     """
     target = gpu if isinstance(gpu, hardware.Gpu) else hardware.gpu(gpu)
-    with trace(gpu=target, sample=sample) as t, _OpFlops(t) as flops, _line_counter() as lines:
+    with trace(gpu=target, sample=sample) as t, _OpFacts(t) as facts, _line_counter() as lines:
         work()
     runs = dict(zip(map(id, t.launches), getattr(lines, "launches", ()), strict=True))
-    machine = MACHINES.get(target.key, ASSUMED)
+    reached = machine(target)
     steps: list[Step] = []
     for position, event in enumerate(t.events):
-        overhead = NEXT_LAUNCH_US if steps else LAUNCH_US
+        overhead = reached.next_launch_us if steps else reached.launch_us
         if isinstance(event, Launch) and event.programs:
             _refuse_what_does_not_fit(event, target)
             ran = event.programs if event.sampled is None else event.sampled
             executions = {statement: n / ran for statement, n in runs[id(event)].items()}
-            steps.append(launch_step(event, compile(event, gpu=target), executions, overhead, machine))
+            steps.append(launch_step(event, compile(event, gpu=target), executions, overhead))
         elif isinstance(event, TorchOp) and event.bytes:
-            steps.append(_op_step(event, flops.of.get(position), target, overhead, machine))
+            steps.append(_op_step(event, facts.of.get(position), target, overhead))
     if not steps:
         raise ValueError("predict: nothing was launched and no PyTorch op moved anything; pass a function that does")
-    return Prediction(target, machine, tuple(steps))
+    return Prediction(target, reached, tuple(steps))
 
 
 def _line_counter():
@@ -235,14 +201,11 @@ def _refuse_what_does_not_fit(launch: Launch, gpu: hardware.Gpu) -> None:
 
 
 def launch_step(
-    launch: Launch,
-    compiled: Compiled,
-    executions: mix.Executions | None,
-    overhead_us: float = LAUNCH_US,
-    machine: Machine = ASSUMED,
+    launch: Launch, compiled: Compiled, executions: mix.Executions | None, overhead_us: float | None = None
 ) -> Step:
-    """The model of the module's docstring for one launch: what was traced, what was compiled, how often lines ran."""
-    gpu = compiled.gpu
+    """The model of the module's docstring for one launch: what was traced, what was compiled, how often lines ran.
+    `overhead_us` is that of a launch on an idle stream if it is None."""
+    gpu, reached = compiled.gpu, machine(compiled.gpu)
     clock = gpu.boost_mhz  # cycles per µs
     fit = compiled.occupancy
     if not fit.programs:
@@ -251,156 +214,248 @@ def launch_step(
             f"memory and {compiled.registers} registers in each of {compiled.threads} threads, and {fit.limit} do not "
             f"suffice (at most {gpu.smem_per_block_bytes:,} bytes and {gpu.registers_per_sm:,} registers)"
         )
-    busy_sms = min(gpu.sms, launch.programs)
     per_sm = -(-launch.programs // gpu.sms)  # on the busiest SM
     together = min(fit.programs, per_sm)
     warp = mix.mix(compiled, executions)
     traffic = _traffic(launch, compiled)
-    dot_flops = launch.flops / launch.programs if compiled.tensor_core else 0.0
 
     # 1. Each resource alone, in µs.
-    work = _per_program(compiled, warp, dot_flops, machine)
-    sectors = traffic.l2_read_sectors + traffic.l2_write_sectors + 2 * traffic.l2_atomic_sectors
-    l2_rate = min(_l2_bytes_per_clock(gpu), L2_BYTES_PER_CLOCK_AND_SM * busy_sms) * clock
-    l1_bytes = traffic.l1_read_sectors * SECTOR_BYTES / launch.programs
+    work = _per_program(launch, compiled, warp, traffic)
     alone = {
-        # What is still in L2 at the end took the place of what others had written there.
-        MEMORY: (traffic.dram_bytes + traffic.dirty_bytes) / (gpu.hbm_gbps * machine.copy * 1e3),
-        L2: sectors * SECTOR_BYTES / l2_rate,
+        **_memory_us(launch, compiled, warp, traffic),
         **{name: us * per_sm for name, us in work.items()},
+        STARTING: launch.programs / reached.starts_per_us,
     }
-    alone[L1] += l1_bytes * per_sm / (L1_BYTES_PER_CLOCK * clock)
 
-    # 2. Taking turns.
-    busiest_unit = max(alone[name] for name in (L1, FP32, INTEGER, SPECIAL, ISSUE))
-    compute = max(busiest_unit, warp.stalls / clock * per_sm)  # of programs one after the other
+    # 2. Taking turns. Where there is arithmetic besides the tensor cores', it is arithmetic on their results.
     waits_for_loads = not _asynchronous(launch, compiled)
-    # Where there is arithmetic besides the tensor cores', it is arithmetic on their results.
-    results_needed = max(alone[FP32], alone[SPECIAL]) > 0.1 * alone[TENSOR]
-    memory = max(alone[MEMORY], alone[L2]) if waits_for_loads else 0.0
-    tensor = alone[TENSOR] if results_needed else 0.0
-    in_turn, longest_of_them = compute + memory + tensor, max(busiest_unit, memory, tensor)
-    n = together + waits_for_loads
-    turns = longest_of_them + (in_turn - longest_of_them) / n
+    results_needed = waits_for_loads or max(work[FP32], work[SPECIAL]) > 0.1 * work[TENSOR]
+    compute = max(work[name] for name in (L1, FP32, INTEGER, SPECIAL, ISSUE))
+    memory = max(alone[MEMORY], alone[L2]) / per_sm if waits_for_loads else 0.0
+    needs = compute, memory, work[TENSOR] if results_needed else 0.0
 
-    # 3. Waiting.
-    hit_rate = traffic.l2_hit_rate
-    latency = L2_US * hit_rate + DRAM_US * (1 - hit_rate)
-    rounds, rounds_ahead = _rounds(compiled, executions)
-    waves = launch.programs / (gpu.sms * together)
-    lonely = rounds * latency + max((compute + tensor) / per_sm, rounds_ahead * latency)
-    alone[WAITING] = math.ceil(waves) * max(rounds, rounds_ahead) * latency
+    hits, found = traffic.l2_hit_rate, traffic.l1_hit_rate
+    latency = found * reached.l1_ns + (1 - found) * (hits * reached.l2_ns + (1 - hits) * reached.dram_ns)  # ns
+    cycles = {"load": latency, "atomic": reached.atomic_ns, "fence": reached.fenced_atomic_ns - reached.atomic_ns}
+    times = mix.weights(compiled, executions)
+    own = scoreboard.cycles(compiled, times, {})
+    waiting = scoreboard.cycles(compiled, times, {name: ns * 1e-3 * clock for name, ns in cycles.items()}) - own
+    waits = waiting / clock + max(0.0, own / clock - compute)
+    # Loads that run some turns of a loop ahead of their use are waited for where these turns are too short.
+    waits = max(waits, _turns_ahead(compiled, times) * latency * 1e-3 - sum(needs))
 
-    # 4. Together.
+    waves, rest = divmod(per_sm, together)
+    more = waits_for_loads and per_sm > together
+    turns = waves * _in_turn(together, needs, waits, more) + _in_turn(rest, needs, waits, more)
+    alone[WAITING] = waits * per_sm / together
+
+    # 3. Together.
     longest = max(alone.values())
-    busy = max(longest, turns, math.ceil(waves) * lonely)
+    busy = max(longest, turns)
     alone[TURNS] = busy - longest
-    alone[LAUNCH] = overhead_us + DRAM_US + DRAM_US
-    total = busy + alone[LAUNCH]
+    alone[LAUNCH] = (reached.launch_us if overhead_us is None else overhead_us) + 2e-3 * reached.dram_ns
     resources = {name: alone[name] for name in RESOURCES if alone.get(name)}
-    return Step(launch.kernel, total, resources, launch, compiled, warp, together, waves)
+    in_waves = launch.programs / (gpu.sms * together)
+    return Step(launch.kernel, busy + alone[LAUNCH], resources, launch, compiled, warp, together, in_waves)
+
+
+def _in_turn(programs: int, needs: tuple[float, ...], waits: float, more: bool) -> float:
+    """µs until so many programs of an SM are done that begin together. `more`: another one's stores are under way."""
+    each, n = sum(needs), programs + more
+    if not programs or not each:
+        return waits if programs else 0.0
+    return (each + waits + (n - 1) * max(needs) / (1 + waits / (n * each))) * programs / n
 
 
 def _traffic(launch: Launch, compiled: Compiled) -> Traffic | SimpleNamespace:
     try:
-        return launch.traffic(compiled.gpu, compiled)
+        if launch.accesses:
+            return launch.traffic(compiled.gpu, compiled)
     except ValueError:  # too many irregular accesses to play through the caches: as if these held nothing
-        reads, writes, atomics = launch.load_sectors, launch.store_sectors, launch.atomic_sectors
-        return SimpleNamespace(
-            l1_read_sectors=reads, l2_read_sectors=reads, l2_write_sectors=writes, l2_atomic_sectors=atomics,
-            l2_hit_rate=0.0, dram_bytes=(reads + writes + 2 * atomics) * SECTOR_BYTES, dirty_bytes=0,
-        )  # fmt: skip
+        pass
+    reads, writes, atomics = launch.load_sectors, launch.store_sectors, launch.atomic_sectors
+    return SimpleNamespace(
+        l1_read_sectors=reads, l2_read_sectors=reads, l2_write_sectors=writes, l2_atomic_sectors=atomics,
+        l1_hit_rate=0.0, l2_hit_rate=0.0, dirty_bytes=0, sites=(),
+        dram_read_bytes=(reads + atomics) * SECTOR_BYTES, dram_write_bytes=(writes + atomics) * SECTOR_BYTES,
+    )  # fmt: skip
 
 
-def _l2_bytes_per_clock(gpu: hardware.Gpu) -> float:
-    """Of the whole GPU; where nothing is published, the A100's share per SM."""
-    datacenter = gpu.compute_capability in ((8, 0), (9, 0), (10, 0))
-    return L2_BYTES_PER_CLOCK if datacenter else L2_BYTES_PER_CLOCK / 108 * gpu.sms
+# ---- memory -------------------------------------------------------------------------------------------------------
 
 
-def _per_program(compiled: Compiled, warp: mix.Mix, dot_flops: float, machine: Machine) -> dict[str, float]:
+def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traffic) -> dict[str, float]:
+    """µs of DRAM and of L2 for the whole launch."""
+    gpu, reached = compiled.gpu, machine(compiled.gpu)
+    single = {"load": 0, "store": 0}  # sectors of L2 that lanes ask for one by one
+    fetched = 0  # bytes of DRAM for such loads
+    alone = {(a.kind, a.tensor, a.line) for a in launch.accesses if 2 * a.sectors > a.lanes}
+    for site in traffic.sites:
+        if site.kind in single and (site.kind, site.tensor, site.line) in alone:
+            single[site.kind] += site.l2_sectors
+            fetched += site.dram_bytes if site.kind == "load" else 0
+    # What is still in L2 at the end took the place of what others had written there.
+    written = traffic.dram_write_bytes + traffic.dirty_bytes
+    dram = _dram_us(max(0, traffic.dram_read_bytes - fetched), written, reached)
+    whole = traffic.l2_read_sectors - traffic.l2_atomic_sectors - single["load"]
+    whole += traffic.l2_write_sectors - single["store"]
+    rate = min(reached.l2_gbps * 1e3, L2_BYTES_PER_CLOCK_AND_SM * min(gpu.sms, launch.programs) * gpu.boost_mhz)
+    l2 = max(0, whole) * SECTOR_BYTES / rate
+    l2 += single["load"] / reached.l2_single_loads_per_us + single["store"] / reached.l2_single_stores_per_us
+    if traffic.l2_atomic_sectors:
+        l2 += traffic.l2_atomic_sectors / _atomics_per_us(_atomic_lines(launch), reached)
+        fences = sum(n for opcode, n in warp.opcodes.items() if opcode.startswith("MEMBAR") and ".GPU" in opcode)
+        l2 += fences * compiled.num_warps * -(-launch.programs // gpu.sms) * _fence_us(gpu)
+    return {MEMORY: dram + fetched / (2 * SECTOR_BYTES) / reached.single_reads_per_us, L2: l2}
+
+
+def _fence_us(gpu: hardware.Gpu) -> float:
+    """For which an SM is busy with one fence of one warp: what 32 fenced atomics take longer than others."""
+    reached = machine(gpu)
+    return 32 * gpu.sms * (1 / reached.fenced_atomics_per_us - 1 / reached.atomics_per_us)
+
+
+def _dram_us(read: float, written: float, reached: Machine) -> float:
+    """As much of both as there is of the lesser goes at the rate of a copy, the rest at that of reading or writing."""
+    both = 2 * min(read, written)
+    rest = reached.read_gbps if read > written else reached.write_gbps
+    return (both / reached.copy_gbps + (read + written - both) / rest) * 1e-3
+
+
+def _atomic_lines(launch: Launch) -> float:
+    """Lines of 128 bytes that the launch's atomics may meet in."""
+    names = {access.tensor for access in launch.accesses if access.kind == "atomic"}
+    tensors = [t for name, t in launch.arguments.items() if name in names and isinstance(t, torch.Tensor)]
+    return sum(-(-t.numel() * t.element_size() // 128) for t in tensors) or math.inf
+
+
+def _atomics_per_us(lines: float, reached: Machine) -> float:
+    """Sectors of atomics that L2 answers. Chance spreads the lines over its slices, and all wait for the slice to which
+    most fell: so many that there is one such slice in every other case, by Poisson's law."""
+    of_a_slice = reached.atomics_on_one_per_us / 32  # a warp's adds to one element are one request
+    slices = reached.atomics_per_us / of_a_slice
+    if lines > 20 * slices:
+        return reached.atomics_per_us
+    share = or_less = math.exp(-lines / slices)  # of the slices with so many lines, and with so many or less
+    fullest = 0
+    while slices * (1 - or_less) >= 0.5:
+        fullest += 1
+        share *= lines / slices / fullest
+        or_less += share
+    return of_a_slice * min(slices, lines / max(1, fullest))
+
+
+# ---- the units of an SM -------------------------------------------------------------------------------------------
+
+
+def _per_program(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traffic) -> dict[str, float]:
     """µs for which one program keeps each unit of its SM busy."""
     gpu, warps = compiled.gpu, compiled.num_warps
-    clock = gpu.boost_mhz
 
     def lanes(*units: str) -> float:
         """Cycles for these units' instructions."""
         rates = {"fma": gpu.fp32_lanes_per_sm, "fp64": _fp64_lanes(gpu), **_LANES}
         return sum(warps * 32 * warp.units.get(unit, 0.0) / rates[unit] for unit in units)
 
-    on_chip = warp.bytes.get("shared", 0.0) + warp.bytes.get("local", 0.0)
+    background = {line for _, line in _background(compiled)}
+    loaded = sum(
+        site.l2_sectors if site.line in background else site.l1_sectors for site in traffic.sites if site.kind == "load"
+    )
+    moved = warps * (warp.bytes.get("shared", 0.0) + warp.bytes.get("local", 0.0))
+    moved += loaded * SECTOR_BYTES / launch.programs
+    asked = sum(warps * warp.units.get(unit, 0.0) for unit in ("global", "shared", "local", "shuffle"))
     cycles = {
-        L1: warps * on_chip / L1_BYTES_PER_CLOCK + lanes("shuffle"),
-        FP32: lanes("fma", "imad", "fp64"),
+        L1: max(moved / L1_BYTES_PER_CLOCK + lanes("shuffle"), asked),  # one instruction of a warp in each clock
+        FP32: lanes("fma", "imad", "multiply high", "fp64"),
         INTEGER: lanes("alu"),
         SPECIAL: lanes("special", "convert"),
         ISSUE: warps * warp.instructions / 4,
     }
-    return {**{name: n / clock for name, n in cycles.items()}, TENSOR: _tensor_us(compiled, dot_flops, machine)}
+    tensor = _tensor_us(compiled, launch.flops / launch.programs)
+    return {**{name: n / gpu.boost_mhz for name, n in cycles.items()}, TENSOR: tensor}
 
 
 def _fp64_lanes(gpu: hardware.Gpu) -> float:
     return gpu.peak_flops["fp64"] / (2 * gpu.sms * gpu.boost_mhz * 1e6)
 
 
-def _tensor_us(compiled: Compiled, dot_flops: float, machine: Machine) -> float:
-    """µs that one SM's tensor cores need for one program."""
-    if not dot_flops:
+def _tensor_us(compiled: Compiled, dot_flops: float) -> float:
+    """µs that one SM's tensor cores need for one program; 0 where tl.dot became ordinary multiply-adds."""
+    if not dot_flops or not compiled.tensor_core:
         return 0.0
-    uses = compiled.tensor_core
-    main = max(uses, key=lambda use: use.flops * use.count)
-    peak = compiled.gpu.peak(_TENSOR_DTYPES.get(main.a, "fp16"))
+    main = max(compiled.tensor_core, key=lambda use: use.flops * use.count)
+    rate = compiled.gpu.peak(_TENSOR_DTYPES.get(main.a, "fp16")) * _matmul_share(compiled.gpu)
     if compiled.gpu.compute_capability == (9, 0) and main.instruction == "mma":
-        peak *= MMA_ON_HOPPER
-    return dot_flops / (peak * machine.tensor / compiled.gpu.sms) * 1e6
+        reached = machine(compiled.gpu)
+        rate *= reached.mma_tflops / reached.wgmma_tflops  # Hopper's tensor cores are built for wgmma
+    return dot_flops / (rate / compiled.gpu.sms) * 1e6
+
+
+def _matmul_share(gpu: hardware.Gpu) -> float:
+    """Of the tensor cores' peak, what a large matmul reaches."""
+    return machine(gpu).matmul_tflops * 1e12 / gpu.peak_flops["fp16"]
+
+
+def _background(compiled: Compiled) -> set[tuple[str | None, int]]:
+    """Lines whose loads go to shared memory by cp.async or the TMA unit while the program computes."""
+    return {(a.file, a.line) for a in compiled.accesses if a.kind == "load" and a.to != "registers"}
 
 
 def _asynchronous(launch: Launch, compiled: Compiled) -> bool:
-    """Whether most bytes are loaded in the background, by cp.async or the TMA unit, while the program computes."""
-    background = {(a.file, a.line) for a in compiled.accesses if a.kind == "load" and a.to != "registers"}
+    """Whether most bytes are loaded in the background."""
+    background = _background(compiled)
     loads = [access for access in launch.accesses if access.kind == "load"]
     hidden = sum(a.bytes for a in loads if (a.file, a.line) in background)
     return bool(loads) and 2 * hidden > sum(a.bytes for a in loads)
 
 
-def _rounds(compiled: Compiled, executions: mix.Executions | None) -> tuple[float, float]:
-    """How often a program waits for loads into registers: each turn of a loop that has some, and once for those outside
-    loops. And how often for loads that run num_stages - 1 turns ahead, while it computes."""
+def _turns_ahead(compiled: Compiled, times: list[float]) -> float:
+    """How often a program would wait for loads that run num_stages - 1 turns of their loop ahead, if it did nothing else."""
     instructions = compiled.instructions
     loops = assembly.loops(instructions)
-    times = mix.weights(compiled, executions)
-    waits: dict = {}
+    turns: dict = {}
     for i, instruction in enumerate(instructions):
-        if instruction.base in ("LDG", "LDGSTS", "UTMALDG"):
-            key = assembly.innermost(loops, i), instruction.base != "LDG"
-            waits[key] = max(waits.get(key, 0.0), times[i])
-    now, ahead = (sum(n for (_, is_ahead), n in waits.items() if is_ahead == which) for which in (False, True))
-    return now, ahead / max(1, compiled.num_stages - 1)
+        if instruction.base in ("LDGSTS", "UTMALDG"):
+            loop = assembly.innermost(loops, i)
+            turns[loop] = max(turns.get(loop, 0.0), times[i])
+    return sum(turns.values()) / max(1, compiled.num_stages - 1)
 
 
 # ---- PyTorch ops --------------------------------------------------------------------------------------------------
 
 
-def _op_step(op: TorchOp, matmul: tuple[int, str] | None, gpu, overhead_us: float, machine: Machine) -> Step:
+def _op_step(op: TorchOp, facts: _Facts | None, gpu: hardware.Gpu, overhead_us: float) -> Step:
     """A PyTorch op: what it reads and writes at the rate of PyTorch's kernels, or its FLOPs on the tensor cores."""
-    efficiency = 1.0 if matmul else TORCH_OP
-    resources = {MEMORY: op.bytes / (gpu.hbm_gbps * machine.copy * efficiency * 1e3)}
-    if matmul:
-        flops, dtype = matmul
-        rate = gpu.peak_flops.get(dtype, gpu.peak_flops["fp32"])
-        share = machine.tensor if dtype not in ("fp32", "fp64") else 1.0
-        resources[TENSOR if share < 1 else FP32] = flops / (rate * share) * 1e6
+    reached, facts = machine(gpu), facts or _Facts()
+    resources = {MEMORY: _dram_us(op.read_bytes, op.write_bytes, reached) / (1.0 if facts.flops else TORCH_OP)}
+    if facts.flops:
+        on_tensor_cores = facts.dtype not in ("fp32", "fp64")
+        rate = gpu.peak_flops.get(facts.dtype, gpu.peak_flops["fp32"])
+        rate *= _matmul_share(gpu) if on_tensor_cores else 1.0
+        resources[TENSOR if on_tensor_cores else FP32] = facts.flops / rate * 1e6
+    if facts.single:
+        resources[L2] = facts.single / reached.l2_single_loads_per_us
     longest = max(resources.values())
-    edges = overhead_us + 2 * DRAM_US
+    edges = overhead_us + 2e-3 * reached.dram_ns
     return Step(op.name, longest + edges, {**resources, LAUNCH: edges})
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """Of a PyTorch op: what a matmul computes, and how many elements lie a sector and more from the one that the next
+    thread reads. PyTorch's elementwise kernels walk in the order of the output: a transposed input is read like that."""
+
+    flops: int = 0
+    dtype: str = "fp32"
+    single: int = 0
 
 
 _DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 _DTYPES |= {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
 
 
-class _OpFlops(TorchDispatchMode):
-    """FLOPs and dtype of the matmuls among PyTorch's ops, by their position in the trace's events."""
+class _OpFacts(TorchDispatchMode):
+    """What the trace does not say of PyTorch's ops, by their position among its events."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -409,15 +464,27 @@ class _OpFlops(TorchDispatchMode):
     def __init__(self, trace: Trace):
         super().__init__()
         self.trace = trace
-        self.of: dict[int, tuple[int, str]] = {}
+        self.of: dict[int, _Facts] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         from torch.utils.flop_counter import flop_registry
 
         out = func(*args, **(kwargs or {}))
+        if not self.trace.events or not isinstance(self.trace.events[-1], TorchOp):
+            return out
+        position, inputs = len(self.trace.events) - 1, [a for a in args if isinstance(a, torch.Tensor)]
         count = flop_registry.get(func._overloadpacket)
-        if count is not None and self.trace.events and isinstance(self.trace.events[-1], TorchOp):
-            tensor = next(a for a in args if isinstance(a, torch.Tensor))
+        if count is not None:
             flops = count(*args, **(kwargs or {}), out_val=out)
-            self.of[len(self.trace.events) - 1] = flops, _DTYPES.get(tensor.dtype, "fp32")
+            self.of.setdefault(position, _Facts(flops, _DTYPES.get(inputs[0].dtype, "fp32")))
+        elif isinstance(out, torch.Tensor):
+            self.of.setdefault(position, _Facts(single=sum(_elements_apart(x, out) for x in inputs)))
         return out
+
+
+def _elements_apart(x: torch.Tensor, out: torch.Tensor) -> int:
+    """The elements of an input, if those of neighbours in the output lie a sector and more from one another."""
+    if x.shape != out.shape or 1 not in out.stride():
+        return 0
+    step = x.stride(out.stride().index(1)) * x.element_size()
+    return x.numel() if step >= SECTOR_BYTES else 0

@@ -66,7 +66,8 @@ launch__grid_size launch__block_size
 """
 WANTED = list(dict.fromkeys([*(n for names in JUDGED.values() for n in names), *_FURTHER.split()]))
 _FLAGS = "--profile-from-start off --cache-control all --clock-control none --csv --page raw --print-units base".split()
-_ATTEMPTS = 4
+_AT_ONCE = 30  # cases in one process: what it has seen is printed when it ends
+_ATTEMPTS = 4  # processes that may break
 
 
 def find_ncu() -> str:
@@ -124,11 +125,12 @@ def measure(names: list[str], say: Callable[[str], None], seconds: float = 240) 
     ncu = find_ncu()
     counters = known_counters(ncu, say)
     runs: list[dict] = []
-    left, end = list(names), time.monotonic() + seconds
-    for attempt in range(1, _ATTEMPTS + 1):
+    left, end, broken = list(names), time.monotonic() + seconds, 0
+    while left and broken < _ATTEMPTS and time.monotonic() < end - 20:
+        part, left = left[:_AT_ONCE], left[_AT_ONCE:]
         with tempfile.TemporaryDirectory() as folder:
             log, raw, chosen = (Path(folder) / name for name in ("log.jsonl", "ncu.csv", "todo.json"))
-            chosen.write_text(json.dumps(left))
+            chosen.write_text(json.dumps(part))
             command = [ncu, *_FLAGS, "--metrics", ",".join(counters), "--log-file", str(raw), sys.executable, "-m"]
             command += ["gpukit.validation.launch", str(log), "measure", str(chosen)]
             begin = time.monotonic()
@@ -143,20 +145,21 @@ def measure(names: list[str], say: Callable[[str], None], seconds: float = 240) 
             text = raw.read_text(errors="replace") if raw.exists() else ""
         rows = read_csv(text)
         runs.append({"log": entries, "rows": rows})
-        say(f"ncu, attempt {attempt}: status {status}, {len(rows)} kernels in {time.monotonic() - begin:.0f} s")
+        say(f"ncu, {len(part)} cases: status {status}, {len(rows)} kernels in {time.monotonic() - begin:.0f} s")
         for entry in entries:
             if entry["what"] == "failed":
                 say(f"  {entry['case']}: {entry['error']}")
+        if status == 0 and rows:
+            continue
+        broken += 1
         if not rows and len(counters) > len(ESSENTIAL):
             say(f"{output}\n{text[-1500:]}\nno kernel was measured: asking for the essential counters only")
             counters = ESSENTIAL
+            left = part + left
             continue
-        if status != 0 and output:
-            say(output)
-        seen = [e["case"] for e in entries]
-        left = left[left.index(seen[-1]) + 1 :] if seen and seen[-1] in left else []
-        if not left or time.monotonic() > end - 20:
-            break
+        say(output)
+        seen = [entry["case"] for entry in entries]
+        left = (part[part.index(seen[-1]) + 1 :] if seen and seen[-1] in part else []) + left
     if left:
         say(f"not measured: {', '.join(left)}")
     return runs

@@ -28,7 +28,4 @@ REASONS: dict[tuple[str, str], str] = {
         "48 MiB twice",
         "dram_bytes",
     ): "2.4 MB that others had left in L2 are written back; what is read agrees within 8 %",
-    ("gpukit softmax 512x131072 bf16, online", "dram_read_bytes"): (
-        "its stores are marked evict_first, so L2 keeps more of each row for the second pass; hints are not modelled"
-    ),
 }

@@ -87,24 +87,33 @@ def read(path: Path) -> list[Row]:
 
 
 def text(rows: list[Row], everything: bool = True) -> str:
-    """The table with a reason beside each miss and, below it, how many rows are within their bars."""
+    """The table, below it a reason for each miss, and how many rows are within their bars."""
     titles = ["kernel", "counter", "traced", "measured", "ratio", "bar", ""]
     cells = [
         [
             row.kernel, row.counter, f"{row.traced:,}", f"{row.measured:,}", f"{row.ratio:.3f}",
-            f"{row.bar:.0%}" if row.bar else "-",
-            "" if row.inside else f"MISS: {row.reason or 'the reason is not known'}",
+            f"{row.bar:.0%}" if row.bar else "-", "" if row.inside else "MISS",
         ]
         for row in rows
         if everything or not row.inside
     ]  # fmt: skip
-    widths = [max(len(line[i]) for line in [titles, *cells]) for i in range(6)] + [0]
+    widths = [max(len(line[i]) for line in [titles, *cells]) for i in range(7)]
     lines = [
         "  ".join(c.rjust(w) if 2 <= i < 6 else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
         for line in [titles, *cells]
     ]
     lines.insert(1, "-" * len(lines[0].rstrip()))
-    return "\n".join([*(line.rstrip() for line in lines), "", *summary(rows)])
+    return "\n".join([*(line.rstrip() for line in lines), "", *_misses(rows), *summary(rows)])
+
+
+def _misses(rows: list[Row]) -> list[str]:
+    """The reasons, each with the kernels and counters that it is about."""
+    about: dict[str, list[str]] = {}
+    for row in rows:
+        if not row.inside:
+            about.setdefault(row.reason or "the reason is not known", []).append(f"{row.kernel} ({row.counter})")
+    lines = [line for reason, names in about.items() for line in (f"MISS: {'; '.join(names)}", f"      {reason}")]
+    return [*lines, *([""] if lines else [])]
 
 
 def summary(rows: list[Row]) -> list[str]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 import numpy as np
+import traitlets
 
 from gpukit.widgets import style
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 SECTOR_BYTES = 32
 MAX_ELEMENTS = 1024
+PLAY_MS = 500  # a step: time to see what changed
 _UNTOUCHED, _FETCHED, _BEFORE, _NOW = range(4)
 _COLOURS = {"load": style.READS, "store": style.WRITES, "atomic": style.WRITES}
 _VERBS = {"load": "loads", "store": "stores", "atomic": "updates"}
@@ -64,7 +66,8 @@ class Frame:
 
 
 class AccessView(widgets.VBox):
-    """A slider over the accesses of one launch (arrow keys work), buttons for one step back and forward, and a reset.
+    """A slider over the accesses of one launch (arrow keys work), buttons that play them, go one step back or forward, and
+    reset.
 
     Step 0 is the memory before the launch; the picture kept in a saved notebook shows step `still`.
     """
@@ -79,14 +82,16 @@ class AccessView(widgets.VBox):
         self.back_button = widgets.Button(description="back", layout={"width": "6em"})
         self.forward_button = widgets.Button(description="forward", layout={"width": "6em"})
         self.reset_button = widgets.Button(description="reset", layout={"width": "6em"})
+        self.play = widgets.Play(min=0, max=len(self.events), interval=PLAY_MS, show_repeat=False)
         self.board = widgets.HTML()
-        controls = [self.back_button, self.slider, self.forward_button, self.reset_button]
+        controls = [self.play, self.back_button, self.slider, self.forward_button, self.reset_button]
         super().__init__([widgets.HBox(controls, layout={"flex_flow": "row wrap"}), self.board])
 
         self.back_button.on_click(lambda _: self._move(self.slider.value - 1))
         self.forward_button.on_click(lambda _: self._move(self.slider.value + 1))
         self.reset_button.on_click(lambda _: self._move(0))
         self.slider.observe(lambda _: self._draw(), "value")
+        traitlets.link((self.play, "value"), (self.slider, "value"))
         self._draw()
 
     def _move(self, step: int) -> None:

@@ -182,6 +182,10 @@ def _folded(rows: list[Row], chosen: list[Row]) -> list[Row | int]:
     return found
 
 
+def _more(rows: int) -> str:
+    return f"{rows} more row{'s' * (rows > 1)}"
+
+
 def _tag(row: Row) -> tuple[str, str, str]:
     """Background, ink and text of a row's tag."""
     colour, word = _TAGS[row.kind]
@@ -203,7 +207,7 @@ def _html(rows: list[Row], chosen: list[Row], sentence: str) -> str:
     lines = []
     for row in _folded(rows, chosen):
         if isinstance(row, int):
-            lines.append(f'<div style="color:{_FAINT};padding-left:9em">... {row} more row{"s" * (row > 1)} ...</div>')
+            lines.append(f'<div style="color:{_FAINT};padding-left:9em">... {_more(row)} ...</div>')
             continue
         chip = f'<span style="{_CHIP}">&nbsp;</span>'
         if row.kind:
@@ -213,7 +217,7 @@ def _html(rows: list[Row], chosen: list[Row], sentence: str) -> str:
         look += f"background:{style.YOURS}33;" if id(row) in marked else ""
         text = html.escape(row.text)
         lines.append(f'<div style="{look}padding-left:4px">{chip}{f"<b>{text}</b>" if row.is_label else text}</div>')
-    box = f"max-height:24em;overflow:auto;border:1px solid {_LINE};padding:4px 0;margin-top:6px"
+    box = f"max-height:36em;overflow:auto;border:1px solid {_LINE};padding:4px 0;margin-top:6px"
     code = f"font-family:{_MONO};font-size:12px;line-height:1.45;white-space:pre;width:max-content;min-width:100%"
     return (
         f'{_STYLE}<div style="color:{_INK};line-height:1.5"><div role="status">{html.escape(sentence)}</div>'
@@ -246,7 +250,7 @@ def _picture(rows: list[Row], chosen: list[Row], source: dict[int, str], line: i
     shown = _folded(rows, chosen)
     left_out = len(shown) - _STILL_ROWS
     shown = shown[:_STILL_ROWS]
-    height = len(source) + len(shown) + 4.0 + (left_out > 0)
+    height = len(source) + len(shown) + 3.0 + (left_out > 0)
     fig, ax = style.figure(height=0.19 * height)
     ax.set_axis_off()
     ax.set(xlim=(0, 100), ylim=(height, 0))
@@ -261,7 +265,7 @@ def _picture(rows: list[Row], chosen: list[Row], source: dict[int, str], line: i
     y += 0.8
     for row in shown:
         if isinstance(row, int):
-            ax.text(14, y, f"... {row} more rows ...", color=style.BOUND, **mono)
+            ax.text(14, y, f"... {_more(row)} ...", color=style.BOUND, **mono)
             y += 1
             continue
         if id(row) in marked:

@@ -76,6 +76,10 @@ class Bench(widgets.VBox):
     # -- what can be chosen
     def _offer(self) -> None:
         """The modes, shapes and providers of the operation, all of them chosen."""
+        if self.live.value and self.op.value not in benchmark.operations():
+            self.live.value = False  # which comes back here
+            self.status.value = f"{self.op.value} is recorded only; {self.status.value}"
+            return
         self.cancel()
         self._stop = threading.Event()
         self.rows = []
@@ -112,6 +116,8 @@ class Bench(widgets.VBox):
             ]
             date = f", {self.rows[0].date}" if self.rows else ""
             self.status.value = f"recorded on an {hardware.gpu(self.gpu).name}{date}: nothing is measured here"
+        elif not self.rows:
+            self.status.value = f"nothing measured yet on {_here()}"
         self._draw()
 
     # -- measuring
@@ -125,6 +131,7 @@ class Bench(widgets.VBox):
         self._stop = threading.Event()
         self.rows, self._begun = [], time.monotonic()
         self.run_button.disabled, self.cancel_button.disabled = True, False
+        self.status.value = f"preparing: {self.op.value} on {_here()}"
         self.thread = threading.Thread(target=self._measure, args=(self._stop,), daemon=True)
         self.thread.start()
 
@@ -209,7 +216,10 @@ def bench(op: str = "softmax", gpu: str = "h200") -> Bench:
     """The panel, beginning with the rows of `op` that are recorded for `gpu`. Raises FileNotFoundError where there are
     none, ValueError for an unknown GPU."""
     key = hardware.gpu(gpu).key
-    benchmark.rows(op, key)
+    if all(row.op != op for row in benchmark.rows(op, key)):  # a file of measurements that are no operation's
+        raise FileNotFoundError(
+            f"{op!r} is not an operation; recorded on {key} are: {', '.join(_choices(key, 'none'))}"
+        )
     return Bench(op, key)
 
 

@@ -58,6 +58,8 @@ class FlopExplorer(Calculator):
     def answer(self, **values: str) -> Answer:
         tokens, phase = pencil.count(values["tokens"], "tokens"), values["phase"]
         c = models.preset(values["model"])
+        if not 1 <= tokens <= 10**10:
+            raise ValueError(f"tokens must be a whole number from 1 to 10^10, got {tokens}")
         lengths = sorted({max(1, int(tokens * factor)) for factor in _FACTORS})
         counted = {length: _groups(c, length, phase, values["recompute"]) for length in lengths}
         now = counted[tokens]

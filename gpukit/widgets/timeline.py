@@ -110,15 +110,15 @@ def timeline(
     if any(shape.opacity == 0.45 for shape in shapes if isinstance(shape, Box)):
         entries.append((Box(0, 0, 16, 16, style.WASTE, 0.45), "GPU idle"))
     key, height = board.legend(entries, _LEFT, bottom + 36, _RIGHT - _LEFT)
-    return board.still([*shapes, *key], _WIDTH, height, describe(shown, title))
+    return board.still([*shapes, *key], _WIDTH, height, describe(shown, title, (low, high)))
 
 
-def describe(spans: Sequence[Span], title: str = "") -> str:
+def describe(spans: Sequence[Span], title: str = "", window: tuple[float, float] = (-math.inf, math.inf)) -> str:
     """The timeline in words: how long in all, how many kernels, how long the GPU worked."""
-    total = max(s.end_us for s in spans) - min(s.start_us for s in spans)
+    total = min(window[1], max(s.end_us for s in spans)) - max(window[0], min(s.start_us for s in spans))
     kernels = [s for s in spans if s.kind == "kernel"]
     busy = sum(s.end_us - s.start_us for s in kernels)
-    text = f"{len(kernels)} kernels, {_time(busy)} of work in {_time(total)}"
+    text = f"{len(kernels)} kernel{'s' * (len(kernels) != 1)}, {_time(busy)} of work in {_time(total)}"
     return f"{title}: {text}" if title else text
 
 

@@ -99,8 +99,14 @@ def curve(
             shown = shown[:: -(-len(shown) // 9)]
             ax.set_xticks(shown, [f"{value:,.0f}" for value in shown], minor=False)
             ax.minorticks_off()
+        heights = [point[1] for points in series.values() for point in points]
+        if "y" in log and max(heights) < 100 * min(heights):  # powers of ten alone would be one tick or two
+            steps = [m * 10.0**e for e in range(-6, 9) for m in (1, 2, 5)]
+            shown = [step for step in steps if 0.9 * min(heights) <= step <= 1.1 * max(heights)]
+            ax.set_yticks(shown, [f"{value:,g}" for value in shown], minor=False)
+            ax.minorticks_off()
         if "y" not in log:
-            ax.set_ylim(0, 1.1 * max([*(bounds or {}).values(), *(p[1] for points in series.values() for p in points)]))
+            ax.set_ylim(0, 1.1 * max([*(bounds or {}).values(), *heights]))
         style.names(ax, [(points[-1], name) for name, points in series.items()])
         ax.set_title(title)
     best = "; ".join(f"{name} reaches {style.number(max(p[1] for p in points))}" for name, points in series.items())
