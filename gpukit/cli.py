@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     benchmark.add_arguments(added)
 
     added = command("trace", _trace, "what a kernel moves, compiles to and takes on any GPU, worked out without one")
-    added.add_argument("op", metavar="OP", help="an operation, softmax for instance")
+    added.add_argument("op", metavar="OP", help="an operation, such as softmax; a name that is none lists them")
     added.add_argument("--shape", metavar="4096x4096", help="default: the operation's first benchmark shape")
     added.add_argument("--dtype", default="bf16", help="bf16, fp16, fp32 or fp64 (default: %(default)s)")
     added.add_argument("--gpu", default="h200", help="any GPU of the table (default: %(default)s)")

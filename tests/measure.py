@@ -8,6 +8,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -28,6 +29,7 @@ def main() -> None:
     print(f"triton {version('triton')}, {time.strftime('%Y-%m-%d')}\n\n| what | measured | at most |\n|---|---|---|")
     measure_import(args.repeat)
     measure_verdicts(args.repeat)
+    measure_simulator()
     if not args.quick:
         notebooks = [sys.executable, "-m", "pytest", "-q", "--nbval", "notebooks", "--gpukit-impl=solutions"]
         row("`pytest --nbval notebooks --gpukit-impl=solutions`", seconds(lambda: run(notebooks)), 90)
@@ -69,6 +71,24 @@ def measure_verdicts(repeat: int) -> None:
         at_most = 0.3 if isinstance(exercise, FunctionExercise) else 3
         row(f"`{exercise_id}`, warm", statistics.median(warm[exercise_id]), at_most)
     row("median of all exercises, warm", statistics.median(map(statistics.median, warm.values())), 3)
+
+
+def measure_simulator() -> None:
+    """Seconds of processor time; nothing is compiled beforehand."""
+    os.environ["TRITON_INTERPRET"] = "1"  # also where there is a GPU; Triton is not imported before
+    from tests import speed
+
+    programs = 1024
+    plain, layer, traced = (speed.rows_s(programs, how) for how in ("plain", "layer", "trace"))
+    row(f"{programs:,} programs of a row kernel, Triton's own interpreter", plain)
+    row(f"the same in gpukit's: {plain / layer:.1f} times as fast", layer, 2)
+    row(f"the same traced: {traced / plain:.2f} of the time of Triton's own", traced, min(2, 1.3 * plain))
+    row("the same sampled: 4 of 8,192 programs", speed.rows_s(8192, "sample"))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["GPUKIT_CACHE"] = folder
+        for name in speed.REAL_SHAPES:
+            row(f"trace, compile and predict {name}", speed.real_shape_s(name), 5)
+    del os.environ["GPUKIT_CACHE"]
 
 
 def row(what: str, measured_s: float, at_most_s: float | None = None) -> None:

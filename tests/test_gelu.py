@@ -153,8 +153,9 @@ def test_expanded_inputs(device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bias_gradient_over_many_steps(dtype, device, monkeypatch):
     """Few programs in a column, so that each takes many steps, and the last one fewer than the first."""
-    config = {"BLOCK_M": 2, "BLOCK_N": 32, "ACC": _rows.acc_dtype(dtype), "num_warps": 1, "NUM_STAGES": 2}
-    monkeypatch.setattr(kernels, "_bias_bwd_config", lambda M, N, dtype: (3, config))
+    config = {"BLOCK_M": 2, "BLOCK_N": 32, "ACC": _rows.acc_dtype(dtype), "num_warps": 1}
+    monkeypatch.setattr(kernels, "_config", lambda M, N, dtype: config)
+    monkeypatch.setattr(kernels, "BIAS_PROGRAMS", 3)
     for shape in ((1, 40), (13, 40), (31, 70)):
         check(BIAS_GELU, bias_gelu, shape, dtype, device)
 

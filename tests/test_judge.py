@@ -186,6 +186,25 @@ def test_number_computed_with_torch_is_a_number():
     assert judge_source(ADD, source).passed
 
 
+def test_a_plain_function_may_give_tensors():
+    import torch
+
+    def found(yours, rest=""):
+        exercise = replace(ADD, expected=lambda a, b: [float(a + b), torch.tensor([a, b]).double()], tolerance=1e-6)
+        body = f"    y = torch.tensor([a, b]).double()\n{rest}    return {yours}\n"
+        verdict = judge_source(exercise, f"import torch\n\n\ndef add(a, b):\n{body}")
+        return verdict.diagnosis, " ".join(str(verdict).split())
+
+    assert found("[torch.tensor(float(a + b)), y]")[0] == found("[float(a + b), y + 1e-12]")[0] == ""
+    label, text = found("[float(a + b), y]", "    y[1] += 1\n")
+    assert label == "values" and "value 1: element [1] expected" in text and "(1 of 2 elements differ)" in text
+    assert found("[float(a + b), y * float('nan')]")[0] == "values"
+    label, text = found("[float(a + b), y[:1]]")
+    assert label == "shape" and "value 1: shape [1], expected [2]" in text
+    assert found("[float(a + b), y.float()]")[0] == "dtype"
+    assert found("[float(a + b), a]")[0] == "type"
+
+
 @pytest.mark.parametrize(
     ("statement", "how"),
     [

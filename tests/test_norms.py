@@ -101,17 +101,26 @@ def test_long_rows(op, fn, dtype, device, long_rows):
     check(op, fn, (5, 70), dtype, device, transposed, dy_layout=padded_rows)
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [1, 3])
 @pytest.mark.parametrize(("op", "fn"), CASES)
 def test_few_programs_walk_over_all_rows(op, fn, stages, device, monkeypatch):
     """Each takes many steps, and the last one fewer than the first."""
-    for name in ("_fwd_config", "_bwd_config"):
-        kernel, _, config = getattr(kernels, name)(40, torch.float32)
-        config = {**config, "BLOCK_M": 2, "NUM_STAGES": stages}
-        monkeypatch.setattr(kernels, name, lambda N, dtype, given=(kernel, 1, config): given)
+    kernel, _, config = kernels._bwd_config(40, torch.float32, 2, 0)
+    config = {**config, "BLOCK_M": 2, "NUM_STAGES": stages}
+    monkeypatch.setattr(kernels, "_bwd_config", lambda N, dtype, tensors, shared_bytes: (kernel, 1, config))
     monkeypatch.setattr(kernels, "multiprocessors", lambda device: 3)
     for shape in ((1, 40), (13, 40), (31, 40)):
         check(op, fn, shape, torch.float32, device)
+
+
+@pytest.mark.parametrize(
+    ("N", "tensors", "shared_kib", "stages"),
+    [(4096, 2, 228, 3), (4096, 2, 80, 3), (4096, 3, 100, 1), (16384, 2, 228, 3), (16384, 2, 100, 1), (4095, 2, 228, 1)],
+)
+def test_rows_on_their_way_need_shared_memory(N, tensors, shared_kib, stages):
+    """Two rows of each tensor for each program: 4,096 columns of bfloat16 in two tensors and two programs are 64 KiB."""
+    _, _, config = kernels._bwd_config(N, torch.bfloat16, tensors, shared_kib * 1024)
+    assert config["NUM_STAGES"] == stages
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,7 +1,10 @@
 """gpukit.predict: the counting behind it exactly, the model's arithmetic by hand, and its verdict on what was measured."""
 
+import csv
 import dataclasses
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,11 +14,12 @@ import triton.language as tl
 
 import gpukit
 from gpukit import hardware
+from gpukit.kernels.softmax import softmax_fwd
 from gpukit.simulator import compile as compile_module
-from gpukit.simulator import lines, mix
+from gpukit.simulator import lines, mix, scoreboard
 from gpukit.simulator import predict as predict_module
 from gpukit.simulator.compile import compile
-from gpukit.simulator.machine import machine
+from gpukit.simulator.machine import RESULTS, ROWS, machine
 from gpukit.simulator.predict import (
     INTEGER,
     ISSUE,
@@ -28,6 +32,8 @@ from gpukit.simulator.predict import (
     predict,
 )
 from gpukit.simulator.trace import trace
+from gpukit.validation import timed
+from gpukit.validation.timed import RATES
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
 BF16 = torch.bfloat16
@@ -217,6 +223,42 @@ def test_every_unit_of_sass():
         "alu",
         "imad",
     )
+    assert (unit("IMAD.HI.U32"), unit("IMAD.WIDE")) == ("multiply high", "imad")
+
+
+@triton.jit
+def two_loads_a_line(x_ptr, y_ptr, z_ptr, n, BLOCK: tl.constexpr):
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, n, BLOCK):
+        offs = start + tl.arange(0, BLOCK)
+        total += tl.load(x_ptr + offs) * tl.load(y_ptr + offs)
+    tl.store(z_ptr + tl.arange(0, BLOCK), total)
+
+
+@triton.jit
+def outer_products(x_ptr, y_ptr, turns, B: tl.constexpr):
+    i = tl.arange(0, B)
+    total = tl.zeros((B, B), tl.float32)
+    for k in range(turns):
+        x = tl.load(x_ptr + k * B + i)
+        total += x[:, None] * x[None, :]
+    tl.store(y_ptr + i[:, None] * B + i[None, :], total)
+
+
+def test_instructions_of_a_loop_with_two_loads_on_a_line():
+    x, y, z = torch.ones(64 * 128), torch.ones(64 * 128), torch.ones(128)
+    (counts,) = counted(lambda: two_loads_a_line[(1,)](x, y, z, x.numel(), BLOCK=128))
+    found = mix.mix(compile(two_loads_a_line, x, y, z, x.numel(), BLOCK=128), counts)
+    assert found.opcodes["FFMA"] == pytest.approx(64)
+    assert found.bytes["global"] == pytest.approx((2 * 64 + 1) * 32 * 4)
+
+
+def test_instructions_of_a_loop_whose_loads_are_copies():
+    """Each thread holds several elements that others hold too, and loads them all."""
+    x, y = torch.ones(64 * 64), torch.ones(64, 64)
+    (counts,) = counted(lambda: outer_products[(1,)](x, y, 64, B=64))
+    found = mix.mix(compile(outer_products, x, y, 64, B=64), counts)
+    assert found.opcodes["FFMA"] + found.opcodes.get("FMUL", 0) == pytest.approx(64 * 64 * 64 / 128, rel=0.05)
 
 
 # ---- the arithmetic, by hand --------------------------------------------------------------------------------------
@@ -311,6 +353,124 @@ def test_the_report():
     assert str(p) == p.report() and p._repr_html_().count("<tr>") == len(p.resources) == len(p.rows())
     assert [row for row in p.rows() if row[2]] == [(LAUNCH, p.resources[LAUNCH], True)]
     assert "assumed" in predict(lambda: torch.ones(4) + 1, gpu="l4").report()
+
+
+# ---- the machine --------------------------------------------------------------------------------------------------
+
+
+def measured_rows():
+    with (RESULTS / "h200" / "machine.csv").open(newline="") as file:
+        return {row["name"]: (float(row["value"]), row["unit"]) for row in csv.DictReader(file)}
+
+
+def test_each_fact_about_the_machine_is_a_row_that_was_measured():
+    rows = measured_rows()
+    for field, (name, _) in ROWS.items():
+        value, unit = rows[name]
+        assert getattr(REACHED, field) == value, field
+        assert unit.split("/")[-1] in ("us", "ns", "s") and unit.split("/")[-1] == field.split("_")[-1].replace(
+            "gbps", "s"
+        ).replace("tflops", "s"), field
+
+
+def test_units_agree_with_what_was_measured():
+    """Lanes and bytes per clock are whole numbers from NVIDIA's tables; the machine came close to each."""
+    rows, lanes = measured_rows(), predict_module._LANES
+    clock = H200.boost_mhz
+    for name, per_clock in (
+        ("exp2, one SM", lanes["special"]),
+        ("multiply high, one SM", lanes["multiply high"]),
+        ("multiply-add, one SM", H200.fp32_lanes_per_sm),
+        ("L1, one SM", predict_module.L1_BYTES_PER_CLOCK / 1e-3),
+        ("L2, one SM", predict_module.L2_BYTES_PER_CLOCK_AND_SM / 1e-3),
+    ):
+        assert 0.94 < rows[name][0] / (per_clock * clock * (1e-6 if "L" in name[:2] else 1)) < 1.01, name
+
+
+def test_a_gpu_that_nobody_measured_is_scaled_by_its_datasheet():
+    a100 = machine(hardware.gpu("a100"))
+    assert a100.copy_gbps / REACHED.copy_gbps == pytest.approx(2039 / 4800)
+    assert a100.l2_gbps / REACHED.l2_gbps == pytest.approx(108 * 1410 / (132 * 1980))
+    assert a100.launch_us == REACHED.launch_us and a100.dram_ns == REACHED.dram_ns
+    assert a100.source.startswith("assumed: measured on an H200") and "A100" in a100.source
+
+
+@pytest.mark.parametrize(
+    "name, turns",
+    [("latency of a sum over 1 warp", 8192), ("latency of a sum over 4 warps", 8192), ("latency of L1", 65536)],
+)
+def test_the_scoreboard_agrees_with_what_was_measured(name, turns):
+    with trace(sample=1) as t, lines.LineCounter() as counter:
+        RATES[name].prepare("cpu")()
+    compiled = compile(t.launches[0], gpu="h200")
+    times = mix.weights(compiled, counter.launches[0])
+    latency = {"load": 1e-3 * REACHED.l1_ns * H200.boost_mhz}
+    us = scoreboard.cycles(compiled, times, latency) / H200.boost_mhz
+    assert us / turns * 1e3 == pytest.approx(measured_rows()[name][0], rel=0.2)
+
+
+def test_reads_and_writes_by_turns_cost_more_than_either():
+    us = predict_module._dram_us
+    assert us(8e9, 8e9, REACHED) == pytest.approx(16e6 / REACHED.copy_gbps)
+    assert us(16e9, 0, REACHED) == pytest.approx(16e6 / REACHED.read_gbps)
+    assert us(0, 16e9, REACHED) == pytest.approx(16e6 / REACHED.write_gbps)
+    assert us(8e9, 8e9, REACHED) > us(8e9, 0, REACHED) + us(0, 8e9, REACHED)
+
+
+def test_atomics_wait_for_the_fullest_slice_of_l2():
+    rate, rows = (lambda lines: predict_module._atomics_per_us(lines, REACHED)), measured_rows()
+    assert rate(1e6) == REACHED.atomics_per_us and rate(1) == pytest.approx(REACHED.atomics_on_one_per_us / 32)
+    # 4,096 elements are 128 lines; 2,048 are 64, and eight neighbours are one sector
+    assert rate(128) == pytest.approx(rows["atomics scattered over 4,096, int32"][0], rel=0.25)
+    assert rate(64) == pytest.approx(rows["atomics on neighbours of 2,048, fp32"][0] / 8, rel=0.25)
+
+
+def test_programs_take_turns():
+    turn = predict_module._in_turn
+    assert turn(1, (1.0, 2.0, 0.0), 4.0, False) == pytest.approx(7)  # alone: one thing after another
+    assert turn(8, (1.0, 2.0, 0.0), 0.0, False) == pytest.approx(3 + 7 * 2)  # the longest is always busy
+    assert turn(8, (1.0, 2.0, 0.0), 1e6, False) == pytest.approx(1e6, rel=1e-3)  # all wait at once
+    assert turn(8, (1.0, 2.0, 0.0), 4.0, True) < turn(8, (1.0, 2.0, 0.0), 4.0, False)
+    assert turn(0, (1.0,), 4.0, False) == 0 and turn(2, (0.0,), 4.0, False) == 4
+
+
+@triton.jit
+def gather(x_ptr, index_ptr, y_ptr, STEP: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + offs, tl.load(x_ptr + offs * STEP))
+
+
+def test_single_sectors_cost_more_than_whole_lines():
+    n = 1 << 22
+    times = {}
+    for step in (1, 2, 16, 64):
+        x = meta(n * step, dtype=torch.float32)
+        p = predict(lambda x=x, s=step: gather[(n // 1024,)](x, x, meta(n), STEP=s, BLOCK=1024), sample=1)
+        times[step] = p.resources[MEMORY]
+    written = 2e-3 * n / REACHED.copy_gbps
+    assert times[64] == pytest.approx(n / REACHED.single_reads_per_us + 2e-3 * n / REACHED.write_gbps, rel=0.05)
+    assert times[1] < times[2] < times[16] <= times[64] * 1.01 and times[2] < 3 * times[1] + written
+
+
+def test_a_transposed_input_of_a_pytorch_op():
+    x = meta(4096, 4096)
+    p = predict(lambda: x.t().contiguous())
+    assert p.limit == "L2" and p.resources["L2"] == pytest.approx(4096**2 / REACHED.l2_single_loads_per_us)
+    assert predict(lambda: x.t() + 1).limit == MEMORY  # its output lies as its input
+
+
+@pytest.mark.parametrize("name", ["softmax", "matmul", "attention"])
+def test_a_prediction_takes_seconds(name):
+    """Tracing, compiling and predicting; the processor's time, since other tests may run beside this one."""
+    work = {
+        "softmax": lambda: softmax_fwd(meta(4096, 65536)),
+        "matmul": timed._matmul(8192, 8192, 8192, 128, 256, 64, num_warps=8)("meta"),
+        "attention": timed._attention(8, 16384, 128, 128, 64, 4)("meta"),
+    }[name]
+    begin, children = time.process_time(), os.times()
+    predict(work)
+    compiled = os.times().children_user - children.children_user
+    assert time.process_time() - begin < 10 and compiled < 10
 
 
 # ---- measured -----------------------------------------------------------------------------------------------------

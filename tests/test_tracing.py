@@ -6,8 +6,10 @@ import sys
 import pytest
 import torch
 
+import gpukit
 from gpukit import benchmark, hardware, tracing
 from gpukit.kernels import _rows
+from gpukit.simulator.predict import SAMPLE
 
 H200 = hardware.gpu("h200")
 
@@ -21,7 +23,7 @@ def test_what_is_printed():
     assert lines[0].startswith("softmax 4096x1024 bfloat16 on H200 SXM, forward: traffic is counted")
     assert lines[1] == "least traffic     8,388,608 bytes read, 8,388,608 written; 3.5 us at 4,800 GB/s"
     titles = (
-        "TRAFFIC of softmax_fwd_kernel, 4,096 programs, 3 of them looked at",
+        f"TRAFFIC of softmax_fwd_kernel, 4,096 programs, {SAMPLE} of them looked at",
         "MACHINE CODE of softmax_fwd_kernel",
     )
     assert [line for line in lines if line.isupper() or line.startswith(("TRAFFIC", "MACHINE"))] == [
@@ -50,7 +52,23 @@ def test_the_kernel_moves_what_it_must(op, shape):
     launch = predicted(op, shape).steps
     launch = next(step.launch for step in launch if step.launch is not None)
     assert least.read_bytes <= launch.load_bytes <= 1.01 * least.read_bytes + 64 * 1024
-    assert launch.grid and launch.sampled == 3
+    assert launch.grid and launch.sampled == SAMPLE
+
+
+@pytest.mark.parametrize("op", benchmark.operations())
+def test_every_operation_can_be_traced(op, monkeypatch):
+    """Without the machine code, which takes seconds."""
+
+    def traced(call, gpu):
+        with gpukit.trace(gpu=gpu, sample=1) as t:
+            call()
+        return t
+
+    monkeypatch.setattr(tracing, "predict", traced)
+    shape = benchmark.operation(op).test_shapes[2]
+    t = predicted(op, shape)
+    least = benchmark.operation(op).cost(shape, torch.bfloat16)
+    assert t.launches and t.read_bytes >= least.read_bytes and t.write_bytes >= least.write_bytes
 
 
 def test_a_grid_of_a_fixed_size_is_the_gpus():

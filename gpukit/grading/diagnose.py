@@ -25,6 +25,7 @@ TAGS = {
     "large": "with large values",
     "masked": "with -inf in a row",
     "constant": "with a constant row",
+    "ignored": "with a target that does not count",
     "long": "with rows longer than a block",
     "single": "with a single row",
     "leading": "with more than two dimensions",
@@ -137,6 +138,8 @@ def compare_function(exercise: FunctionExercise, actual: Any, expected: Any) -> 
 
     if isinstance(actual, wire.Foreign):
         return wrong("type", f"returned a {actual.type}, expected {_kind(expected)}")
+    if hasattr(expected, "untyped_storage"):
+        return _compare_plain_tensor(exercise, actual, expected)
     if isinstance(expected, list | tuple):
         if not isinstance(actual, list | tuple):
             return wrong("type", f"returned {_kind(actual)}, expected {len(expected)} values")
@@ -159,6 +162,27 @@ def compare_function(exercise: FunctionExercise, actual: Any, expected: Any) -> 
         return None
     unit = f" {exercise.unit}" if exercise.unit else ""
     return wrong("values", f"expected {_number(expected)}{unit}, yours {_number(actual)}")
+
+
+def _compare_plain_tensor(exercise: FunctionExercise, actual: Any, expected: Tensor) -> Wrong | None:
+    """A tensor that plain PyTorch made; `tolerance` is relative to the largest element."""
+
+    def wrong(kind: str, text: str) -> Wrong:
+        return Wrong(kind, text, actual=actual, expected=expected)
+
+    if not hasattr(actual, "untyped_storage"):
+        return wrong("type", f"returned {_kind(actual)}, expected a torch.Tensor")
+    if actual.shape != expected.shape:
+        return wrong("shape", f"shape {list(actual.shape)}, expected {list(expected.shape)}")
+    if actual.dtype != expected.dtype:
+        return wrong("dtype", f"{_dtype(actual)}, expected {_dtype(expected)}")
+    near = (actual - expected).abs() <= exercise.tolerance * expected.abs().max() if expected.numel() else actual == 0
+    far = ~(near | (actual == expected) | (actual.isnan() & expected.isnan()))
+    if not bool(far.any()):
+        return None
+    at = tuple(_first(far))
+    text = f"element {list(at)} expected {float(expected[at]):.5g}, yours {float(actual[at]):.5g}"
+    return wrong("values", f"{text} ({int(far.sum()):,} of {far.numel():,} elements differ)")
 
 
 def compare_tensor(name: str, actual: Any, truth: Tensor, native: Tensor, *, gradient: bool) -> Wrong | None:

@@ -89,10 +89,10 @@ class Exercise:
 
 @dataclass(frozen=True)
 class FunctionExercise(Exercise):
-    """A plain Python function: numbers in, numbers out. Tensors may go in as well.
+    """A plain Python function: numbers in, numbers out. Tensors may go in as well, and come out.
 
     expected   (*args) -> the right result, computed in the judge
-    tolerance  relative error allowed in a float; 0 asks for equality
+    tolerance  relative error allowed in a float, in a tensor relative to its largest element; 0 asks for equality
     unit       of the result, shown in the diagnosis
     setup      "module:function" of gpukit, for arguments that are no plain data: called in the worker with the case's, it
                gives the function's arguments and an object whose attributes count what the call did (reply["counts"])

@@ -97,6 +97,8 @@ def _call_function(function: Any, args: tuple, job: dict) -> dict:
 
 def _plain(output: Any) -> Any:
     """A number is a number, computed with torch or without."""
+    if type(output) in (list, tuple):
+        return type(output)(map(_plain, output))
     return output.item() if type(output).__module__ == "torch" and getattr(output, "ndim", 1) == 0 else output
 
 

@@ -39,14 +39,17 @@ def launch(kernel, programs: int, *arguments: Tensor | int | None, **constants) 
     number, whether a number is 1. Here the numbers themselves lead to the compiled kernel, and an unaligned address to
     Triton. `arguments` are the kernel's own in their order, without those called tl.constexpr, which come by name.
     """
+    # gpukit.trace() sees what goes through Triton's run().
+    if INTERPRETED or getattr(triton.JITFunction.run, "watchers", None):
+        kernel[(programs,)](*arguments, **constants)
+        return
     key, addresses = [id(kernel), *constants.values()], 0
     for x in arguments:
         if isinstance(x, Tensor):
             addresses |= x.data_ptr()
             x = x.dtype
         key.append(x)
-    # gpukit.trace() sees what goes through Triton's run().
-    if INTERPRETED or addresses % 16 or getattr(triton.JITFunction.run, "watchers", None):
+    if addresses % 16:
         kernel[(programs,)](*arguments, **constants)
         return
     key = (*key, arguments[0].device)

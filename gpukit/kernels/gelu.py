@@ -12,6 +12,8 @@ Sources: Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415; Shazeer 20
 Abramowitz and Stegun 1964, formula 7.1.26, https://personal.math.ubc.ca/~cbm/aands/page_299.htm
 """
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -27,6 +29,7 @@ from gpukit.kernels._rows import (
     column_sums,
     differentiable,
     empty,
+    launch,
     multiprocessors,
     torch_acc_dtype,
 )
@@ -52,7 +55,8 @@ def _normal(x):
 
     float64 takes tl.erf. For the others that is too much work: 37 instructions an element, more than the arithmetic units
     finish while the memory delivers it. This approximation of the tail, wrong by 7e-8 at most, takes 19, and it does not
-    cancel where x is very negative, as 1 + erf(x) does.
+    cancel where x is very negative, as 1 + erf(x) does. On an H200, bias + GELU of 16,384 x 4,096 in bf16: 71 us, 102 with
+    erf; backward 108 and 151.
     """
     if x.dtype == tl.float64:
         return 0.5 - 0.5 * tl.erf(tl.abs(x) * 0.7071067811865476), tl.exp(-0.5 * x * x)
@@ -115,7 +119,7 @@ def gelu_bwd_kernel(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr,
     stride_dym, stride_dyn, stride_xm, stride_xn,
     M, N,
-    TANH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, ACC: tl.constexpr,
+    TANH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N columns per program, and every so many rows; partial [programs in a column, N]: the sums of dx over them.
 
@@ -128,8 +132,8 @@ def gelu_bwd_kernel(
     mask_n = offs_n < N
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + offs_n, mask=mask_n).to(ACC)
-        dbias = tl.zeros([BLOCK_M, BLOCK_N], ACC)
-    for start in tl.range(pid_m * BLOCK_M, M, blocks_m * BLOCK_M, num_stages=NUM_STAGES):
+        dbias = tl.zeros([1, BLOCK_N], ACC)
+    for start in tl.range(pid_m * BLOCK_M, M, blocks_m * BLOCK_M):
         offs_m = tl.cast(start, tl.int64) + tl.arange(0, BLOCK_M)[:, None]
         mask = (offs_m < M) & mask_n
         x = tl.load(x_ptr + offs_m * stride_xm + offs_n * stride_xn, mask=mask, other=0.0).to(ACC)
@@ -139,9 +143,9 @@ def gelu_bwd_kernel(
         dx = dy * _gelu_slope(x, TANH)
         tl.store(dx_ptr + offs_m * N + offs_n, dx, mask=mask)
         if bias_ptr is not None:
-            dbias += dx
+            dbias += tl.sum(dx, axis=0, keep_dims=True)
     if bias_ptr is not None:
-        tl.store(partial_ptr + pid_m * N + offs_n, tl.sum(dbias, axis=0, keep_dims=True), mask=mask_n)
+        tl.store(partial_ptr + pid_m * N + offs_n, dbias, mask=mask_n)
 
 
 @triton.jit
@@ -174,37 +178,29 @@ def swiglu_bwd_kernel(
     tl.store(dup_ptr + offs_m * N + offs_n, dy * silu, mask=mask)
 
 
-def _tile_config(M: int, N: int, dtype: torch.dtype, thread_bytes: int) -> dict:
-    """Tiles of which each thread holds `thread_bytes` of each tensor, up to 1,024 columns wide if there are rows."""
-    elements = 128 * thread_bytes // dtype.itemsize
-    BLOCK_N = min(triton.next_power_of_2(N), elements if M == 1 else 1024)
+# Programs on each SM for the bias' gradient: each costs a row of float32 sums.
+BIAS_PROGRAMS = 8
+
+
+@cache
+def _tile_config(N: int, single: bool, dtype: torch.dtype) -> dict:
+    """Tiles of which each thread holds 32 bytes of each tensor, up to 1,024 columns wide unless there is a `single` row:
+    71 us for bias + GELU of 16,384 x 4,096, 78 with 64 bytes."""
+    elements = 128 * 32 // dtype.itemsize
+    BLOCK_N = min(triton.next_power_of_2(N), elements if single else 1024)
     return {"BLOCK_M": max(1, elements // BLOCK_N), "BLOCK_N": BLOCK_N, "ACC": acc_dtype(dtype), "num_warps": 4}
 
 
-def _fwd_config(M: int, N: int, dtype: torch.dtype) -> dict:
-    return _tile_config(M, N, dtype, thread_bytes=64)
-
-
-def _bwd_config(M: int, N: int, dtype: torch.dtype) -> dict:
-    return {**_tile_config(M, N, dtype, thread_bytes=32), "NUM_STAGES": 1}
-
-
-def _bias_bwd_config(M: int, N: int, dtype: torch.dtype) -> tuple[int, dict]:
-    """Programs on each SM, and the tile of one step of their loops. Rows that 16 does not divide cannot be loaded ahead
-    into shared memory, and loaded ahead into registers they do not fit."""
-    return 8, {**_tile_config(M, N, dtype, thread_bytes=32), "NUM_STAGES": 1 if N % 16 else 2}
-
-
-def _swiglu_config(M: int, N: int, dtype: torch.dtype) -> dict:
-    return _tile_config(M, N, dtype, thread_bytes=32)
+def _config(M: int, N: int, dtype: torch.dtype) -> dict:
+    return _tile_config(min(N, 4096), M == 1, dtype)
 
 
 def _blocks(size: int, block: int) -> int:
     return -(-size // block)  # rounds up; triton.cdiv costs the CPU 2 us
 
 
-def _grid(M: int, N: int, config: dict) -> tuple[int]:
-    return (_blocks(M, config["BLOCK_M"]) * _blocks(N, config["BLOCK_N"]),)
+def _programs(M: int, N: int, config: dict) -> int:
+    return _blocks(M, config["BLOCK_M"]) * _blocks(N, config["BLOCK_N"])
 
 
 def _views(*tensors: Tensor) -> list[Tensor]:
@@ -221,9 +217,10 @@ def gelu_fwd(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     x = _views(x)[0] if bias is None else as_rows(x, copy_interleaved=True)
     bias = None if bias is None else bias.contiguous()
     M, N = x.shape
-    config = _fwd_config(M, N, x.dtype)
+    config = _config(M, N, x.dtype)
     with torch.cuda.device_of(x):
-        gelu_fwd_kernel[_grid(M, N, config)](x, bias, y, *x.stride(), M, N, TANH=approximate == "tanh", **config)
+        programs = _programs(M, N, config)
+        launch(gelu_fwd_kernel, programs, x, bias, y, *x.stride(), M, N, TANH=approximate == "tanh", **config)
     return y
 
 
@@ -231,26 +228,27 @@ def gelu_bwd(dy: Tensor, x: Tensor, bias: Tensor | None, approximate: str) -> tu
     dx = empty(x)
     if x.numel() == 0:
         return dx, None if bias is None else torch.zeros_like(bias)
-    dtype, tanh = x.dtype, approximate == "tanh"
+    tanh = approximate == "tanh"
     with torch.cuda.device_of(x):
         if bias is None:
             dy, x = _views(dy, x)
             M, N = x.shape
-            config = _bwd_config(M, N, dtype)
-            gelu_bwd_kernel[_grid(M, N, config)](
-                dy, x, None, dx, None, *dy.stride(), *x.stride(), M, N, TANH=tanh, **config
-            )
+            config = _config(M, N, x.dtype)
+            launch(
+                gelu_bwd_kernel, _programs(M, N, config), dy, x, None, dx, None, *dy.stride(), *x.stride(), M, N,
+                TANH=tanh, **config,
+            )  # fmt: skip
             return dx, None
         dy, x = as_rows(dy, copy_interleaved=True), as_rows(x, copy_interleaved=True)
         M, N = x.shape
-        programs_per_sm, config = _bias_bwd_config(M, N, dtype)
+        config = _config(2, N, x.dtype)  # as if there were more than one row, in narrow tiles
         blocks_n = _blocks(N, config["BLOCK_N"])
-        programs = max(1, programs_per_sm * multiprocessors(x.device) // blocks_n)
-        blocks_m = min(_blocks(M, config["BLOCK_M"]), programs)
-        partial = torch.empty((blocks_m, N), dtype=torch_acc_dtype(dtype), device=x.device)
-        gelu_bwd_kernel[(blocks_m * blocks_n,)](
-            dy, x, bias.contiguous(), dx, partial, *dy.stride(), *x.stride(), M, N, TANH=tanh, **config
-        )
+        blocks_m = min(_blocks(M, config["BLOCK_M"]), max(1, BIAS_PROGRAMS * multiprocessors(x.device) // blocks_n))
+        partial = torch.empty((blocks_m, N), dtype=torch_acc_dtype(x.dtype), device=x.device)
+        launch(
+            gelu_bwd_kernel, blocks_m * blocks_n, dy, x, bias.contiguous(), dx, partial, *dy.stride(), *x.stride(),
+            M, N, TANH=tanh, **config,
+        )  # fmt: skip
         return dx, column_sums(partial, like=bias)
 
 
@@ -260,9 +258,10 @@ def swiglu_fwd(gate: Tensor, up: Tensor) -> Tensor:
         return y
     gate, up = _views(gate, up)
     M, N = gate.shape
-    config = _swiglu_config(M, N, gate.dtype)
+    config = _config(M, N, gate.dtype)
     with torch.cuda.device_of(gate):
-        swiglu_fwd_kernel[_grid(M, N, config)](gate, up, y, *gate.stride(), *up.stride(), M, N, **config)
+        programs = _programs(M, N, config)
+        launch(swiglu_fwd_kernel, programs, gate, up, y, *gate.stride(), *up.stride(), M, N, **config)
     return y
 
 
@@ -272,11 +271,12 @@ def swiglu_bwd(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
         return dgate, dup
     dy, gate, up = _views(dy, gate, up)
     M, N = gate.shape
-    config = _swiglu_config(M, N, gate.dtype)
+    config = _config(M, N, gate.dtype)
     with torch.cuda.device_of(gate):
-        swiglu_bwd_kernel[_grid(M, N, config)](
-            dy, gate, up, dgate, dup, *dy.stride(), *gate.stride(), *up.stride(), M, N, **config
-        )
+        launch(
+            swiglu_bwd_kernel, _programs(M, N, config), dy, gate, up, dgate, dup,
+            *dy.stride(), *gate.stride(), *up.stride(), M, N, **config,
+        )  # fmt: skip
     return dgate, dup
 
 

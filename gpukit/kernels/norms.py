@@ -34,7 +34,9 @@ from gpukit.kernels._rows import (
     column_sums,
     differentiable,
     empty,
+    launch,
     multiprocessors,
+    properties,
     torch_acc_dtype,
 )
 
@@ -55,41 +57,35 @@ def norm_fwd_kernel(
     stride_xm, stride_xn, stride_rm, stride_rn,
     M, N,
     EPS: tl.constexpr, CENTRE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN: tl.constexpr, NUM_STAGES: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M whole rows at a time, held in registers, until no rows are left. EVEN: N is BLOCK_N.
+    """BLOCK_M whole rows per program, held in registers from the load to the store. EVEN: N is BLOCK_N.
 
     residual_ptr with u_ptr, weight_ptr and bias_ptr may be None. stats [1 or 2, M]: 1 / sqrt(variance + eps), the mean.
     """
     tl.assume(N > BLOCK_N // 2)
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     offs_n = tl.arange(0, BLOCK_N)[None, :]
-    mask_n = (offs_n < N) | EVEN
+    mask_m, mask_n = offs_m < M, (offs_n < N) | EVEN
+    mask = mask_m & mask_n
+    offs_x, offs_r = offs_m * stride_xm + offs_n * stride_xn, offs_m * stride_rm + offs_n * stride_rn
+    x = _load_input(x_ptr, residual_ptr, offs_x, offs_r, mask, ACC)
     if weight_ptr is not None:
         weight = tl.load(weight_ptr + offs_n, mask=mask_n, other=0.0).to(ACC)
+    if residual_ptr is not None:
+        tl.store(u_ptr + offs_m * N + offs_n, x, mask=mask)
+    if CENTRE:
+        mean = tl.sum(x, axis=1, keep_dims=True) / N
+        tl.store(stats_ptr + M + offs_m, mean, mask=mask_m)
+        x = tl.where(mask_n, x - mean, 0.0)  # the padding would be -mean, and count in the variance
+    rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / N + EPS)
+    tl.store(stats_ptr + offs_m, rstd, mask=mask_m)
+    y = x * rstd
+    if weight_ptr is not None:
+        y *= weight
     if bias_ptr is not None:
-        bias = tl.load(bias_ptr + offs_n, mask=mask_n, other=0.0).to(ACC)
-
-    first = tl.program_id(0).to(tl.int64) * BLOCK_M
-    for start in tl.range(first, M, tl.num_programs(0) * BLOCK_M, num_stages=NUM_STAGES):
-        offs_m = tl.cast(start, tl.int64) + tl.arange(0, BLOCK_M)[:, None]
-        mask_m = offs_m < M
-        mask = mask_m & mask_n
-        offs_x = offs_m * stride_xm + offs_n * stride_xn
-        x = _load_input(x_ptr, residual_ptr, offs_x, offs_m * stride_rm + offs_n * stride_rn, mask, ACC)
-        if residual_ptr is not None:
-            tl.store(u_ptr + offs_m * N + offs_n, x, mask=mask)
-        if CENTRE:
-            mean = tl.sum(x, axis=1, keep_dims=True) / N
-            tl.store(stats_ptr + M + offs_m, mean, mask=mask_m)
-            x = tl.where(mask_n, x - mean, 0.0)  # the padding would be -mean, and count in the variance
-        rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / N + EPS)
-        tl.store(stats_ptr + offs_m, rstd, mask=mask_m)
-        y = x * rstd
-        if weight_ptr is not None:
-            y *= weight
-        if bias_ptr is not None:
-            y += bias
-        tl.store(y_ptr + offs_m * N + offs_n, y, mask=mask)
+        y += tl.load(bias_ptr + offs_n, mask=mask_n, other=0.0).to(ACC)
+    tl.store(y_ptr + offs_m * N + offs_n, y, mask=mask)
 
 
 @triton.jit
@@ -100,7 +96,8 @@ def norm_bwd_kernel(
     CENTRE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN: tl.constexpr, NUM_STAGES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M whole rows at a time; what they add to the gradients of weight and bias stays in registers until the end.
+    """BLOCK_M whole rows at a time, the next ones on their way meanwhile (NUM_STAGES > 1); what they add to the gradients
+    of weight and bias stays in registers until the end.
 
     du: the gradient that reaches u by itself, or None. dweight, dbias [programs, N], float32, or None.
     """
@@ -110,9 +107,9 @@ def norm_bwd_kernel(
     if weight_ptr is not None:
         weight = tl.load(weight_ptr + offs_n, mask=mask_n, other=0.0).to(ACC)
     if dweight_ptr is not None:
-        dweight = tl.zeros([BLOCK_M, BLOCK_N], ACC)
+        dweight = tl.zeros([1, BLOCK_N], ACC)
     if dbias_ptr is not None:
-        dbias = tl.zeros([BLOCK_M, BLOCK_N], ACC)
+        dbias = tl.zeros([1, BLOCK_N], ACC)
 
     first = tl.program_id(0).to(tl.int64) * BLOCK_M
     for start in tl.range(first, M, tl.num_programs(0) * BLOCK_M, num_stages=NUM_STAGES):
@@ -125,6 +122,10 @@ def norm_bwd_kernel(
         if CENTRE:
             x -= tl.load(stats_ptr + M + offs_m, mask=mask_m, other=0.0)
         x_hat = x * rstd  # in the padding -mean rstd, but always beside a dy of 0
+        if dweight_ptr is not None:
+            dweight += tl.sum(dy * x_hat, axis=0, keep_dims=True)
+        if dbias_ptr is not None:
+            dbias += tl.sum(dy, axis=0, keep_dims=True)
         dx_hat = dy
         if weight_ptr is not None:
             dx_hat = dy * weight
@@ -136,16 +137,12 @@ def norm_bwd_kernel(
         if du_ptr is not None:
             dx += tl.load(du_ptr + offs_m * stride_dum + offs_n * stride_dun, mask=mask, other=0.0).to(ACC)
         tl.store(dx_ptr + offs_m * N + offs_n, dx, mask=mask)
-        if dweight_ptr is not None:
-            dweight += dy * x_hat
-        if dbias_ptr is not None:
-            dbias += dy
 
     offs = tl.program_id(0).to(tl.int64) * N + offs_n
     if dweight_ptr is not None:
-        tl.store(dweight_ptr + offs, tl.sum(dweight, axis=0, keep_dims=True), mask=mask_n)
+        tl.store(dweight_ptr + offs, dweight, mask=mask_n)
     if dbias_ptr is not None:
-        tl.store(dbias_ptr + offs, tl.sum(dbias, axis=0, keep_dims=True), mask=mask_n)
+        tl.store(dbias_ptr + offs, dbias, mask=mask_n)
 
 
 @triton.jit
@@ -256,17 +253,14 @@ def _is_resident(N: int, dtype: torch.dtype, limit: int) -> bool:
     return N <= (limit // 2 if dtype == torch.float64 else limit)  # a float64 takes two registers
 
 
-def _resident_config(N: int, dtype: torch.dtype, elements: int) -> dict:
-    """Whole rows, as many as make 1,024 elements, and so many `elements` a thread; half if loads may be of one element."""
+def _resident_config(N: int, dtype: torch.dtype, BLOCK_M: int, num_warps: int) -> dict:
     BLOCK_N = triton.next_power_of_2(N)
-    elements = elements if N == BLOCK_N else elements // 2
-    BLOCK_M = max(1, 1024 // BLOCK_N)
     return {
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": BLOCK_N,
         "EVEN": N == BLOCK_N,
         "ACC": acc_dtype(dtype),
-        "num_warps": min(max(BLOCK_M * BLOCK_N // (32 * elements), 1), 32),
+        "num_warps": num_warps,
     }
 
 
@@ -276,24 +270,31 @@ def _long_config(dtype: torch.dtype) -> dict:
 
 @cache
 def _fwd_config(N: int, dtype: torch.dtype) -> tuple:
-    """The kernel, its programs on each SM (0: as many as there are blocks of rows), and its block."""
+    """The kernel, and its block: whole rows, as many as make 1,024 elements, 32 of them a thread."""
     if not _is_resident(N, dtype, RESIDENT_FWD):
-        return norm_fwd_long_kernel, 0, _long_config(dtype)
-    return norm_fwd_kernel, 0, {**_resident_config(N, dtype, elements=32), "NUM_STAGES": 1}
+        return norm_fwd_long_kernel, _long_config(dtype)
+    BLOCK_N = triton.next_power_of_2(N)
+    BLOCK_M = max(1, 1024 // BLOCK_N)
+    return norm_fwd_kernel, _resident_config(N, dtype, BLOCK_M, min(max(BLOCK_N // 1024, 1), 32))
 
 
 @cache
-def _bwd_config(N: int, dtype: torch.dtype) -> tuple:
-    """The same. 32 warps on an SM: each further program costs a row of float32 sums for weight and bias."""
+def _bwd_config(N: int, dtype: torch.dtype, tensors: int, shared_bytes: int) -> tuple:
+    """The kernel, its programs on each SM, and its block. `tensors` are read for each row.
+
+    Only 16 warps on an SM, because each program costs a row of float32 sums for weight and bias. What keeps the memory
+    busy are the next two rows of each program on their way into shared memory: 110 us for RMSNorm of 16,384 x 4,096, and
+    123 without them.
+    """
     if not _is_resident(N, dtype, RESIDENT_BWD):
         return norm_bwd_long_kernel, 1, _long_config(dtype)
-    config = {**_resident_config(N, dtype, elements=16), "NUM_STAGES": 1}
-    return norm_bwd_kernel, 32 // config["num_warps"], config
-
-
-def _programs(M: int, config: dict, per_sm: int, device: torch.device) -> int:
-    blocks = -(-M // config.get("BLOCK_M", 1))  # rounds up; triton.cdiv costs the CPU 2 us
-    return min(blocks, per_sm * multiprocessors(device)) if per_sm else blocks
+    BLOCK_N = triton.next_power_of_2(N)
+    num_warps = min(max(BLOCK_N // 512, 4), 16)
+    programs = 16 // num_warps
+    # Rows that 16 does not divide cannot be copied into shared memory, 16 bytes at a time.
+    ahead = N % 16 == 0 and N >= 2048 and 2 * tensors * BLOCK_N * dtype.itemsize * programs <= shared_bytes - 16384
+    config = _resident_config(N, dtype, max(1, 4096 // BLOCK_N), num_warps)
+    return norm_bwd_kernel, programs, {**config, "NUM_STAGES": 3 if ahead else 1}
 
 
 def _contiguous(vector: Tensor | None) -> Tensor | None:
@@ -309,16 +310,16 @@ def norm_fwd(
     if x.numel() == 0:
         return y, u, stats
     N, dtype = x.shape[-1], x.dtype
-    kernel, per_sm, config = _fwd_config(N, dtype)
+    kernel, config = _fwd_config(N, dtype)
     reread = kernel is norm_fwd_long_kernel
     x = as_rows(x, copy_interleaved=reread)
     residual = None if residual is None else as_rows(residual, copy_interleaved=reread)
     M = x.shape[0]
-    strides = *x.stride(), *(x if residual is None else residual).stride()
+    programs = -(-M // config.get("BLOCK_M", 1))  # rounds up; triton.cdiv costs the CPU 2 us
     with torch.cuda.device_of(x):
-        kernel[(_programs(M, config, per_sm, x.device),)](
-            x, residual, _contiguous(weight), _contiguous(bias), y, u, stats,
-            *strides, M, N, EPS=eps, CENTRE=centre, **config,
+        launch(
+            kernel, programs, x, residual, _contiguous(weight), _contiguous(bias), y, u, stats,
+            *x.stride(), *(x if residual is None else residual).stride(), M, N, EPS=eps, CENTRE=centre, **config,
         )  # fmt: skip
     return y, u, stats
 
@@ -331,21 +332,22 @@ def norm_bwd(
     if x.numel() == 0:
         return dx, *(None if w is None else torch.zeros_like(w) for w in (weight, bias))
     N, dtype = x.shape[-1], x.dtype
-    kernel, per_sm, config = _bwd_config(N, dtype)
+    gpu = properties(x.device)
+    shared_bytes = gpu.shared_memory_per_multiprocessor if gpu else 0
+    kernel, per_sm, config = _bwd_config(N, dtype, 2 if du is None else 3, shared_bytes)
     reread = kernel is norm_bwd_long_kernel
     dy, x = as_rows(dy, copy_interleaved=reread), as_rows(x, copy_interleaved=reread)
     du = None if du is None else as_rows(du, copy_interleaved=reread)
     M = x.shape[0]
-    programs = _programs(M, config, per_sm, x.device)
+    programs = min(-(-M // config.get("BLOCK_M", 1)), per_sm * multiprocessors(x.device))
     new = torch.zeros if reread else torch.empty
     dweight, dbias = (
         None if w is None else new((programs, N), dtype=stats.dtype, device=x.device) for w in (weight, bias)
     )
-    strides = *dy.stride(), *(x if du is None else du).stride(), *x.stride()
     with torch.cuda.device_of(x):
-        kernel[(programs,)](
-            dy, du, x, _contiguous(weight), stats, dx, dweight, dbias,
-            *strides, M, N, CENTRE=len(stats) == 2, **config,
+        launch(
+            kernel, programs, dy, du, x, _contiguous(weight), stats, dx, dweight, dbias,
+            *dy.stride(), *(x if du is None else du).stride(), *x.stride(), M, N, CENTRE=len(stats) == 2, **config,
         )  # fmt: skip
         dweight = None if weight is None else column_sums(dweight, like=weight)
         dbias = None if bias is None else column_sums(dbias, like=bias)

@@ -9,12 +9,14 @@ Limits: whole heads are turned; where only the first part of a head is (partial 
 sin get no gradient. Source: Su et al. 2021, https://arxiv.org/abs/2104.09864
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import acc_dtype, check, check_device, empty
+from gpukit.kernels._rows import acc_dtype, check, check_device, empty, launch
 
 
 @triton.jit
@@ -66,11 +68,12 @@ def rope_kernel(
     )  # fmt: skip
 
 
+@cache
 def _config(H: int, half: int, dtype: torch.dtype) -> dict:
-    """Up to 4,096 numbers of each half at a time, 16 a thread."""
+    """512 numbers of each half at a time, 16 a thread."""
     BLOCK_D = triton.next_power_of_2(half)
-    BLOCK_H = max(1, min(triton.next_power_of_2(H), 4096 // BLOCK_D))
-    num_warps = min(max(BLOCK_H * BLOCK_D // (32 * 16), 1), 8)
+    BLOCK_H = max(1, min(triton.next_power_of_2(H), 512 // BLOCK_D))
+    num_warps = min(max(BLOCK_H * BLOCK_D // 512, 1), 8)
     return {"BLOCK_H": BLOCK_H, "BLOCK_D": BLOCK_D, "ACC": acc_dtype(dtype), "num_warps": num_warps}
 
 
@@ -83,8 +86,8 @@ def rope_turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, backwards: bool) -
         cos, sin = cos.expand(B, -1, -1), sin.expand(B, -1, -1)
     config = _config(max(H, k.shape[1]), D // 2, q.dtype)
     with torch.cuda.device_of(q):
-        rope_kernel[(B * T,)](
-            q, k, cos, sin, q_out, k_out,
+        launch(
+            rope_kernel, B * T, q, k, cos, sin, q_out, k_out,
             *q.stride(), *k.stride(), *cos.stride(), *sin.stride(),
             H, k.shape[1], T, D // 2, BACKWARDS=backwards, **config,
         )  # fmt: skip

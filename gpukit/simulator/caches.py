@@ -141,11 +141,12 @@ class Traffic:
 
 @dataclass(frozen=True)
 class _Way:
-    """How one site moves: the elements of each warp instruction, None for a tile that one instruction moves whole, and
-    whether its loads ask L1."""
+    """How one site moves: the elements of each warp instruction, None for a tile that one instruction moves whole,
+    whether its loads ask L1, and how many warps there are."""
 
     instructions: np.ndarray | None
     through_l1: bool
+    warps: int = 1
 
 
 def _ways(launch: Launch, compiled: Compiled | None) -> dict[Site, _Way]:
@@ -176,12 +177,11 @@ def _ways(launch: Launch, compiled: Compiled | None) -> dict[Site, _Way]:
         if to == "TMA":
             found[site] = _Way(None, False)
         elif site.lanes == 1:  # a scalar is loaded by every warp and stored by one thread
-            found[site] = _Way(
-                np.zeros((launch.num_warps if site.kind == "load" else 1, 1), dtype=np.int64), through_l1
-            )
+            warps = launch.num_warps if site.kind == "load" else 1
+            found[site] = _Way(np.zeros((warps, 1), dtype=np.int64), through_l1, warps)
         else:
-            instructions = _instructions(layout, site.shape, vector, site.kind == "load")
-            found[site] = _Way(instructions, through_l1)
+            instructions, warps = _instructions(layout, site.shape, vector, site.kind == "load")
+            found[site] = _Way(instructions, through_l1, warps)
     return found
 
 
@@ -199,9 +199,9 @@ def _compiled_way(site: Site, compiled: Compiled, otherwise: tuple) -> tuple:
 
 
 @lru_cache(maxsize=256)
-def _instructions(layout, shape: tuple[int, ...], vector: int, copies: bool) -> np.ndarray:
+def _instructions(layout, shape: tuple[int, ...], vector: int, copies: bool) -> tuple[np.ndarray, int]:
     """[instructions, elements]: the flat elements of the block that each warp instruction moves, -1 where none, those of a
-    warp one after another. `copies`: threads that hold what others hold too load it as well, and do not store it."""
+    warp one after another; and how many warps there are. `copies`: threads that hold what others hold too load it as well, and do not store it."""
     try:
         held = layout.elements(shape, redundant=None if copies else -1)
     except NotImplementedError:  # a tensor core's layout: taken for rows
@@ -209,15 +209,17 @@ def _instructions(layout, shape: tuple[int, ...], vector: int, copies: bool) -> 
     warps, registers, lanes = held.shape
     vector = min(vector, registers)
     held = held.reshape(warps, registers // vector, vector, lanes).swapaxes(2, 3)
-    return held.reshape(warps * (registers // vector), lanes * vector)
+    return held.reshape(warps * (registers // vector), lanes * vector), warps
 
 
 class _Form(NamedTuple):
     """What accesses have in common that differ only by whole sectors: their site, the sectors that the warps'
-    instructions ask for, the distinct ones, as distances from the one where the access begins, and the bytes of each."""
+    instructions ask for, of which so many are new to their warp, the distinct ones, as distances from the one where the
+    access begins, and the bytes of each."""
 
     site: int
     asked: int
+    warps: int
     sectors: np.ndarray
     filled: np.ndarray
 
@@ -270,11 +272,12 @@ class _Forms:
         lanes = np.bincount(np.searchsorted(sectors, elements // SECTOR_BYTES), minlength=sectors.size)
         filled = np.minimum(lanes * site.width, SECTOR_BYTES).astype(np.uint8)
         instructions = self.ways[site].instructions
-        asked = sectors.size
+        asked = warps = sectors.size
         if instructions is not None and instructions.size:
             moved = (instructions >= 0) & live[instructions]
-            asked = _distinct(np.where(moved, offsets[instructions] // SECTOR_BYTES, _NOBODY))
-        return _Form(number, asked, sectors, filled)
+            asked_for = np.where(moved, offsets[instructions] // SECTOR_BYTES, _NOBODY)
+            asked, warps = _distinct(asked_for), _distinct(asked_for.reshape(self.ways[site].warps, -1))
+        return _Form(number, asked, warps, sectors, filled)
 
 
 _NOBODY = np.iinfo(np.int64).max

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import textwrap
 import types
+from concurrent import futures
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -234,11 +235,11 @@ def compile(kernel, *args, gpu: str | hardware.Gpu = "h100", **kwargs) -> Compil
             raise TypeError("compile(launch) takes the launch's own arguments, so pass nothing but gpu")
         kernel, kwargs = kernel.function, {**kernel.arguments, **kernel.options}
     job = _job(kernel, args, kwargs, target)
-    versions = {"format": _FORMAT, "triton": triton_version, "flags": _flags()}
-    key = hashlib.sha256(json.dumps([versions, job], sort_keys=True).encode()).hexdigest()
+    key = _key(job, triton_version)
+    begun = _begun.pop(key, None)
     answer = _recall(key)
     if answer is None:
-        answer = _ask_worker(job, target)
+        answer = begun.result() if begun else _ask_worker(job, target)
         _remember(key, answer)
     if "error" in answer:
         error = answer["error"]
@@ -246,6 +247,25 @@ def compile(kernel, *args, gpu: str | hardware.Gpu = "h100", **kwargs) -> Compil
             raise TypeError(f"{job['name']}: {error['message'].strip(chr(39))}")
         raise CompileError(job["name"], target.name, _plain(error["message"]), error["at"], error["details"])
     return _compiled(job, target, answer)
+
+
+_begun: dict[str, futures.Future] = {}
+_background = futures.ThreadPoolExecutor(1)
+
+
+def begin(launch, gpu: hardware.Gpu) -> None:
+    """Start compiling a launch while the interpreter runs it: `compile` then has less to wait for. What is wrong with it,
+    `compile` says."""
+    with contextlib.suppress(Exception):
+        job = _job(launch.function, (), {**launch.arguments, **launch.options}, gpu)
+        key = _key(job, _triton_version())
+        if key not in _begun and _recall(key) is None:
+            _begun[key] = _background.submit(_ask_worker, job, gpu)
+
+
+def _key(job: dict, triton_version: str) -> str:
+    versions = {"format": _FORMAT, "triton": triton_version, "flags": _flags()}
+    return hashlib.sha256(json.dumps([versions, job], sort_keys=True).encode()).hexdigest()
 
 
 def _compiled(job: dict, gpu: hardware.Gpu, answer: dict) -> Compiled:

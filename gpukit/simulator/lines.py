@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from types import FrameType
 
 from gpukit.simulator import interpreter
@@ -14,11 +15,12 @@ from gpukit.simulator.mix import statements
 class LineCounter:
     """A context manager; afterwards `launches` holds, per launch in order, statement -> runs, over the programs that were
     run whole. A statement is known by its first line and those of the calls it came in through, innermost first, each as
-    (file, line)."""
+    (file, line). `at_launch` is called with each launch before it runs."""
 
     dry, sample = False, None  # what the interpreter asks of a watcher
 
-    def __init__(self):
+    def __init__(self, at_launch: Callable[[object], None] | None = None):
+        self.at_launch = at_launch
         self.launches: list[Counter] = []
         self._first_lines: dict[str, dict[int, int]] = {}
         self._known: dict[str, tuple[str, dict[int, int]] | None] = {}  # by the file name of a code object
@@ -36,6 +38,8 @@ class LineCounter:
     # What the interpreter calls: a watcher's begin, and the methods of a recorder.
 
     def begin(self, call) -> LineCounter:
+        if self.at_launch:
+            self.at_launch(call)
         self.launches.append(Counter())
         self._first_lines = statements(sources(call.function))
         self._known = {}

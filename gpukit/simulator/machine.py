@@ -38,6 +38,7 @@ ROWS = {
     "atomic_ns": ("latency of an atomic", None),
     "fenced_atomic_ns": ("latency of an atomic, acq_rel", None),
     "matmul_tflops": ("cuBLAS bf16 4096", "tensor"),
+    "matmul_fp32_tflops": ("cuBLAS fp32 4096", "fp32"),
     "wgmma_tflops": ("wgmma bf16", "tensor"),
     "mma_tflops": ("mma bf16", "tensor"),
 }
@@ -54,8 +55,8 @@ class Machine:
     l2_single_loads, stores      of single sectors, all over L2; l2_gbps is for whole lines
     atomics_per_us               sectors, all over L2; fenced ones order what the thread did before and after (acq_rel)
     atomics_on_one_per_us        elements, all threads adding to one: 32 of them are one request
-    matmul_tflops                bf16, of a whole large matmul, whose power brings the clock down; wgmma and mma: of a loop
-                                 of nothing but these instructions
+    matmul_tflops                bf16, of a whole large matmul, whose power brings the clock down; matmul_fp32_tflops of one
+                                 without tensor cores; wgmma and mma: of a loop of nothing but these instructions
     """
 
     launch_us: float
@@ -77,6 +78,7 @@ class Machine:
     atomic_ns: float
     fenced_atomic_ns: float
     matmul_tflops: float
+    matmul_fp32_tflops: float
     wgmma_tflops: float
     mma_tflops: float
     source: str
@@ -95,6 +97,7 @@ def machine(gpu: hardware.Gpu) -> Machine:
         "1 / clock": known.boost_mhz / gpu.boost_mhz,
         "memory": gpu.hbm_gbps / known.hbm_gbps,
         "chip": gpu.sms * gpu.boost_mhz / (known.sms * known.boost_mhz),
+        "fp32": gpu.peak_flops["fp32"] / known.peak_flops["fp32"],
         "tensor": gpu.peak_flops["fp16"] / known.peak_flops["fp16"],
     }
     source = f"measured on an {known.name.split()[0]}, gpukit/results/{known.key}/machine.csv"

@@ -40,7 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpukit import hardware
 from gpukit.simulator import assembly, mix, scoreboard
-from gpukit.simulator.compile import Compiled, compile
+from gpukit.simulator.compile import Compiled, begin, compile
 from gpukit.simulator.machine import Machine, machine
 from gpukit.simulator.memory import SECTOR_BYTES
 from gpukit.simulator.trace import Launch, TorchOp, Trace, trace
@@ -48,7 +48,7 @@ from gpukit.simulator.trace import Launch, TorchOp, Trace, trace
 if TYPE_CHECKING:
     from gpukit.simulator.caches import Traffic
 
-SAMPLE = 3  # programs of each launch that are looked at whole
+SAMPLE = 2  # programs of each launch that are looked at whole
 MEMORY, L2, L1, TENSOR = "device memory", "L2", "L1 and shared memory", "tensor cores"
 FP32, INTEGER, SPECIAL, ISSUE = "fp32 arithmetic", "integers and logic", "special functions", "instruction issue"
 STARTING, WAITING, LAUNCH, TURNS = "starting programs", "waiting for memory", "launch", "taking turns"
@@ -160,7 +160,7 @@ def predict(work: Callable[[], object], gpu: str | hardware.Gpu = "h200", sample
     CompileError for one that does not compile.
     """
     target = gpu if isinstance(gpu, hardware.Gpu) else hardware.gpu(gpu)
-    with trace(gpu=target, sample=sample) as t, _OpFacts(t) as facts, _line_counter() as lines:
+    with trace(gpu=target, sample=sample) as t, _OpFacts(t) as facts, _line_counter(target) as lines:
         work()
     runs = dict(zip(map(id, t.launches), getattr(lines, "launches", ()), strict=True))
     reached = machine(target)
@@ -179,12 +179,12 @@ def predict(work: Callable[[], object], gpu: str | hardware.Gpu = "h200", sample
     return Prediction(target, reached, tuple(steps))
 
 
-def _line_counter():
+def _line_counter(gpu: hardware.Gpu):
     try:
         from gpukit.simulator.lines import LineCounter
     except ModuleNotFoundError:  # no Triton outside Linux: PyTorch ops can be predicted all the same
         return contextlib.nullcontext()
-    return LineCounter()
+    return LineCounter(lambda call: begin(call, gpu))
 
 
 def _refuse_what_does_not_fit(launch: Launch, gpu: hardware.Gpu) -> None:
@@ -430,8 +430,8 @@ def _op_step(op: TorchOp, facts: _Facts | None, gpu: hardware.Gpu, overhead_us: 
     resources = {MEMORY: _dram_us(op.read_bytes, op.write_bytes, reached) / (1.0 if facts.flops else TORCH_OP)}
     if facts.flops:
         on_tensor_cores = facts.dtype not in ("fp32", "fp64")
-        rate = gpu.peak_flops.get(facts.dtype, gpu.peak_flops["fp32"])
-        rate *= _matmul_share(gpu) if on_tensor_cores else 1.0
+        share = _matmul_share(gpu) if on_tensor_cores else reached.matmul_fp32_tflops * 1e12 / gpu.peak_flops["fp32"]
+        rate = gpu.peak_flops.get(facts.dtype, gpu.peak_flops["fp32"]) * share
         resources[TENSOR if on_tensor_cores else FP32] = facts.flops / rate * 1e6
     if facts.single:
         resources[L2] = facts.single / reached.l2_single_loads_per_us

@@ -1,0 +1,94 @@
+"""What the kernels share: the launcher, and tensors as rows."""
+
+import pytest
+import torch
+import triton
+
+from gpukit.kernels import _rows
+from gpukit.kernels._rows import as_rows, launch
+
+
+class Kernel:
+    """A Triton kernel as far as `launch` knows one; says how it was called."""
+
+    arg_names = ("x_ptr", "y_ptr", "n", "BLOCK", "EVEN")
+
+    def __init__(self):
+        self.calls = []
+
+    def __getitem__(self, grid):
+        def through_triton(*arguments, **constants):
+            self.calls.append(("triton", grid, arguments, constants))
+            return Compiled(self)
+
+        return through_triton
+
+
+class Compiled:
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        return lambda *arguments: self.kernel.calls.append(("cached", grid, arguments))
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    monkeypatch.setattr(_rows, "INTERPRETED", False)
+    monkeypatch.setattr(_rows, "_compiled", {})
+    return Kernel()
+
+
+def how(kernel, *arguments, **constants):
+    launch(kernel, 3, *arguments, **{"EVEN": True, "BLOCK": 8, "num_warps": 4, **constants})
+    return kernel.calls[-1][0]
+
+
+def test_a_second_launch_passes_all_arguments_in_the_kernels_order(kernel):
+    x, y = torch.zeros(8), torch.zeros(8)
+    assert how(kernel, x, None, 5) == "triton"
+    assert how(kernel, y, None, 5) == "cached"
+    _, grid, arguments = kernel.calls[-1]
+    assert grid == (3, 1, 1) and arguments[0] is y and arguments[1:] == (None, 5, 8, True)
+    assert kernel.calls[0][1] == (3,) and kernel.calls[0][3] == {"EVEN": True, "BLOCK": 8, "num_warps": 4}
+
+
+def test_what_triton_compiles_anew_is_not_taken_from_the_table(kernel):
+    x = torch.zeros(8)
+    assert how(kernel, x, None, 16) == "triton"
+    for arguments, constants in (
+        ((x, None, 15), {}),
+        ((x, None, 1), {}),
+        ((x, x, 16), {}),
+        ((x.double(), None, 16), {}),
+        ((x, None, 16), {"BLOCK": 4}),
+        ((x, None, 16), {"num_warps": 8}),
+    ):
+        assert how(kernel, *arguments, **constants) == "triton", (arguments, constants)
+    assert how(kernel, x[1:], None, 16) == "triton" and how(kernel, x[1:], None, 16) == "triton", "not aligned"
+    assert how(kernel, x, None, 16) == "cached"
+    other = Kernel()
+    assert how(other, x, None, 16) == "triton"
+
+
+def test_who_traces_sees_every_launch(kernel, monkeypatch):
+    x = torch.zeros(8)
+    how(kernel, x, None, 16)
+    monkeypatch.setattr(triton.JITFunction.run, "watchers", ["somebody"], raising=False)
+    assert how(kernel, x, None, 16) == "triton"
+
+
+def test_the_table_stays_small(kernel):
+    x = torch.zeros(8)
+    for n in range(10_050):
+        how(kernel, x, None, n)
+    assert len(_rows._compiled) <= 10_000
+
+
+def test_as_rows():
+    x = torch.arange(24).view(2, 3, 4)
+    assert as_rows(x).shape == (6, 4) and as_rows(x).data_ptr() == x.data_ptr()
+    assert as_rows(x[0, 0]).shape == (1, 4)
+    columns = x[0].mT
+    assert as_rows(columns).data_ptr() == x.data_ptr() and as_rows(columns, copy_interleaved=True).is_contiguous()
+    assert torch.equal(as_rows(x.transpose(0, 1)), x.transpose(0, 1).reshape(6, 4))
