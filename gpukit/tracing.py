@@ -15,7 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpukit import benchmark, hardware
-from gpukit.op import Op
+from gpukit.accounting import roofline
+from gpukit.op import Cost, Op
 from gpukit.simulator.predict import Prediction, Step, predict
 
 DTYPES = {
@@ -51,10 +52,22 @@ def report(op: Op, shape: tuple[int, ...], dtype: torch.dtype, gpu: hardware.Gpu
         f"{what}: traffic is counted, machine code compiled, time modelled; no GPU took part",
         f"least traffic     {least.read_bytes:,} bytes read, {least.write_bytes:,} written; {at_best}",
     ]
+    lines += _roofline(op, least, dtype, gpu, prediction.time_us)
     for step in prediction.steps:
         if step.launch is not None:
             lines += ["", *_step_lines(step)]
     return "\n".join([*lines, "", "PREDICTED TIME", prediction.report()])
+
+
+def _roofline(op: Op, least: Cost, dtype: torch.dtype, gpu: hardware.Gpu, time_us: float) -> list[str]:
+    """Where the kernel lies below the roof: its useful FLOPs and least bytes, in the time that is predicted."""
+    name = next(short for short, long in DTYPES.items() if long is dtype)
+    if not least.flops or name not in gpu.peak_flops:
+        return []
+    point = roofline.Point(op.name, least.flops, least.bytes, time_us, "modelled")
+    where = f"{point.intensity:.3g} FLOP a byte, {roofline.limit(gpu, name, point.intensity)} side of the ridge at "
+    share = f"{point.least_us(gpu, name) / time_us:.0%} of the roof"
+    return [f"roofline          {where}{gpu.ridge(name):.3g}; {share} (modelled)"]
 
 
 def _step_lines(step: Step) -> list[str]:

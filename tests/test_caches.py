@@ -181,6 +181,24 @@ def test_of_stores_that_share_a_sector_most_meet_on_the_way():
     assert traffic.dram_read_bytes == 64 * 50 * 32  # a pair of sectors at a time
 
 
+@triton.jit
+def copy_rows(x_ptr, y_ptr, stride_m, n, BLOCK: tl.constexpr):
+    row, offs = tl.program_id(0), tl.arange(0, BLOCK)
+    tl.store(y_ptr + row * stride_m + offs, tl.load(x_ptr + row * stride_m + offs, mask=offs < n), mask=offs < n)
+
+
+@pytest.mark.parametrize(("kernel", "alone"), [(softmax, caches._ALONE_IN_STEP), (copy_rows, caches._ALONE_APART)])
+def test_warps_that_have_met_at_a_barrier_store_in_step(kernel, alone):
+    """Rows of 781 that begin anywhere: each warp's 64 bytes share a sector with the next warp's. For its sums the softmax
+    needs a barrier; a copy does not."""
+    x, y = (torch.zeros(64, 781, dtype=torch.float16) for _ in range(2))
+    launch = traced(lambda: kernel[(64,)](x, y, 781, 781, BLOCK=1024))
+    traffic = launch.traffic(H200)
+    assert traffic.layouts == "compiled"
+    asked, distinct = traffic.l1_write_sectors, launch.store_sectors
+    assert traffic.l2_write_sectors == round(distinct + alone * (asked - distinct)) < asked
+
+
 # ---- L1 -----------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from gpukit.kernels import _rows, rope
 from gpukit.op import Cost
 from gpukit.reference.rope import OP, rotate, tables
 from gpukit.testing import assert_close, poison
-from tests.kernel_cases import DTYPES, LAYOUTS, check, every_second, padded_rows, seeded
+from tests.kernel_cases import DTYPES, LAYOUTS, check, every_second, padded_rows, seeded, shapes_of
 
 kernels = sys.modules["gpukit.kernels.rope"]  # the package's attribute of that name is the function
 
@@ -57,7 +57,7 @@ def test_cost_by_hand():
 # ------------------------------------------------------------------------------------------------------------- values
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_matches_float64(dtype, device):
-    for shape in OP.test_shapes:
+    for shape in shapes_of(OP, device):
         check(OP, rope, shape, dtype, device)
 
 

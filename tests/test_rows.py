@@ -49,7 +49,7 @@ def test_a_second_launch_passes_all_arguments_in_the_kernels_order(kernel):
     assert how(kernel, x, None, 5) == "triton"
     assert how(kernel, y, None, 5) == "cached"
     _, grid, arguments = kernel.calls[-1]
-    assert grid == (3, 1, 1) and arguments[0] is y and arguments[1:] == (None, 5, 8, True)
+    assert grid == (3, 1, 1) and arguments == (y.data_ptr(), None, 5, 8, True)
     assert kernel.calls[0][1] == (3,) and kernel.calls[0][3] == {"EVEN": True, "BLOCK": 8, "num_warps": 4}
 
 

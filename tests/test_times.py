@@ -113,6 +113,15 @@ def test_the_table(monkeypatch):
     assert "short" not in times.text(rows, everything=False)
 
 
+def test_the_h200_is_within_the_bars_or_has_a_reason():
+    rows = times.read("h200")
+    assert {row.case for row in rows} == CASES.keys() and sum(row.judged for row in rows) >= 60
+    assert times.deviations(rows)[0] <= times.MEDIAN_BAR
+    assert {row.case for row in rows if row.misses} == times.REASONS.keys()  # each miss has one, and none is stale
+    assert "reason not known" not in times.table("h200")
+    assert all(row.ratio == pytest.approx(row.predicted_us / row.measured_us, rel=1e-3) for row in rows)
+
+
 def test_no_measured_times(capsys):
     assert times.main(["--gpu", "t4"]) == 2
     assert "on a machine with that GPU run" in capsys.readouterr().err

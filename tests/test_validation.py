@@ -12,7 +12,7 @@ import triton
 from gpukit.kernels import _rows
 from gpukit.validation import __main__ as command
 from gpukit.validation import counters, table, tracing
-from gpukit.validation.kernels import CASES, Case, _norm_backward
+from gpukit.validation.kernels import CASES, Case, copy
 from gpukit.validation.values import VALUES, distance, run_all
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
@@ -36,14 +36,16 @@ def test_a_case_is_traced(name):
 
 
 def test_grids_of_a_fixed_size_are_made_for_the_gpu(monkeypatch):
-    """The backward of a norm has 8 programs on an SM and adds one row of float32 sums for each: here there are 300 rows, so
-    as many programs; on an imagined GPU of 2 SMs it would be 16."""
+    """A program for each SM: 132 on an H200, though nothing here has one."""
+
+    def prepare(device):
+        x, y = torch.zeros(132 * 256), torch.zeros(132 * 256)
+        return lambda: copy[(_rows.multiprocessors(x.device),)](x, y, 132 * 256, BLOCK=256)
+
     monkeypatch.setattr(_rows, "imagined", None)
-    monkeypatch.setitem(CASES, "short", Case("short", _norm_backward(300, 2048, centre=False)))
-    found = tracing.trace_case("short", "h200", compiled=False)
-    assert found["kernels"] == ["norm_bwd_kernel", "column_sums_kernel"]
-    partial_sums = found["counts"]["l2_write_sectors"] * 32 - 300 * 2048 * 2 - 2048 * 2  # less dx and dweight
-    assert partial_sums == 300 * 2048 * 4
+    monkeypatch.setitem(CASES, "one on each SM", Case("one on each SM", prepare))
+    found = tracing.trace_case("one on each SM", "h200", compiled=False)
+    assert found["counts"]["l2_write_sectors"] == 132 * 256 * 4 // 32
 
 
 # ---- Nsight Compute -----------------------------------------------------------------------------------------------

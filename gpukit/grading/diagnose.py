@@ -39,6 +39,7 @@ TAGS = {
     "float32": "in float32",
     "float16": "in float16",
     "bfloat16": "in bfloat16",
+    "16-bit": "in 16 bits",
     "float64": "in float64",
     "subnormal": "with a subnormal number",
     "special": "with an infinity or NaN",

@@ -196,8 +196,8 @@ def softmax_bwd_online_kernel(
         tl.store(dx_ptr + offs_n, dx, mask=mask_n, eviction_policy="evict_first")
 
 
-# One row a program up to here: at 65,536 a thread would have to hold more than its registers (365 us, 300 in two
-# passes; backward 1,170 and 498). A float64 takes two registers.
+# One row a program up to here: at 65,536 a thread would have to hold more than its registers (365 us, 298 in two
+# passes; backward 1,170 and 479). A float64 takes two registers.
 RESIDENT = 32768
 # Rows that fill an SM alone, longer than these, leave the memory idle while they compute: 164 us for 32,768 columns.
 # With the next rows on their way meanwhile, in the persistent form, it is 146. Two rows of 64 KiB need shared memory,
@@ -229,15 +229,16 @@ def _resident_config(N: int, dtype: torch.dtype) -> dict:
 @cache
 def _pieces_config(N: int, dtype: torch.dtype) -> dict | None:
     """Rows whose loads are of single elements, so that idle lanes cost as much as others: 781 as 512 + 256 + 16 lanes is
-    9.3 us in a CUDA graph, as 1024 it is 10.1. None where the pieces save less than a tenth, or rows share a program."""
-    A = triton.next_power_of_2(N) // 2
-    if N % 16 == 0 or not 512 < N <= 2048 or N <= A:
+    9.7 us in a CUDA graph, as 1024 it is 10.1. None where pieces save less than a tenth, or where they were no faster:
+    longer rows, which have more warps."""
+    if N % 16 == 0 or not 512 < N < 1024:
         return None
+    A = 512
     B = triton.next_power_of_2(N - A) // 2
-    C = triton.next_power_of_2(max(N - A - B, 16))
-    if B < 16 or A + B + C > 0.9 * 2 * A:
+    if B < 16:
         return None
-    return {"A": A, "B": B, "C": C, "ACC": acc_dtype(dtype), "num_warps": A // 512}
+    C = triton.next_power_of_2(max(N - A - B, 16))
+    return {"A": A, "B": B, "C": C, "ACC": acc_dtype(dtype), "num_warps": 1} if A + B + C < 922 else None
 
 
 def _persistent_programs(device: torch.device) -> int:
@@ -250,20 +251,22 @@ def _persistent_programs(device: torch.device) -> int:
 def _online_fwd_config(N: int, dtype: torch.dtype) -> dict:
     """Few rows under way at a time, so that the L2 keeps them for the second pass: at 65,536 columns, two programs on an
     SM, they are 35 MB of an H200's 60. A block is as large as registers allow, since the lanes meet once a block."""
-    if N % 16:  # loads of single elements: 362 us for 50,257 columns with 4,096 at a time, 505 with 16,384
+    if N % 16:  # loads of single elements: 389 us for 50,257 columns with 4,096 at a time, 505 with 16,384
         BLOCK_N = 4096
     elif N <= 65536:
-        BLOCK_N = 16384
+        BLOCK_N = 16384  # 298 us for 65,536 columns, 342 with twice as many
     else:
-        BLOCK_N = 32768  # one program on an SM, or the rows leave the L2: 659 us for 131,072 columns, 669 with two
-    BLOCK_N = BLOCK_N * 2 // max(dtype.itemsize, 2)
-    return {"BLOCK_N": BLOCK_N, "ACC": acc_dtype(dtype), "num_warps": min(BLOCK_N // 1024, 32)}
+        BLOCK_N = 32768  # one program on an SM, or the rows leave the L2: 660 us for 131,072 columns, 668 with two
+    if dtype == torch.float64:
+        BLOCK_N = min(BLOCK_N, 8192)
+    return {"BLOCK_N": BLOCK_N, "ACC": acc_dtype(dtype), "num_warps": 16 if BLOCK_N <= 16384 else 32}
 
 
 @cache
 def _online_bwd_config(N: int, dtype: torch.dtype) -> dict:
-    """As forward: 498 us for 65,536 columns, 505 with half of the block; 1,016 for 131,072, and 1,068."""
-    BLOCK_N = (16384 if N <= 65536 else 32768) * 2 // dtype.itemsize
+    """As forward: 479 us for 65,536 columns, 505 with half of the block; 1,012 for 131,072, and 1,074. For 50,257 columns
+    it is 492, and 548 with twice the block."""
+    BLOCK_N = 8192 if N % 16 or dtype == torch.float64 else 16384 if N <= 65536 else 32768
     return {"BLOCK_N": BLOCK_N, "ACC": acc_dtype(dtype), "num_warps": 32}
 
 

@@ -11,7 +11,7 @@ access of each, the second of each, and so on.
    is written stays until its line is needed for another one.
 
 Both caches give up the line that was used longest ago. Four numbers are not derived but measured, on an H200 (python -m
-gpukit.validation), and taken for every GPU: _ALONE, _L1_PLACES, _L2_HOLDS and _L2_PARTS. The table there says how true
+gpukit.validation), and taken for every GPU: the shares _ALONE, _L1_PLACES, _L2_HOLDS and _L2_PARTS. The table there says how true
 the whole is, kernel by kernel, and why where it is not. What it leaves out: programs that overtake one another, loads in
 flight, eviction hints, spilled registers below L2, the kernel's own code (some 10 KB).
 
@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 
 LINE_SECTORS = 4  # 128 bytes
 FETCH_SECTORS = 2  # what one read of DRAM brings
-# Of the stores that find another one to the same sector on the way, how many reach L2 all the same. Chance decides: 0 to
-# 0.73 were measured.
-_ALONE = 1 / 3
+# Of the stores that could meet another one to the same sector on the way, in L1, how many reach L2 alone. When they come
+# decides. Those of one warp: 0.2 to 0.7 were measured, 0.35 in the median. Those of neighbouring warps: 0.4 to 0.9, but 0 to
+# 0.26 where a barrier after the last load has brought the warps in step.
+_ALONE, _ALONE_APART, _ALONE_IN_STEP = 1 / 3, 2 / 3, 1 / 5
 # An address has so many places in L1 to be in. What else wants them is chance, so a line lasts a quarter of L1's size more
 # or less: two passes over 128 KiB miss 2.5 % of an L1 of 248 KiB, over 256 KiB some 58 %.
 _L1_PLACES = 16
@@ -210,6 +211,19 @@ def _instructions(layout, shape: tuple[int, ...], vector: int, copies: bool) -> 
     vector = min(vector, registers)
     held = held.reshape(warps, registers // vector, vector, lanes).swapaxes(2, 3)
     return held.reshape(warps * (registers // vector), lanes * vector), warps
+
+
+def _alone_among_warps(compiled: Compiled | None) -> float:
+    """The share that applies to stores of neighbouring warps, by what comes last before the first of them."""
+    if compiled is None:
+        return _ALONE
+    last = ""
+    for instruction in compiled.instructions:
+        name = instruction.opcode.partition(".")[0]
+        if name == "STG":
+            break
+        last = name if name in ("LDG", "BAR") else last
+    return _ALONE_IN_STEP if last == "BAR" else _ALONE_APART
 
 
 class _Form(NamedTuple):
@@ -483,11 +497,13 @@ def traffic(launch: Launch, gpu: Gpu, compile_it: Compiled | bool = True) -> Tra
     ways = _ways(launch, compiled)
     forms = _Forms(recording, ways)
 
-    # By site: sectors that the instructions of the programs that ran ask for, and the distinct ones of each access.
-    asked, distinct = np.zeros((2, len(recording.sites)))
+    # By site: sectors that the instructions of the programs that ran ask for, the distinct ones of each warp, and of each
+    # access.
+    asked, warps, distinct = np.zeros((3, len(recording.sites)))
     ran = np.arange(len(recording) if launch.sampled is None else recording.whole)
     for form, count in zip(*forms.counted(ran), strict=True):
         asked[form.site] += count * form.asked
+        warps[form.site] += count * form.warps
         distinct[form.site] += count * form.sectors.size
 
     play = _Play(launch, gpu, ways, forms, programs_per_sm)
@@ -495,13 +511,15 @@ def traffic(launch: Launch, gpu: Gpu, compile_it: Compiled | bool = True) -> Tra
     dram = play.l2(gpu.l2_bytes)
 
     scale = 1.0 if launch.sampled is None else launch.programs / launch.sampled
+    alone_among_warps = _alone_among_warps(compiled)
     sites = []
     for number, site in enumerate(recording.sites):
         to_l2 = asked[number]
         if site.kind == "load":
             to_l2 = distinct[number] * missed[number]
         elif site.kind == "store":
-            to_l2 = distinct[number] + _ALONE * (asked[number] - distinct[number])
+            of_one_warp, of_others = asked[number] - warps[number], warps[number] - distinct[number]
+            to_l2 = distinct[number] + _ALONE * of_one_warp + alone_among_warps * of_others
         from_dram = round(dram.read[number] * SECTOR_BYTES)
         l1_sectors, l2_sectors = round(asked[number] * scale), round(to_l2 * scale)
         sites.append(SiteTraffic(site.kind, site.tensor, site.line, site.via, l1_sectors, l2_sectors, from_dram))

@@ -56,13 +56,11 @@ def unit(instruction: assembly.Instruction) -> str:
 class Mix:
     """What one warp executes, averaged over the warps of the programs that were looked at.
 
-    stalls      cycles that a warp needs at least, alone and if nothing it waits for takes longer than the assembler thinks
     units       unit -> warp instructions
     bytes       "shared", "local", "global" -> bytes that a warp's loads and stores of it move
     opcodes     SASS opcode -> warp instructions
     """
 
-    stalls: float
     units: Mapping[str, float]
     bytes: Mapping[str, float]
     opcodes: Mapping[str, float]
@@ -78,15 +76,14 @@ Executions = Mapping[tuple[tuple[str, int], ...], float]
 
 def mix(compiled: Compiled, executions: Executions | None) -> Mix:
     """The instruction mix of a program; without `executions` every loop is taken for one that turns once."""
-    units, moved, opcodes, stalls = Counter(), Counter(), Counter(), 0.0
+    units, moved, opcodes = Counter(), Counter(), Counter()
     for instruction, times in zip(compiled.instructions, weights(compiled, executions), strict=True):
         kind = unit(instruction)
         units[kind] += times
-        stalls += times * instruction.stall
         opcodes[instruction.opcode] += times
         if kind in ("shared", "local", "global"):
             moved[kind] += times * 32 * thread_bytes(instruction)
-    return Mix(stalls, dict(units), dict(moved), dict(opcodes))
+    return Mix(dict(units), dict(moved), dict(opcodes))
 
 
 def thread_bytes(instruction: assembly.Instruction) -> int:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 SAMPLE = 2  # programs of each launch that are looked at whole
 MEMORY, L2, L1, TENSOR = "device memory", "L2", "L1 and shared memory", "tensor cores"
 FP32, INTEGER, SPECIAL, ISSUE = "fp32 arithmetic", "integers and logic", "special functions", "instruction issue"
-STARTING, WAITING, LAUNCH, TURNS = "starting programs", "waiting for memory", "launch", "taking turns"
+STARTING, WAITING, LAUNCH, TURNS = "starting programs", "waiting for results", "launch", "taking turns"
 RESOURCES = (MEMORY, L2, L1, TENSOR, FP32, INTEGER, SPECIAL, ISSUE, STARTING, WAITING, LAUNCH, TURNS)
 
 L2_BYTES_PER_CLOCK_AND_SM = 64  # what one SM takes at most; machine.csv, "L2, one SM"
@@ -289,9 +289,9 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
     gpu, reached = compiled.gpu, machine(compiled.gpu)
     single = {"load": 0, "store": 0}  # sectors of L2 that lanes ask for one by one
     fetched = 0  # bytes of DRAM for such loads
-    alone = {(a.kind, a.tensor, a.line) for a in launch.accesses if 2 * a.sectors > a.lanes}
+    scattered = {(a.kind, a.tensor, a.line) for a in launch.accesses if 2 * a.sectors > a.lanes}
     for site in traffic.sites:
-        if site.kind in single and (site.kind, site.tensor, site.line) in alone:
+        if site.kind in single and (site.kind, site.tensor, site.line) in scattered:
             single[site.kind] += site.l2_sectors
             fetched += site.dram_bytes if site.kind == "load" else 0
     # What is still in L2 at the end took the place of what others had written there.

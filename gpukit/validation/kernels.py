@@ -716,7 +716,7 @@ own("softmax backward 264x65536 bf16, online", softmax_bwd, (264, 65536), (264, 
 own("log_softmax 2048x1024 bf16", partial(softmax_fwd, log=True), (2048, 1024))
 
 
-@case("gpukit softmax 1024x32768 bf16, persistent", sample=2)
+@case("gpukit softmax 1024x32768 bf16, persistent", sample=33)
 def _(device):
     x, y = _zeros(device, 1024, 32768, dtype=BF16), _zeros(device, 1024, 32768, dtype=BF16)
     return lambda: softmax_fwd_persistent_kernel[(SMS,)](

@@ -2,7 +2,7 @@
 
 Sectors are judged one by one. Of DRAM, what is read, and what is read and written together. What is written alone is
 judged only where it is more than L2 can hold: the rest of what a kernel stores is still in L2 when it ends, and what
-others had left there, up to 2.7 MB under ncu, may leave instead. L1's counters and those of atomics are shown only.
+others had left there, up to 4 MB under ncu, may leave instead. L1's counters and those of atomics are shown only.
 """
 
 from __future__ import annotations

@@ -221,7 +221,9 @@ def _divisors(device, dtype):
 
 for _op in ("add", "mul", "div_rn", "fma", "maximum", "maximum_nan", "clamp", "where", "floor", "sort", "flip", "rand"):
     value(f"{_op} fp32")(_elementwise(_op))
-for _op, _ulps in (("div", 2), ("exp", 2), ("exp2", 2), ("log", 2), ("sqrt", 2), ("rsqrt", 2), ("sigmoid", 4)):
+# tl.exp is the fast one of CUDA, whose error is 2 + 1.173 |x| ulps at most: 6 where |x| < 4, 105 where e^x is just finite.
+# https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#intrinsic-functions
+for _op, _ulps in (("div", 2), ("exp", 6), ("exp2", 2), ("log", 2), ("sqrt", 2), ("rsqrt", 2), ("sigmoid", 4)):
     value(f"{_op} fp32", ulps=_ulps)(_elementwise(_op))
 for _op in ("sin", "erf", "tanh", "pow", "log1p", "expm1", "randn"):
     value(f"{_op} fp32", ulps=8)(_elementwise(_op))
@@ -235,7 +237,7 @@ value("div bf16", ulps=1)(_elementwise("div", dtype=torch.bfloat16))
 for _op in ("add", "mul", "maximum"):
     value(f"{_op} fp16")(_elementwise(_op, dtype=torch.float16))
 value("maximum with NaN and infinities")(_elementwise("maximum", a=_special))
-value("exp of special numbers", ulps=2)(_elementwise("exp", a=_special))
+value("exp of special numbers", ulps=105)(_elementwise("exp", a=_special))
 value("fp32 to bf16")(
     _elementwise("where", a=_special, b=lambda device, dtype: _special(device, dtype), out=torch.bfloat16)
 )

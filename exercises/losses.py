@@ -1,0 +1,252 @@
+"""Losses over a vocabulary: cross-entropy, its gradient in place, in chunks that never hold the logits, KL divergence.
+
+Seven exercises, from top to bottom; notebooks/15_losses.ipynb explains them. M is the number of tokens, V of classes: a row
+of x [M, V] holds the logits of one token. Kernels compute in float32. The code outside the gaps is complete.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def num_warps_for(BLOCK_V: int) -> int:
+    return 4 if BLOCK_V <= 2048 else 8 if BLOCK_V <= 8192 else 16
+
+
+# ---------------------------------------------------------------------------------------------- losses.cross_entropy
+@triton.jit
+def cross_entropy_kernel(x_ptr, target_ptr, loss_ptr, lse_ptr, V, ignore_index, BLOCK_V: tl.constexpr):
+    """One program: loss and log-sum-exp of one row of x [M, V]. V may be any number of blocks."""
+    pid_m = tl.program_id(0).to(tl.int64)
+    offs_v = tl.arange(0, BLOCK_V)
+    raise NotImplementedError("losses.cross_entropy")  # your code here
+
+
+def cross_entropy(x: Tensor, target: Tensor, BLOCK_V: int = 4096, ignore_index: int = -100) -> tuple[Tensor, Tensor]:
+    """x [M, V] contiguous, target [M] int64 -> loss [M] and log-sum-exp [M], both float32.
+
+    A target is a class in [0, V) or ignore_index; where it is ignore_index, loss and log-sum-exp are 0.
+    Bound: x is read once.
+    """
+    M, V = x.shape
+    loss, lse = (torch.empty(M, dtype=torch.float32, device=x.device) for _ in range(2))
+    cross_entropy_kernel[(M,)](x, target, loss, lse, V, ignore_index, BLOCK_V=BLOCK_V, num_warps=num_warps_for(BLOCK_V))
+    return loss, lse
+
+
+# --------------------------------------------------------------------------------------------------- losses.in_place
+@triton.jit
+def cross_entropy_backward_kernel(
+    x_ptr, target_ptr, lse_ptr, dloss_ptr,
+    stride_dloss,
+    V, ignore_index,
+    BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """Puts the gradient of the losses where the logits x [M, V] are. Which part a program takes is yours to decide."""
+    raise NotImplementedError("losses.in_place")  # your code here
+
+
+def cross_entropy_backward_(
+    x: Tensor, target: Tensor, lse: Tensor, dloss: Tensor, BLOCK_V: int = 2048, ignore_index: int = -100
+) -> None:
+    """Turns the logits x [M, V], contiguous, into their gradient, in place: no second tensor of that size is made.
+
+    target [M] and lse [M] are what cross_entropy took and gave: lse is 0 where the target is ignore_index. dloss [M] is
+    the gradient of each row's loss and has any stride, 0 included. Rows that are ignored have a gradient of 0.
+    Bound: x is read once and written once, in one launch.
+    """
+    M, V = x.shape
+    raise NotImplementedError("losses.in_place")  # your code here
+    cross_entropy_backward_kernel[grid](
+        x, target, lse, dloss, dloss.stride(0), V, ignore_index, BLOCK_V=BLOCK_V, num_warps=num_warps_for(BLOCK_V)
+    )
+
+
+# ------------------------------------------------------------------------------------------------- losses.one_launch
+@triton.jit
+def loss_and_gradient_kernel(x_ptr, target_ptr, scale_ptr, loss_ptr, V, ignore_index, BLOCK_V: tl.constexpr):
+    """One program, one row: its loss, and scale times its gradient in the row's place. One of its results is wrong."""
+    pid_m = tl.program_id(0).to(tl.int64)
+    offs_v = tl.arange(0, BLOCK_V)
+    mask_v = offs_v < V
+    x_row = x_ptr + pid_m * V
+    target = tl.load(target_ptr + pid_m)
+    counts = target != ignore_index
+    x = tl.load(x_row + offs_v, mask=mask_v, other=-float("inf")).to(tl.float32)
+    m = tl.max(x, axis=0)
+    lse = m + tl.log(tl.sum(tl.exp(x - m), axis=0))
+    p = tl.exp(x - lse)
+    dx = tl.where(offs_v == target, p - 1, p) * tl.load(scale_ptr)
+    tl.store(x_row + offs_v, tl.where(counts, dx, 0.0), mask=mask_v)  # your code here
+    x_target = tl.load(x_row + target, mask=counts, other=0.0).to(tl.float32)
+    tl.store(loss_ptr + pid_m, tl.where(counts, lse - x_target, 0.0))
+
+
+def loss_and_gradient_(x: Tensor, target: Tensor, scale: Tensor, ignore_index: int = -100) -> Tensor:
+    """The losses of the rows of x [M, V], contiguous, V <= 65536 -> [M], float32; puts scale times their gradient into x.
+
+    scale, float32 without dimensions, is what every row's gradient is multiplied by: 1 / count for a mean. target [M] as
+    above. Bound: x is read once and written once, in one launch.
+    """
+    M, V = x.shape
+    loss = torch.empty(M, dtype=torch.float32, device=x.device)
+    BLOCK_V = triton.next_power_of_2(V)
+    loss_and_gradient_kernel[(M,)](
+        x, target, scale, loss, V, ignore_index, BLOCK_V=BLOCK_V, num_warps=num_warps_for(BLOCK_V)
+    )
+    return loss
+
+
+# -------------------------------------------------------------------------------------------------- losses.smoothing
+@triton.jit
+def smoothed_fwd_kernel(x_ptr, target_ptr, loss_ptr, lse_ptr, V, smoothing, z_loss, BLOCK_V: tl.constexpr):
+    """One program, one row. BLOCK_V is the smallest power of two that is at least V."""
+    pid_m = tl.program_id(0).to(tl.int64)
+    offs_v = tl.arange(0, BLOCK_V)
+    mask_v = offs_v < V
+    target = tl.load(target_ptr + pid_m)
+    x = tl.load(x_ptr + pid_m * V + offs_v, mask=mask_v, other=-float("inf")).to(tl.float32)
+    m = tl.max(x, axis=0)
+    lse = m + tl.log(tl.sum(tl.exp(x - m), axis=0))
+    raise NotImplementedError("losses.smoothing")  # your code here
+    tl.store(loss_ptr + pid_m, loss)
+    tl.store(lse_ptr + pid_m, lse)
+
+
+@triton.jit
+def smoothed_bwd_kernel(
+    x_ptr, target_ptr, lse_ptr, dloss_ptr, dx_ptr,
+    stride_dloss,
+    V, smoothing, z_loss,
+    BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """One program, one row of dx."""
+    pid_m = tl.program_id(0).to(tl.int64)
+    offs_v = tl.arange(0, BLOCK_V)
+    target = tl.load(target_ptr + pid_m)
+    lse = tl.load(lse_ptr + pid_m)
+    dloss = tl.load(dloss_ptr + pid_m * stride_dloss)
+    x = tl.load(x_ptr + pid_m * V + offs_v, mask=offs_v < V, other=0.0).to(tl.float32)
+    raise NotImplementedError("losses.smoothing")  # your code here
+    tl.store(dx_ptr + pid_m * V + offs_v, dx, mask=offs_v < V)
+
+
+class SmoothedFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, target: Tensor, smoothing: float, z_loss: float) -> Tensor:
+        M, V = x.shape
+        loss, lse = (torch.empty(M, dtype=torch.float32, device=x.device) for _ in range(2))
+        BLOCK_V = triton.next_power_of_2(V)
+        smoothed_fwd_kernel[(M,)](
+            x, target, loss, lse, V, smoothing, z_loss, BLOCK_V=BLOCK_V, num_warps=num_warps_for(BLOCK_V)
+        )
+        ctx.save_for_backward(x, target, lse)
+        ctx.settings = smoothing, z_loss
+        return loss
+
+    @staticmethod
+    def backward(ctx, dloss: Tensor):
+        x, target, lse = ctx.saved_tensors
+        M, V = x.shape
+        dx = torch.empty_like(x)
+        BLOCK_V = triton.next_power_of_2(V)
+        smoothed_bwd_kernel[(M,)](
+            x, target, lse, dloss, dx, dloss.stride(0), V, *ctx.settings,
+            BLOCK_V=BLOCK_V, num_warps=num_warps_for(BLOCK_V),
+        )  # fmt: skip
+        return dx, None, None, None
+
+
+def smoothed_cross_entropy(x: Tensor, target: Tensor, smoothing: float, z_loss: float) -> Tensor:
+    """x [M, V] contiguous, V <= 65536, target [M] int64 in [0, V) -> loss [M] float32, differentiable.
+
+    smoothing  the share of each target's probability that is spread evenly over all V classes, the right one included
+    z_loss     weight of (log sum exp x)^2, which is added to the loss
+    Bound, forward and backward together: two reads and one write of x's size, one launch each.
+    """
+    return SmoothedFunction.apply(x, target, smoothing, z_loss)
+
+
+# ----------------------------------------------------------------------------------------------------- losses.column
+def evaluate(x: Tensor, weight: Tensor, target: Tensor, column: int, chunk: int) -> list[float]:
+    """Of the logits x @ weight.T, for x [M, D], weight [V, D], target [M]: the mean loss, and the mean and the largest
+    logit of the class `column`, which somebody wants in a log.
+
+    The logits are made `chunk` tokens at a time, and no more than a few chunks of them may be in memory at any time.
+    """
+    total, watched = 0.0, []
+    for first in range(0, len(x), chunk):
+        rows = slice(first, first + chunk)
+        logits = x[rows] @ weight.T
+        total = total + F.cross_entropy(logits, target[rows], reduction="sum").item()  # your code here
+        watched.append(logits[:, column])
+    watched = torch.cat(watched)
+    return [total / len(x), watched.mean().item(), watched.max().item()]
+
+
+# ---------------------------------------------------------------------------------------------------- losses.chunked
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, target: Tensor, chunk: int, ignore_index: int = -100
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean cross-entropy of x @ weight.T, and its gradients: loss, dx [M, D] and dweight [V, D].
+
+    x [M, D], weight [V, D], target [M]. The mean is over the targets that are not ignore_index; there is at least one.
+    The logits are made `chunk` tokens at a time, the last time perhaps fewer, and are gone with their gradient before
+    long: memory must not grow with M, but for dx. PyTorch's operations are all you need, autograd included if you like.
+    """
+    raise NotImplementedError("losses.chunked")  # your code here
+
+
+# --------------------------------------------------------------------------------------------------------- losses.kl
+@triton.jit
+def kl_fwd_kernel(x_ptr, t_ptr, loss_ptr, V, BLOCK_V: tl.constexpr):
+    """One program: the divergence of one row. V may be any number of blocks."""
+    pid_m = tl.program_id(0).to(tl.int64)
+    offs_v = tl.arange(0, BLOCK_V)
+    raise NotImplementedError("losses.kl")  # your code here
+
+
+@triton.jit
+def kl_bwd_kernel(t_ptr, dloss_ptr, dx_ptr, stride_dloss, V, BLOCK_V: tl.constexpr):
+    """One program: one row of dx."""
+    pid_m = tl.program_id(0).to(tl.int64)
+    offs_v = tl.arange(0, BLOCK_V)
+    raise NotImplementedError("losses.kl")  # your code here
+
+
+def kl_fwd(x: Tensor, t: Tensor, BLOCK_V: int) -> Tensor:
+    """Launches the kernel: x and t [M, V], contiguous -> loss [M] float32."""
+    loss = torch.empty(len(x), dtype=torch.float32, device=x.device)
+    kl_fwd_kernel[(len(x),)](x, t, loss, x.shape[1], BLOCK_V=BLOCK_V)
+    return loss
+
+
+def kl_bwd(t: Tensor, dloss: Tensor, BLOCK_V: int) -> Tensor:
+    """Launches the kernel: t [M, V], contiguous, and dloss [M] with any stride -> dx [M, V] in t's dtype."""
+    dx = torch.empty_like(t)
+    kl_bwd_kernel[(len(t),)](t, dloss, dx, dloss.stride(0), t.shape[1], BLOCK_V=BLOCK_V)
+    return dx
+
+
+class KLFunction(torch.autograd.Function):
+    """`backward` gives a gradient, or None, for each argument of `forward`."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, t: Tensor, BLOCK_V: int) -> Tensor:
+        raise NotImplementedError("losses.kl")  # your code here
+
+    @staticmethod
+    def backward(ctx, dloss: Tensor):
+        raise NotImplementedError("losses.kl")  # your code here
+
+
+def kl_div(x: Tensor, t: Tensor, BLOCK_V: int = 2048) -> Tensor:
+    """The divergence sum of t (log t - x) of each row, for log-probabilities x and probabilities t, both [M, V],
+    contiguous, of one dtype -> loss [M] float32, differentiable by x.
+
+    t may be 0: such an element adds nothing. Bound, forward and backward together: three reads and one write, in two
+    launches.
+    """
+    return KLFunction.apply(x, t, BLOCK_V)

@@ -1,0 +1,566 @@
+"""Matrix multiplication, c = activation(a @ b + bias) + residual, on the tensor cores.
+
+A program computes one tile of c: along K, block by block, a tile of a and a tile of b are multiplied and added to sums in
+registers. With tiles of BLOCK_M x BLOCK_N all programs together read a N / BLOCK_N times and b M / BLOCK_M times, where a
+program per element would read them N and M times. What comes after the product is done on the sums before they are
+stored, so bias, GELU, SwiGLU and a residual cost no pass over memory of their own.
+
+`matmul_kernel` is the whole idea; it takes any strides and sizes. Where c has few tiles and K is long, SPLIT_K programs
+share a tile: each leaves its sums in memory and a second kernel adds them, always in the same order. On Hopper and later
+large matrices go through gpukit.kernels._matmul_persistent. The gradients are two more products, with a and b transposed
+by their strides alone.
+
+Sources: https://triton-lang.org/main/getting-started/tutorials/03-matrix-multiplication.html;
+https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpukit.kernels._matmul_persistent import described, matmul_persistent
+from gpukit.kernels._rows import DTYPES, INTERPRETED, acc_dtype, differentiable, launch, properties, torch_acc_dtype
+from gpukit.kernels._tiles import epilogue, tile_at
+from gpukit.kernels.gelu import gelu_bwd_op, swiglu_bwd_op
+
+FP8 = torch.float8_e4m3fn
+ACTIVATIONS = ("gelu", "gelu_tanh", "swiglu")
+PRECISIONS = ("ieee", "tf32")
+
+
+@triton.jit
+def matmul_kernel(
+    a_ptr, b_ptr, c_ptr, z_ptr, bias_ptr, residual_ptr, scale_ptr,
+    stride_ab, stride_am, stride_ak,
+    stride_bb, stride_bk, stride_bn,
+    M, N, K, batches,
+    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
+):  # fmt: skip
+    """One tile of c per program, or with SPLIT_K > 1 the sums over its share of K: then c is [SPLIT_K, batches, M, N]."""
+    GATED: tl.constexpr = ACTIVATION == "swiglu"
+    # With fp8 operands the tensor cores of Hopper keep 14 bits of a sum: no longer than one block of K at a time.
+    IMPRECISE: tl.constexpr = BLOCK_K if a_ptr.dtype.element_ty == tl.float8e4nv else None
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    pid = tl.program_id(0)
+    pid_m, pid_n = tile_at(pid % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+    share = pid // (tiles_m * tiles_n)  # of SPLIT_K * batches
+    batch = (share % batches).to(tl.int64)
+
+    # int64: a matrix may have more than 2^31 elements, and a row of a transposed one may span as many.
+    offs_m = pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    offs_n = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    steps = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K)
+    first = share // batches * steps * BLOCK_K
+    offs_k = first + tl.arange(0, BLOCK_K).to(tl.int64)
+    a_ptrs = a_ptr + batch * stride_ab + offs_m * stride_am + offs_k[None, :] * stride_ak
+    b_ptrs = b_ptr + batch * stride_bb + offs_k[:, None] * stride_bk + offs_n * stride_bn
+    step_a, step_b = tl.cast(stride_ak, tl.int64) * BLOCK_K, tl.cast(stride_bk, tl.int64) * BLOCK_K
+    up_ptrs = b_ptrs + tl.cast(stride_bn, tl.int64) * N
+
+    acc = tl.zeros([BLOCK_M, BLOCK_N], ACC)
+    up = acc
+    for k in tl.range(first, min(first + steps * BLOCK_K, K), BLOCK_K):
+        # Zeros beyond the edges: they add nothing to the sums.
+        mask_k = k + tl.arange(0, BLOCK_K) < K
+        a = tl.load(a_ptrs, mask=(offs_m < M) & mask_k[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=mask_k[:, None] & (offs_n < N), other=0.0)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACC)
+        if GATED:
+            b = tl.load(up_ptrs, mask=mask_k[:, None] & (offs_n < N), other=0.0)
+            up = tl.dot(a, b, up, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACC)
+            up_ptrs += step_b
+        a_ptrs += step_a
+        b_ptrs += step_b
+
+    FINE: tl.constexpr = c_ptr.dtype.element_ty == tl.float32
+    before = tl.cast(share, tl.int64) * M * N  # elements of c in the batches before this one
+    if z_ptr is not None:
+        z_ptr += before * (2 if GATED else 1)
+    if residual_ptr is not None:
+        residual_ptr += before
+    y = epilogue(acc, up, z_ptr, bias_ptr, residual_ptr, scale_ptr, offs_m, offs_n, M, N, ACTIVATION, FINE)
+    tl.store(c_ptr + before + offs_m * N + offs_n, y, mask=(offs_m < M) & (offs_n < N))
+
+
+@triton.jit
+def add_shares_kernel(
+    partial_ptr, c_ptr, z_ptr, bias_ptr, residual_ptr, scale_ptr,
+    M, N,
+    ACTIVATION: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """c [M, N] from the sums partial [SPLIT_K, M, N] (2 N columns for "swiglu"): one tile per program."""
+    GATED: tl.constexpr = ACTIVATION == "swiglu"
+    columns = 2 * N if GATED else N
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    offs_m = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    offs_n = (tl.program_id(0) % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    mask = (offs_m < M) & (offs_n < N)
+    ptrs = partial_ptr + offs_m * columns + offs_n
+    acc = tl.zeros([BLOCK_M, BLOCK_N], ACC)
+    up = acc
+    for _ in tl.static_range(SPLIT_K):
+        acc += tl.load(ptrs, mask=mask, other=0.0)
+        if GATED:
+            up += tl.load(ptrs + N, mask=mask, other=0.0)
+        ptrs += tl.cast(M, tl.int64) * columns
+    FINE: tl.constexpr = c_ptr.dtype.element_ty == tl.float32
+    y = epilogue(acc, up, z_ptr, bias_ptr, residual_ptr, scale_ptr, offs_m, offs_n, M, N, ACTIVATION, FINE)
+    tl.store(c_ptr + offs_m * N + offs_n, y, mask=mask)
+
+
+# ------------------------------------------------------------------------------------------------------ configurations
+class Config(NamedTuple):
+    """One way to compute a matmul. rate: TFLOP/s of 16-bit operands when every SM has such a tile."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    num_warps: int
+    num_stages: int
+    rate: float
+    SPLIT_K: int = 1
+    PIECES: int = 0  # not 0: by tensor descriptors, c stored in so many pieces
+    FLATTEN: bool = False
+
+    @property
+    def descriptors(self) -> bool:
+        return self.PIECES > 0
+
+
+# BLOCK_K in bytes of an operand's row. Tiles of a few rows read more of b for each FLOP, and are for those that must.
+HOPPER = (
+    Config(128, 256, 128, 8, 3, 740, PIECES=2),
+    Config(128, 128, 128, 8, 4, 620, PIECES=1),
+    Config(128, 128, 128, 8, 3, 560),
+    Config(64, 128, 128, 4, 4, 480),
+    Config(64, 64, 128, 4, 4, 330),
+    Config(16, 128, 256, 4, 4, 130),
+    Config(16, 64, 256, 4, 4, 80),
+    Config(128, 16, 256, 4, 4, 130),
+)
+AMPERE = (
+    Config(128, 128, 64, 4, 4, 560),
+    Config(64, 128, 64, 4, 4, 480),
+    Config(64, 64, 64, 4, 4, 330),
+    Config(16, 64, 128, 4, 4, 80),
+    Config(64, 16, 128, 4, 4, 80),
+)
+OLDER = (Config(64, 64, 64, 4, 2, 330), Config(16, 64, 128, 4, 2, 80))
+# Without tensor cores (float32 with "ieee", float64): every operand is in registers, so that tiles are small.
+PLAIN = (Config(64, 64, 64, 4, 3, 30), Config(16, 64, 64, 4, 3, 15), Config(64, 16, 64, 4, 3, 15))
+INTERPRETER = (Config(32, 32, 64, 4, 1, 1),)
+SPLITS = (1, 2, 4, 8, 16)
+GROUP_M = 8
+# Copies into padded rows pay for themselves from here on, 2 M N K.
+WORTH_A_COPY = 1e9
+
+
+def _candidates(dtype: torch.dtype, precision: str, gated: bool, device: torch.device) -> list[Config]:
+    """The configurations for these operands on this GPU, BLOCK_K in elements."""
+    gpu = properties(device)
+    if gpu is None:
+        table = INTERPRETER
+    elif dtype == torch.float64 or (dtype == torch.float32 and precision == "ieee"):
+        table = PLAIN
+    else:
+        table = HOPPER if gpu.major >= 9 else AMPERE if gpu.major == 8 else OLDER
+    configs = []
+    for config in table:
+        if config.descriptors and dtype.itemsize == 4:
+            continue  # tf32 operands would have to be transposed on the way
+        # SwiGLU has two sums in registers, and so has fp8: the one within a block of K, and the whole.
+        sums = (2 if gated else 1) * (2 if dtype == FP8 else 1)
+        BLOCK_N = max(config.BLOCK_N // sums, 16)
+        BLOCK_K = max(config.BLOCK_K // dtype.itemsize, 16)
+        configs.append(config._replace(BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K))
+    return configs
+
+
+def _seconds(config: Config, batches: int, M: int, N: int, K: int, itemsize: int, sms: int) -> float:
+    """A model of an H200, good enough to rank configurations: waves of tiles, each limited by its arithmetic or by what
+    one SM draws from memory, and for shares of K the second kernel."""
+    BLOCK_M, BLOCK_N, split = config.BLOCK_M, config.BLOCK_N, config.SPLIT_K
+    tiles = batches * -(-M // BLOCK_M) * -(-N // BLOCK_N)
+    waves = -(-tiles * split // sms)
+    arithmetic = BLOCK_M * BLOCK_N * K * itemsize / (config.rate * 1e12 / 132)
+    traffic = (BLOCK_M + BLOCK_N) * K * itemsize / 60e9
+    again = 0 if split == 1 else 3e-6 + batches * M * N * 8 * split / 4e12
+    return waves * max(arithmetic, traffic) / split + again
+
+
+@cache
+def choices(
+    batches: int,
+    M: int,
+    N: int,
+    K: int,
+    dtype: torch.dtype,
+    precision: str,
+    gated: bool,
+    by_tma: bool,
+    device: torch.device,
+) -> tuple[Config, ...]:
+    """The configurations that can compute this product, the fastest by `_seconds` first.
+
+    by_tma  whether tensor descriptors can be used"""
+    gpu = properties(device)
+    sms = gpu.multi_processor_count if gpu else 2
+    configs = [c for c in _candidates(dtype, precision, gated, device) if by_tma or not c.descriptors]
+    for config in list(configs):
+        # Shares of at least 512 bytes of a row, and only where tiles alone leave SMs idle.
+        tiles = batches * -(-M // config.BLOCK_M) * -(-N // config.BLOCK_N)
+        for split in SPLITS[1:]:
+            if gpu and not config.descriptors and tiles * split <= 4 * sms and K * dtype.itemsize >= 512 * split:
+                configs.append(config._replace(SPLIT_K=split))
+    return tuple(sorted(configs, key=lambda c: _seconds(c, batches, M, N, K, dtype.itemsize, sms)))
+
+
+def _by_tma(a: Tensor, b: Tensor) -> bool:
+    """Whether a [1, M, K] @ b [1, K, N] should go through tensor descriptors, copied for them if need be."""
+    gpu = properties(a.device)
+    batches, M, K = a.shape
+    N = b.shape[2]
+    if gpu is None or gpu.major < 9 or batches != 1 or a.dtype.itemsize > 2 or min(M, N, K) < 128:
+        return False
+    return 2 * M * N * K >= WORTH_A_COPY or all(ready is x for x, ready in zip((a, b), _described(a, b), strict=True))
+
+
+def _described(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """a and b [1, ...] with strides that tensor descriptors take."""
+    along_k = a.dtype == FP8  # of 8 bits the tensor cores take rows along K only
+    ready = described(a[0], True if along_k else None), described(b[0], False if along_k else None)
+    return tuple(x if y.data_ptr() == x.data_ptr() else y[None] for x, y in zip((a, b), ready, strict=True))
+
+
+_tuned: dict[tuple, Config] = {}
+
+
+def _fastest(key: tuple, configs: tuple[Config, ...], run: Callable[[Config], object]) -> Config:
+    """The configuration that takes the least time here, measured once for each key. Not inside a CUDA graph's capture,
+    which cannot wait for a result."""
+    if key not in _tuned:
+        if INTERPRETED or torch.cuda.is_current_stream_capturing():
+            return configs[0]
+        times = {}
+        for config in configs:
+            for _ in range(3):
+                run(config)
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            for _ in range(10):
+                run(config)
+            end.record()
+            end.synchronize()
+            times[config] = start.elapsed_time(end)
+        _tuned[key] = min(times, key=times.get)
+    return _tuned[key]
+
+
+# ------------------------------------------------------------------------------------------------------------ launchers
+def matmul_fwd(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    scale: Tensor | None,
+    activation: str,
+    precision: str,
+    autotune: bool,
+    save: bool,
+    config: Config | None = None,
+) -> tuple[Tensor, Tensor]:
+    """c [batches, M, N] of a [batches, M, K] and b [batches, K, N] (2 N columns for "swiglu"), both of any strides, and
+    with `save` what went into the activation, else an empty tensor."""
+    batches, M, K = a.shape
+    gated = activation == "swiglu"
+    columns = b.shape[2]
+    N = columns // 2 if gated else columns
+    dtype = torch.bfloat16 if a.dtype == FP8 else a.dtype
+    c = torch.empty((batches, M, N), dtype=dtype, device=a.device)
+    z = torch.empty((batches, M, columns) if save else 0, dtype=dtype, device=a.device)
+    if c.numel() == 0:
+        return c, z
+    bias = None if bias is None else bias.contiguous()
+    residual = None if residual is None else residual.contiguous()
+    after = (z if save else None, bias, residual, scale)
+    with torch.cuda.device_of(a):
+        if config is None:
+            by_tma = _by_tma(a, b)
+            configs = choices(batches, M, N, K, a.dtype, precision, gated, by_tma, a.device)
+            config = configs[0]
+            if autotune:
+                key = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, precision, activation, a.device)
+                run = lambda config: _run(config, a, b, c, after, activation, precision)  # noqa: E731
+                config = _fastest(key, configs, run)
+        _run(config, a, b, c, after, activation, precision)
+    return c, z
+
+
+def _run(config: Config, a: Tensor, b: Tensor, c: Tensor, after: tuple, activation: str, precision: str) -> None:
+    """Fill c, and z where there is one in `after` = (z, bias, residual, scale)."""
+    (batches, M, K), columns, N = a.shape, b.shape[2], c.shape[2]
+    BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages, _, SPLIT_K, PIECES, FLATTEN = config
+    blocks = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K, "GROUP_M": GROUP_M}
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    if config.descriptors:
+        a, b = _described(a, b)
+        gpu = properties(a.device)
+        programs = gpu.multi_processor_count if gpu else 2
+        more = {"PIECES": PIECES, "FLATTEN": FLATTEN, **options}
+        matmul_persistent(a[0], b[0], c[0], *after, activation, {**blocks, **more}, programs)
+        return
+    ACC = acc_dtype(a.dtype)
+    into, at_once, width, act = c, after, N, activation
+    if SPLIT_K > 1:
+        into = torch.empty((SPLIT_K, batches, M, columns), dtype=torch_acc_dtype(a.dtype), device=a.device)
+        at_once, width, act = (None,) * 4, columns, ""
+    tiles = -(-M // BLOCK_M) * -(-width // BLOCK_N)
+    launch(
+        matmul_kernel, tiles * SPLIT_K * batches, a, b, into, *at_once, *a.stride(), *b.stride(), M, width, K, batches,
+        ACTIVATION=act, PRECISION=precision, ACC=ACC, **blocks, SPLIT_K=SPLIT_K, **options,
+    )  # fmt: skip
+    if SPLIT_K > 1:
+        rows = batches * M
+        BLOCK_N = min(triton.next_power_of_2(N), 512)
+        BLOCK_M = max(1, 512 // BLOCK_N)
+        launch(
+            add_shares_kernel, -(-rows // BLOCK_M) * -(-N // BLOCK_N), into, c, *after, rows, N,
+            ACTIVATION=activation, SPLIT_K=SPLIT_K, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, ACC=ACC, num_warps=4,
+        )  # fmt: skip
+
+
+# What torch.compile sees, as in gpukit.kernels.softmax: an operator that it does not look into.
+@torch.library.custom_op("gpukit::matmul", mutates_args=())
+def matmul_op(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    scale: Tensor | None,
+    activation: str,
+    precision: str,
+    autotune: bool,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
+    return matmul_fwd(a, b, bias, residual, scale, activation, precision, autotune, save)
+
+
+@matmul_op.register_fake
+def _fake(a, b, bias, residual, scale, activation, precision, autotune, save):
+    (batches, M, _), columns = a.shape, b.shape[2]
+    dtype = torch.bfloat16 if a.dtype == FP8 else a.dtype
+    N = columns // 2 if activation == "swiglu" else columns
+    return (
+        a.new_empty((batches, M, N), dtype=dtype),
+        a.new_empty((batches, M, columns) if save else 0, dtype=dtype),
+    )
+
+
+def _save(ctx, inputs, output) -> None:
+    a, b, bias, residual, scale, *settings, save = inputs
+    ctx.save_for_backward(a, b, bias, residual, scale, output[1])
+    ctx.settings = settings
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx, dc: Tensor, _=None):
+    """Gradients of a, b, bias and residual: da = dz b^T and db = a^T dz, where dz is dc through the activation."""
+    a, b, bias, residual, scale, z = ctx.saved_tensors
+    activation, precision, autotune = ctx.settings
+    need = ctx.needs_input_grad
+    dz = dc
+    if activation == "swiglu":
+        dz = torch.cat(swiglu_bwd_op(dc, *z.chunk(2, dim=-1)), dim=-1)
+    elif activation:
+        dz, _ = gelu_bwd_op(dc, z, None, "tanh" if activation == "gelu_tanh" else "none")
+    dbias = dz.sum((0, 1), dtype=torch_acc_dtype(dz.dtype)).to(bias.dtype) if need[2] else None
+    if scale is not None:
+        dz = (dz * scale).to(dz.dtype)
+
+    def product(x: Tensor, y: Tensor) -> Tensor:
+        return matmul_op(x, y, None, None, None, "", precision, autotune, False)[0]
+
+    da = product(dz, b.mT) if need[0] else None
+    db = product(a.mT, dz) if need[1] else None
+    return da, db, dbias, dc if need[3] else None, *(None,) * 5
+
+
+matmul_op.register_autograd(_backward, setup_context=_save)
+
+
+class MatmulFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs) -> Tensor:
+        c, z = matmul_fwd(*inputs)
+        a, b, bias, residual, scale, *ctx.settings, _ = inputs
+        ctx.save_for_backward(a, b, bias, residual, scale, z)
+        return c
+
+    @staticmethod
+    def backward(ctx, dc: Tensor):
+        if torch.is_grad_enabled():  # create_graph=True: a second derivative needs operations that PyTorch can follow
+            a, b, bias, residual, scale, _ = ctx.saved_tensors
+            plain = lambda *given: _plain(*given, scale, ctx.settings[0])  # noqa: E731
+            return *differentiable(plain, (a, b, bias, residual), (dc,)), *(None,) * 5
+        return _backward(ctx, dc)
+
+
+def _plain(a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, scale: Tensor | None, activation: str):
+    y = a @ b
+    y = y if scale is None else (y * scale).to(y.dtype)
+    y = y if bias is None else y + bias
+    if activation == "swiglu":
+        gate, up = y.chunk(2, dim=-1)
+        y = F.silu(gate) * up
+    elif activation:
+        y = F.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return y if residual is None else y + residual
+
+
+# --------------------------------------------------------------------------------------------------------------- public
+def _check_operands(op: str, a: Tensor, b: Tensor) -> None:
+    for name, x in (("a", a), ("b", b)):
+        if x.dtype not in (*DTYPES, FP8):
+            raise TypeError(f"{op}: {name} must be float8_e4m3fn, float16, bfloat16, float32 or float64, got {x.dtype}")
+        if x.ndim < 2:
+            raise ValueError(f"{op}: {name} must have at least two dimensions, got shape {list(x.shape)}")
+        if not (x.is_cuda or (INTERPRETED and x.is_cpu)):
+            raise ValueError(
+                f"{op}: {name} is on {x.device}; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1 before Python "
+                "starts and a CPU tensor"
+            )
+    if a.dtype != b.dtype:
+        raise TypeError(f"{op}: a and b must have one dtype, got {a.dtype} and {b.dtype}")
+    if a.device != b.device:
+        raise ValueError(f"{op}: a is on {a.device}, b on {b.device}; they must be on one device")
+    if a.shape[-1] != b.shape[-2]:
+        raise ValueError(
+            f"{op}: a [..., M, K] and b [..., K, N] must agree in K, got {list(a.shape)} and {list(b.shape)}"
+        )
+    if a.dtype == FP8:
+        gpu = properties(a.device)
+        if gpu is not None and (gpu.major, gpu.minor) < (8, 9):
+            raise ValueError(
+                f"{op}: float8_e4m3fn needs a GPU of compute capability 8.9 or later, got {gpu.major}.{gpu.minor}"
+            )
+        if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+            raise ValueError(f"{op}: a and b in float8_e4m3fn have no gradients; detach them or pass them in 16 bits")
+
+
+def _check_after(
+    op: str, a: Tensor, bias: Tensor | None, residual: Tensor | None, scale: Tensor | None, columns: int, shape: list[int],
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    """Raise for a bias, residual or scale that does not fit."""
+    for name, x, wanted in (("bias", bias, [columns]), ("residual", residual, shape)):
+        if x is None:
+            continue
+        if list(x.shape) != wanted:
+            raise ValueError(f"{op}: {name} must have the shape {wanted}, got {list(x.shape)}")
+        if x.dtype not in DTYPES or (name == "residual" and x.dtype != dtype):
+            allowed = str(dtype) if name == "residual" else "float16, bfloat16, float32 or float64"
+            raise TypeError(f"{op}: {name} must be {allowed}, got {x.dtype}")
+    if scale is not None and (scale.numel() != 1 or scale.dtype != torch.float32):
+        raise ValueError(f"{op}: scale must be one float32 number, got {list(scale.shape)} {scale.dtype}")
+    for name, x in (("bias", bias), ("residual", residual), ("scale", scale)):
+        if x is not None and x.device != a.device:
+            raise ValueError(f"{op}: {name} is on {x.device}, a on {a.device}; they must be on one device")
+
+
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    precision: str = "ieee",
+    *,
+    residual: Tensor | None = None,
+    scale: Tensor | None = None,
+    autotune: bool = False,
+) -> Tensor:
+    """activation(a @ b scale + bias) + residual.
+
+    a [..., M, K], b [..., K, N]: float16, bfloat16, float32, float64 or float8_e4m3fn (without gradients; the result is
+    bfloat16), any strides, any sizes; leading dimensions are broadcast, and copied where no one stride describes them.
+    Sums are kept in float32 (float64 for float64).
+    bias [N], any of these dtypes but fp8. residual: the result's shape and dtype. scale: one float32 number on the
+    device, for operands that were scaled to fit into fp8; it gets no gradient.
+    activation  None, "gelu", "gelu_tanh", or "swiglu": b then holds 2 N columns, gate before up, as does the bias
+    precision   of float32 operands: "ieee", or "tf32", which keeps 10 bits of their mantissas and is many times faster
+    autotune    measure every configuration once for these sizes and strides, and keep the fastest; else a model chooses
+
+    Returns c [..., M, N], contiguous, in a's dtype. Under autocast a, b and what is added are first cast, as by
+    torch.matmul. Raises TypeError for a dtype, ValueError for a shape, device, activation or precision that does not fit.
+    """
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ValueError(f"matmul: activation must be None, {', '.join(map(repr, ACTIVATIONS))}, got {activation!r}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"matmul: precision must be {' or '.join(map(repr, PRECISIONS))}, got {precision!r}")
+    if torch.is_autocast_enabled(a.device.type):
+        to = torch.get_autocast_dtype(a.device.type)
+        a, b, bias, residual = (x.to(to) if _is_cast(x) else x for x in (a, b, bias, residual))
+    _check_operands("matmul", a, b)
+    columns = b.shape[-1]
+    if activation == "swiglu" and columns % 2:
+        raise ValueError(f"matmul: b must have an even number of columns for 'swiglu', gate and up, got {columns}")
+    try:
+        leading = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except RuntimeError:
+        raise ValueError(
+            f"matmul: the leading dimensions of a and b must be equal or 1, got {list(a.shape)} and {list(b.shape)}"
+        ) from None
+    (M, K), N = a.shape[-2:], columns // 2 if activation == "swiglu" else columns
+    dtype = torch.bfloat16 if a.dtype == FP8 else a.dtype
+    _check_after("matmul", a, bias, residual, scale, columns, [*leading, M, N], dtype)
+    if b.ndim == 2:  # all rows of a times one matrix, as in a linear layer
+        a, b = a.reshape(1, a.shape[:-1].numel(), K), b.unsqueeze(0)
+    else:
+        batches = leading.numel()
+        a = a.expand(*leading, M, K).reshape(batches, M, K)
+        b = b.expand(*leading, K, columns).reshape(batches, K, columns)
+    if residual is not None:
+        residual = residual.reshape(a.shape[0], a.shape[1], N)
+    save = activation is not None and torch.is_grad_enabled()
+    save = save and any(x is not None and x.requires_grad for x in (a, b, bias))
+    inputs = (a, b, bias, residual, scale, activation or "", precision, autotune, save)
+    c = matmul_op(*inputs)[0] if torch.compiler.is_compiling() else MatmulFunction.apply(*inputs)
+    return c.view(*leading, M, N)
+
+
+def _is_cast(x: Tensor | None) -> bool:
+    """Whether autocast casts x: float64 and fp8 it leaves alone."""
+    return x is not None and x.dtype in (torch.float16, torch.bfloat16, torch.float32)
+
+
+def matmul_by_pointers(a: Tensor, b: Tensor) -> Tensor:
+    """a [M, K] @ b [K, N] by `matmul_kernel`, whatever else the GPU could do: what benchmarks compare."""
+    _check_operands("matmul_by_pointers", a, b)
+    (M, K), N = a.shape, b.shape[1]
+    config = choices(1, M, N, K, a.dtype, "ieee", False, False, a.device)[0]
+    return matmul_fwd(a[None], b[None], None, None, None, "", "ieee", False, False, config)[0][0]
+
+
+class Linear(torch.nn.Linear):
+    """torch.nn.Linear with what follows it in one kernel: activation(x @ weight.T + bias) + residual.
+
+    x [..., M, in_features] -> [..., M, out_features]. With activation "swiglu" the weight has 2 out_features rows, those
+    of the gate first. activation and precision as in `matmul`, and its errors.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, activation: str | None = None,
+        precision: str = "ieee", device=None, dtype=None,
+    ):  # fmt: skip
+        rows = 2 * out_features if activation == "swiglu" else out_features
+        super().__init__(in_features, rows, bias, device, dtype)
+        self.activation, self.precision = activation, precision
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return matmul(x, self.weight.mT, self.bias, self.activation, self.precision, residual=residual)

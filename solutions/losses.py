@@ -1,0 +1,336 @@
+"""Losses over a vocabulary: cross-entropy, its gradient in place, in chunks that never hold the logits, KL divergence.
+
+Seven exercises, from top to bottom; notebooks/15_losses.ipynb explains them. M is the number of tokens, V of classes: a row
+of x [M, V] holds the logits of one token. Kernels compute in float32. The code outside the gaps is complete.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def num_warps_for(BLOCK_V: int) -> int:
+    return 4 if BLOCK_V <= 2048 else 8 if BLOCK_V <= 8192 else 16
+
+
+# ---------------------------------------------------------------------------------------------- losses.cross_entropy
+@triton.jit
+def cross_entropy_kernel(x_ptr, target_ptr, loss_ptr, lse_ptr, V, ignore_index, BLOCK_V: tl.constexpr):
+    """One program: loss and log-sum-exp of one row of x [M, V]. V may be any number of blocks."""
+    pid_m = tl.program_id(0).to(tl.int64)
+    offs_v = tl.arange(0, BLOCK_V)
+    # BEGIN SOLUTION
+    target = tl.load(target_ptr + pid_m)
+    counts = target != ignore_index
+    x_row = x_ptr + pid_m * V
+    m_i = tl.full((), -float("inf"), tl.float32)  # maximum of the logits seen so far
+    l_i = tl.zeros((), tl.float32)  # sum of exp(x - m_i) over them
+    for start in range(0, V, BLOCK_V):
+        x = tl.load(x_row + start + offs_v, mask=start + offs_v < V, other=-float("inf")).to(tl.float32)
+        m_new = tl.maximum(m_i, tl.max(x, axis=0))
+        shift = tl.where(m_new == -float("inf"), 0.0, m_new)  # -inf - (-inf) would be NaN
+        l_i = l_i * tl.exp(m_i - shift) + tl.sum(tl.exp(x - shift), axis=0)
+        m_i = m_new
+    lse = m_i + tl.log(l_i)
+    # One more element, at an address that exists only if the row counts.
+    x_target = tl.load(x_row + target, mask=counts, other=0.0).to(tl.float32)
+    tl.store(loss_ptr + pid_m, tl.where(counts, lse - x_target, 0.0))
+    tl.store(lse_ptr + pid_m, tl.where(counts, lse, 0.0))
+    # END SOLUTION
+
+
+def cross_entropy(x: Tensor, target: Tensor, BLOCK_V: int = 4096, ignore_index: int = -100) -> tuple[Tensor, Tensor]:
+    """x [M, V] contiguous, target [M] int64 -> loss [M] and log-sum-exp [M], both float32.
+
+    A target is a class in [0, V) or ignore_index; where it is ignore_index, loss and log-sum-exp are 0.
+    Bound: x is read once.
+    """
+    M, V = x.shape
+    loss, lse = (torch.empty(M, dtype=torch.float32, device=x.device) for _ in range(2))
+    cross_entropy_kernel[(M,)](x, target, loss, lse, V, ignore_index, BLOCK_V=BLOCK_V, num_warps=num_warps_for(BLOCK_V))
+    return loss, lse
+
+
+# --------------------------------------------------------------------------------------------------- losses.in_place
+@triton.jit
+def cross_entropy_backward_kernel(
+    x_ptr, target_ptr, lse_ptr, dloss_ptr,
+    stride_dloss,
+    V, ignore_index,
+    BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """Puts the gradient of the losses where the logits x [M, V] are. Which part a program takes is yours to decide."""
+    # BEGIN SOLUTION
+    pid_m = tl.program_id(0).to(tl.int64)
+    offs_v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+    mask_v = offs_v < V
+    target = tl.load(target_ptr + pid_m)
+    x = tl.load(x_ptr + pid_m * V + offs_v, mask=mask_v, other=0.0).to(tl.float32)
+    p = tl.exp(x - tl.load(lse_ptr + pid_m))
+    dx = tl.where(offs_v == target, p - 1, p) * tl.load(dloss_ptr + pid_m * stride_dloss)
+    # Chosen, not multiplied by 0: an ignored row has no log-sum-exp, and its p may be infinite.
+    tl.store(x_ptr + pid_m * V + offs_v, tl.where(target == ignore_index, 0.0, dx), mask=mask_v)
+    # END SOLUTION
+
+
+def cross_entropy_backward_(
+    x: Tensor, target: Tensor, lse: Tensor, dloss: Tensor, BLOCK_V: int = 2048, ignore_index: int = -100
+) -> None:
+    """Turns the logits x [M, V], contiguous, into their gradient, in place: no second tensor of that size is made.
+
+    target [M] and lse [M] are what cross_entropy took and gave: lse is 0 where the target is ignore_index. dloss [M] is
+    the gradient of each row's loss and has any stride, 0 included. Rows that are ignored have a gradient of 0.
+    Bound: x is read once and written once, in one launch.
+    """
+    M, V = x.shape
+    # BEGIN SOLUTION
+    grid = (M, triton.cdiv(V, BLOCK_V))
+    # END SOLUTION
+    cross_entropy_backward_kernel[grid](
+        x, target, lse, dloss, dloss.stride(0), V, ignore_index, BLOCK_V=BLOCK_V, num_warps=num_warps_for(BLOCK_V)
+    )
+
+
+# ------------------------------------------------------------------------------------------------- losses.one_launch
+@triton.jit
+def loss_and_gradient_kernel(x_ptr, target_ptr, scale_ptr, loss_ptr, V, ignore_index, BLOCK_V: tl.constexpr):
+    """One program, one row: its loss, and scale times its gradient in the row's place. One of its results is wrong."""
+    pid_m = tl.program_id(0).to(tl.int64)
+    offs_v = tl.arange(0, BLOCK_V)
+    mask_v = offs_v < V
+    x_row = x_ptr + pid_m * V
+    target = tl.load(target_ptr + pid_m)
+    counts = target != ignore_index
+    x = tl.load(x_row + offs_v, mask=mask_v, other=-float("inf")).to(tl.float32)
+    m = tl.max(x, axis=0)
+    lse = m + tl.log(tl.sum(tl.exp(x - m), axis=0))
+    p = tl.exp(x - lse)
+    dx = tl.where(offs_v == target, p - 1, p) * tl.load(scale_ptr)
+    # BEGIN SOLUTION
+    # STUB: tl.store(x_row + offs_v, tl.where(counts, dx, 0.0), mask=mask_v)
+    # STUB: x_target = tl.load(x_row + target, mask=counts, other=0.0).to(tl.float32)
+    # STUB: tl.store(loss_ptr + pid_m, tl.where(counts, lse - x_target, 0.0))
+    # From the registers, not from memory: there the gradient may have arrived, if only that of another warp's lanes.
+    x_target = tl.sum(tl.where(offs_v == target, x, 0.0), axis=0)
+    tl.store(x_row + offs_v, tl.where(counts, dx, 0.0), mask=mask_v)
+    tl.store(loss_ptr + pid_m, tl.where(counts, lse - x_target, 0.0))
+    # END SOLUTION
+
+
+def loss_and_gradient_(x: Tensor, target: Tensor, scale: Tensor, ignore_index: int = -100) -> Tensor:
+    """The losses of the rows of x [M, V], contiguous, V <= 65536 -> [M], float32; puts scale times their gradient into x.
+
+    scale, float32 without dimensions, is what every row's gradient is multiplied by: 1 / count for a mean. target [M] as
+    above. Bound: x is read once and written once, in one launch.
+    """
+    M, V = x.shape
+    loss = torch.empty(M, dtype=torch.float32, device=x.device)
+    BLOCK_V = triton.next_power_of_2(V)
+    loss_and_gradient_kernel[(M,)](
+        x, target, scale, loss, V, ignore_index, BLOCK_V=BLOCK_V, num_warps=num_warps_for(BLOCK_V)
+    )
+    return loss
+
+
+# -------------------------------------------------------------------------------------------------- losses.smoothing
+@triton.jit
+def smoothed_fwd_kernel(x_ptr, target_ptr, loss_ptr, lse_ptr, V, smoothing, z_loss, BLOCK_V: tl.constexpr):
+    """One program, one row. BLOCK_V is the smallest power of two that is at least V."""
+    pid_m = tl.program_id(0).to(tl.int64)
+    offs_v = tl.arange(0, BLOCK_V)
+    mask_v = offs_v < V
+    target = tl.load(target_ptr + pid_m)
+    x = tl.load(x_ptr + pid_m * V + offs_v, mask=mask_v, other=-float("inf")).to(tl.float32)
+    m = tl.max(x, axis=0)
+    lse = m + tl.log(tl.sum(tl.exp(x - m), axis=0))
+    # BEGIN SOLUTION
+    x_target = tl.sum(tl.where(offs_v == target, x, 0.0), axis=0)
+    x_mean = tl.sum(tl.where(mask_v, x, 0.0), axis=0) / V  # the padding is -inf
+    loss = lse - (1 - smoothing) * x_target - smoothing * x_mean + z_loss * lse * lse
+    # END SOLUTION
+    tl.store(loss_ptr + pid_m, loss)
+    tl.store(lse_ptr + pid_m, lse)
+
+
+@triton.jit
+def smoothed_bwd_kernel(
+    x_ptr, target_ptr, lse_ptr, dloss_ptr, dx_ptr,
+    stride_dloss,
+    V, smoothing, z_loss,
+    BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """One program, one row of dx."""
+    pid_m = tl.program_id(0).to(tl.int64)
+    offs_v = tl.arange(0, BLOCK_V)
+    target = tl.load(target_ptr + pid_m)
+    lse = tl.load(lse_ptr + pid_m)
+    dloss = tl.load(dloss_ptr + pid_m * stride_dloss)
+    x = tl.load(x_ptr + pid_m * V + offs_v, mask=offs_v < V, other=0.0).to(tl.float32)
+    # BEGIN SOLUTION
+    dx = tl.exp(x - lse) * (1 + 2 * z_loss * lse) - smoothing / V
+    dx = tl.where(offs_v == target, dx - (1 - smoothing), dx) * dloss
+    # END SOLUTION
+    tl.store(dx_ptr + pid_m * V + offs_v, dx, mask=offs_v < V)
+
+
+class SmoothedFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, target: Tensor, smoothing: float, z_loss: float) -> Tensor:
+        M, V = x.shape
+        loss, lse = (torch.empty(M, dtype=torch.float32, device=x.device) for _ in range(2))
+        BLOCK_V = triton.next_power_of_2(V)
+        smoothed_fwd_kernel[(M,)](
+            x, target, loss, lse, V, smoothing, z_loss, BLOCK_V=BLOCK_V, num_warps=num_warps_for(BLOCK_V)
+        )
+        ctx.save_for_backward(x, target, lse)
+        ctx.settings = smoothing, z_loss
+        return loss
+
+    @staticmethod
+    def backward(ctx, dloss: Tensor):
+        x, target, lse = ctx.saved_tensors
+        M, V = x.shape
+        dx = torch.empty_like(x)
+        BLOCK_V = triton.next_power_of_2(V)
+        smoothed_bwd_kernel[(M,)](
+            x, target, lse, dloss, dx, dloss.stride(0), V, *ctx.settings,
+            BLOCK_V=BLOCK_V, num_warps=num_warps_for(BLOCK_V),
+        )  # fmt: skip
+        return dx, None, None, None
+
+
+def smoothed_cross_entropy(x: Tensor, target: Tensor, smoothing: float, z_loss: float) -> Tensor:
+    """x [M, V] contiguous, V <= 65536, target [M] int64 in [0, V) -> loss [M] float32, differentiable.
+
+    smoothing  the share of each target's probability that is spread evenly over all V classes, the right one included
+    z_loss     weight of (log sum exp x)^2, which is added to the loss
+    Bound, forward and backward together: two reads and one write of x's size, one launch each.
+    """
+    return SmoothedFunction.apply(x, target, smoothing, z_loss)
+
+
+# ----------------------------------------------------------------------------------------------------- losses.column
+def evaluate(x: Tensor, weight: Tensor, target: Tensor, column: int, chunk: int) -> list[float]:
+    """Of the logits x @ weight.T, for x [M, D], weight [V, D], target [M]: the mean loss, and the mean and the largest
+    logit of the class `column`, which somebody wants in a log.
+
+    The logits are made `chunk` tokens at a time, and no more than a few chunks of them may be in memory at any time.
+    """
+    total, watched = 0.0, []
+    for first in range(0, len(x), chunk):
+        rows = slice(first, first + chunk)
+        logits = x[rows] @ weight.T
+        # BEGIN SOLUTION
+        # STUB: total = total + F.cross_entropy(logits, target[rows], reduction="sum").item()
+        # STUB: watched.append(logits[:, column])
+        total = total + F.cross_entropy(logits, target[rows], reduction="sum").item()
+        watched.append(logits[:, column].clone())  # a view would keep the whole chunk
+        # END SOLUTION
+    watched = torch.cat(watched)
+    return [total / len(x), watched.mean().item(), watched.max().item()]
+
+
+# ---------------------------------------------------------------------------------------------------- losses.chunked
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, target: Tensor, chunk: int, ignore_index: int = -100
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean cross-entropy of x @ weight.T, and its gradients: loss, dx [M, D] and dweight [V, D].
+
+    x [M, D], weight [V, D], target [M]. The mean is over the targets that are not ignore_index; there is at least one.
+    The logits are made `chunk` tokens at a time, the last time perhaps fewer, and are gone with their gradient before
+    long: memory must not grow with M, but for dx. PyTorch's operations are all you need, autograd included if you like.
+    """
+    # BEGIN SOLUTION
+    count = (target != ignore_index).sum()  # of all chunks: the gradient of each needs it
+    loss = torch.zeros((), dtype=x.dtype, device=x.device)
+    dx, dweight = torch.empty_like(x), torch.zeros_like(weight)
+    for start in range(0, len(x), chunk):
+        rows = slice(start, start + chunk)
+        logits = x[rows] @ weight.T
+        loss += F.cross_entropy(logits, target[rows], ignore_index=ignore_index, reduction="sum") / count
+        dlogits = torch.softmax(logits, -1)
+        valid = target[rows] != ignore_index
+        dlogits[valid.nonzero()[:, 0], target[rows][valid]] -= 1
+        dlogits *= valid[:, None]
+        dlogits /= count
+        dx[rows] = dlogits @ weight
+        dweight += dlogits.T @ x[rows]
+    return loss, dx, dweight
+    # END SOLUTION
+
+
+# --------------------------------------------------------------------------------------------------------- losses.kl
+@triton.jit
+def kl_fwd_kernel(x_ptr, t_ptr, loss_ptr, V, BLOCK_V: tl.constexpr):
+    """One program: the divergence of one row. V may be any number of blocks."""
+    pid_m = tl.program_id(0).to(tl.int64)
+    offs_v = tl.arange(0, BLOCK_V)
+    # BEGIN SOLUTION
+    acc = tl.zeros((BLOCK_V,), tl.float32)
+    for start in range(0, V, BLOCK_V):
+        mask_v = start + offs_v < V
+        x = tl.load(x_ptr + pid_m * V + start + offs_v, mask=mask_v, other=0.0).to(tl.float32)
+        t = tl.load(t_ptr + pid_m * V + start + offs_v, mask=mask_v, other=0.0).to(tl.float32)
+        # 0 log 0 is 0 here, whatever x is, and the padding is 0 too
+        acc += tl.where(t > 0, t * (tl.log(tl.where(t > 0, t, 1.0)) - x), 0.0)
+    tl.store(loss_ptr + pid_m, tl.sum(acc, axis=0))
+    # END SOLUTION
+
+
+@triton.jit
+def kl_bwd_kernel(t_ptr, dloss_ptr, dx_ptr, stride_dloss, V, BLOCK_V: tl.constexpr):
+    """One program: one row of dx."""
+    pid_m = tl.program_id(0).to(tl.int64)
+    offs_v = tl.arange(0, BLOCK_V)
+    # BEGIN SOLUTION
+    dloss = tl.load(dloss_ptr + pid_m * stride_dloss)
+    for start in range(0, V, BLOCK_V):
+        mask_v = start + offs_v < V
+        t = tl.load(t_ptr + pid_m * V + start + offs_v, mask=mask_v, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + pid_m * V + start + offs_v, -t * dloss, mask=mask_v)
+    # END SOLUTION
+
+
+def kl_fwd(x: Tensor, t: Tensor, BLOCK_V: int) -> Tensor:
+    """Launches the kernel: x and t [M, V], contiguous -> loss [M] float32."""
+    loss = torch.empty(len(x), dtype=torch.float32, device=x.device)
+    kl_fwd_kernel[(len(x),)](x, t, loss, x.shape[1], BLOCK_V=BLOCK_V)
+    return loss
+
+
+def kl_bwd(t: Tensor, dloss: Tensor, BLOCK_V: int) -> Tensor:
+    """Launches the kernel: t [M, V], contiguous, and dloss [M] with any stride -> dx [M, V] in t's dtype."""
+    dx = torch.empty_like(t)
+    kl_bwd_kernel[(len(t),)](t, dloss, dx, dloss.stride(0), t.shape[1], BLOCK_V=BLOCK_V)
+    return dx
+
+
+class KLFunction(torch.autograd.Function):
+    """`backward` gives a gradient, or None, for each argument of `forward`."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, t: Tensor, BLOCK_V: int) -> Tensor:
+        # BEGIN SOLUTION
+        ctx.save_for_backward(t)
+        ctx.BLOCK_V = BLOCK_V
+        return kl_fwd(x, t, BLOCK_V)
+        # END SOLUTION
+
+    @staticmethod
+    def backward(ctx, dloss: Tensor):
+        # BEGIN SOLUTION
+        (t,) = ctx.saved_tensors
+        return kl_bwd(t, dloss, ctx.BLOCK_V), None, None
+        # END SOLUTION
+
+
+def kl_div(x: Tensor, t: Tensor, BLOCK_V: int = 2048) -> Tensor:
+    """The divergence sum of t (log t - x) of each row, for log-probabilities x and probabilities t, both [M, V],
+    contiguous, of one dtype -> loss [M] float32, differentiable by x.
+
+    t may be 0: such an element adds nothing. Bound, forward and backward together: three reads and one write, in two
+    launches.
+    """
+    return KLFunction.apply(x, t, BLOCK_V)
