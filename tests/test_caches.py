@@ -445,6 +445,17 @@ def test_grouped_order_helps_matmul(real_shapes):
     assert groups.dram_read_bytes < 0.75 * rows.dram_read_bytes
 
 
+def test_a_sampled_launch_without_accesses_moves_nothing():
+    @triton.jit
+    def idle(x_ptr):
+        pass
+
+    with gpukit.trace(sample=2) as t:
+        idle[(1000,)](torch.zeros(4))
+    found = t.launches[0].traffic(hardware.gpu("h200"), False)
+    assert (found.l2_read_sectors, found.dram_read_bytes, found.dram_write_bytes) == (0, 0, 0)
+
+
 # ---- what cannot be answered --------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,8 @@ from gpukit.testing import assert_close, poison
 from tests.kernel_cases import DTYPES, LAYOUTS, contiguous, every_second, seeded
 
 kernels = sys.modules["gpukit.kernels.dropout"]  # the package's attribute of that name is the function
-BLOCK = 4 * kernels.LANES
+LANES = kernels.LANES.value
+BLOCK = 4 * LANES
 
 
 def check(shape, dtype, device, layout=contiguous, dy_layout=contiguous, p=0.3, seed=5):
@@ -55,10 +56,10 @@ def test_the_share_and_the_mean(p):
     deviation = (p * (1 - p)) ** 0.5
     masks = [kept((n,), p, seed).double() for seed in (0, 1)]
     for mask in masks:
-        by_word = mask.view(-1, 4, kernels.LANES).mean((0, 2))
+        by_word = mask.view(-1, 4, LANES).mean((0, 2))
         assert ((by_word - (1 - p)).abs() < 5 * deviation / (n / 4) ** 0.5).all()
     centred = [(mask - (1 - p)) / deviation for mask in masks]
-    for other in (centred[1], *(centred[0].roll(k) for k in (1, kernels.LANES, BLOCK))):
+    for other in (centred[1], *(centred[0].roll(k) for k in (1, LANES, BLOCK))):
         assert abs(float((centred[0] * other).mean())) < 5 / n**0.5
     assert float(reference(torch.ones(n), p, 0).mean()) == pytest.approx(1, abs=5 * deviation / (1 - p) / n**0.5)
 
@@ -83,7 +84,7 @@ def test_benchmarks_know_a_dropout_by_what_all_have_in_common(device):
 # ------------------------------------------------------------------------------------------------------------- values
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_matches_the_reference(dtype, device):
-    for shape in (*OP.test_shapes, (BLOCK,), (BLOCK - 1,), (BLOCK + 1,), (3, kernels.LANES)):
+    for shape in (*OP.test_shapes, (BLOCK,), (BLOCK - 1,), (BLOCK + 1,), (3, LANES)):
         check(shape, dtype, device)
 
 

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from gpukit.kernels._rows import acc_dtype, as_rows, check, check_device, empty
 
-# Elements LANES apart share a Philox call: part of what a seed means, so not to be tuned.
-LANES, ROUNDS, BITS = 1024, 7, 24
+# Elements LANES apart share a Philox call of so many rounds, and BITS of its words are compared: what a seed means, so not
+# to be tuned. The kernel reads them itself, since every argument costs the CPU time at each launch.
+LANES, ROUNDS, BITS = tl.constexpr(1024), tl.constexpr(7), tl.constexpr(24)
 NUM_WARPS = 4
 
 
@@ -33,7 +34,7 @@ def dropout_kernel(
     seed, threshold,
     stride_xm, stride_xn,
     total, N,
-    FLAT: tl.constexpr, LANES: tl.constexpr, ROUNDS: tl.constexpr, BITS: tl.constexpr, ACC: tl.constexpr,
+    FLAT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """4 LANES elements per program. seed_ptr: None, or where the seed lies. FLAT: x is contiguous,
     without need of strides and N."""
@@ -44,7 +45,7 @@ def dropout_kernel(
         seed = tl.load(seed_ptr)
     words = tl.philox(seed, lane, block, 0, 0, ROUNDS)
     # 1 / (1 - p) for the p that the comparison makes of it, so that the mean stays exactly; at p = 1 nothing is kept.
-    scale = 1.0 * (1 << BITS) / tl.maximum((1 << BITS) - threshold, 1).to(ACC)
+    scale = 2.0**BITS / tl.maximum(2**BITS - threshold, 1).to(ACC)
     for i in tl.static_range(4):
         offs = start + i * LANES + lane
         mask = offs < total
@@ -52,7 +53,7 @@ def dropout_kernel(
             x_offs = offs
         else:
             # One division of 64 bits a program; those of each element are of 32 bits, a quarter of the work.
-            n = (start % N).to(tl.uint32) + (i * LANES + lane).to(tl.uint32)
+            n = (start % N).to(tl.uint32) + (lane + i * LANES).to(tl.uint32)
             columns = tl.cast(N, tl.uint32)
             x_offs = (start // N + (n // columns).to(tl.int64)) * stride_xm + (n % columns).to(tl.int64) * stride_xn
         x = tl.load(x_ptr + x_offs, mask=mask).to(ACC)
@@ -69,9 +70,9 @@ def dropout_fwd(x: Tensor, p: float, seed: int, seed_tensor: Tensor | None) -> T
     x = x if flat else as_rows(x, copy_interleaved=True)
     strides, N = ((0, 0), 0) if flat else (x.stride(), x.shape[1])
     with torch.cuda.device_of(x):
-        dropout_kernel[(-(-total // (4 * LANES)),)](
-            x, y, seed_tensor, seed, round(p * (1 << BITS)), *strides, total, N,
-            FLAT=flat, LANES=LANES, ROUNDS=ROUNDS, BITS=BITS, ACC=acc_dtype(x.dtype), num_warps=NUM_WARPS,
+        dropout_kernel[(-(-total // (4 * LANES.value)),)](
+            x, y, seed_tensor, seed, round(p * 2**BITS.value), *strides, total, N,
+            FLAT=flat, ACC=acc_dtype(x.dtype), num_warps=NUM_WARPS,
         )  # fmt: skip
     return y
 

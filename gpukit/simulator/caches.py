@@ -478,8 +478,8 @@ def window(launch: Launch) -> int:
     programs_per_sm, _ = _placed(launch, gpu, None)
     recording.whole = len(recording)
     each = max(1, recording.whole // launch.sampled)  # accesses of a program
-    per_sm = max(2 * programs_per_sm, _SAMPLED_ROWS // (each * gpu.sms))
-    return min(launch.programs, gpu.sms * min(_MAX_WINDOW, per_sm))
+    per_sm = max(2 * programs_per_sm, min(_MAX_WINDOW, _SAMPLED_ROWS // (each * gpu.sms)))
+    return min(launch.programs, gpu.sms * per_sm)
 
 
 def traffic(launch: Launch, gpu: Gpu, compile_it: Compiled | bool = True) -> Traffic:
@@ -607,7 +607,8 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
                 beyond += -(-(last.max() + 1 - low) // STORAGE_ALIGNMENT) * STORAGE_ALIGNMENT
             moved[regular] += shift
         columns.append([np.full(rows.size, program), np.arange(rows.size), rows, moved])
-    return _Rows(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+    nothing = [np.zeros(0, dtype=np.int64)] * 4  # a launch may make no accesses
+    return _Rows(*(np.concatenate(column) for column in zip(nothing, *columns, strict=True)))
 
 
 def _reach(recording: Recording) -> np.ndarray:
@@ -692,7 +693,7 @@ class _Play:
         """For each row, that of the nearest SM whose L1 was followed: of a program as far on, at the same step, with an
         access of the same form. -1 where there is none."""
         begins = np.flatnonzero(np.diff(self.program, prepend=-1))
-        first = np.full(int(self.program.max()) + 1, -1)
+        first = np.full(int(self.program.max(initial=-1)) + 1, -1)
         first[self.program[begins]] = begins
         row = first[self.program - self.sm % self.spacing]
         which, there = np.array(self.which), np.minimum(row + self.step, self.step.size - 1)
