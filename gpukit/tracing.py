@@ -133,7 +133,10 @@ def _imagined(gpu: hardware.Gpu) -> Iterator[None]:
 
     before = _rows.imagined
     _rows.imagined = types.SimpleNamespace(
-        multi_processor_count=gpu.sms, shared_memory_per_multiprocessor=gpu.smem_per_sm_bytes
+        major=gpu.compute_capability[0],
+        minor=gpu.compute_capability[1],
+        multi_processor_count=gpu.sms,
+        shared_memory_per_multiprocessor=gpu.smem_per_sm_bytes,
     )
     try:
         yield

@@ -11,14 +11,19 @@ except ModuleNotFoundError:
 from gpukit.kernels.adamw import AdamW
 from gpukit.kernels.cross_entropy import cross_entropy
 from gpukit.kernels.dropout import dropout
+from gpukit.kernels.flash_attention import flash_attention
+from gpukit.kernels.flash_attention_varlen import flash_attention_varlen
 from gpukit.kernels.gelu import bias_gelu, gelu, swiglu
 from gpukit.kernels.kl_div import kl_div
 from gpukit.kernels.linear_cross_entropy import linear_cross_entropy
+from gpukit.kernels.matmul import Linear, matmul
 from gpukit.kernels.norms import layer_norm, residual_rms_norm, rms_norm
+from gpukit.kernels.quantized_matmul import int4_matmul, int8_matmul, quantize_int4, quantize_int8
 from gpukit.kernels.rope import rope
 from gpukit.kernels.softmax import log_softmax, softmax
 
 __all__ = [
-    "AdamW", "bias_gelu", "cross_entropy", "dropout", "gelu", "kl_div", "layer_norm", "linear_cross_entropy",
-    "log_softmax", "residual_rms_norm", "rms_norm", "rope", "softmax", "swiglu",
+    "AdamW", "Linear", "bias_gelu", "cross_entropy", "dropout", "flash_attention", "flash_attention_varlen", "gelu",
+    "int4_matmul", "int8_matmul", "kl_div", "layer_norm", "linear_cross_entropy", "log_softmax", "matmul",
+    "quantize_int4", "quantize_int8", "residual_rms_norm", "rms_norm", "rope", "softmax", "swiglu",
 ]  # fmt: skip

@@ -86,7 +86,8 @@ class DropoutFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy: Tensor):
-        return DropoutFunction.apply(dy, ctx.p, ctx.seed, *ctx.saved_tensors), None, None, None
+        again = DropoutFunction.apply if torch.is_grad_enabled() else dropout_fwd  # enabled: create_graph=True
+        return again(dy, ctx.p, ctx.seed, *ctx.saved_tensors), None, None, None
 
 
 # What torch.compile sees, as in gpukit.kernels.softmax: an operator that it does not look into.

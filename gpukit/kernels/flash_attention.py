@@ -17,7 +17,8 @@ sees the keys from `left` before to `right` after that place; causal is right = 
 needs no mask, so these blocks have a loop of their own.
 
 Traffic: q, k, v once and o once, as long as the keys of a head stay in L2; without that each block of queries reads them.
-Limits: there are no second derivatives, no dropout, no bias on the scores, one head size for q, k and v.
+Limits: there are no second derivatives, no dropout, no bias on the scores, one head size for q, k and v. NaN or an infinity
+in v reaches queries that do not see it as well, since 0 times it is NaN; so it does in PyTorch.
 Sources: Dao 2023, https://arxiv.org/abs/2307.08691; Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867;
 https://triton-lang.org/main/getting-started/tutorials/06-fused-attention.html
 """

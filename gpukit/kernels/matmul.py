@@ -364,15 +364,14 @@ def _fake(a, b, bias, residual, scale, activation, precision, autotune, save):
 
 
 def _save(ctx, inputs, output) -> None:
-    a, b, bias, residual, scale, *settings, save = inputs
+    a, b, bias, residual, scale, *ctx.settings, _ = inputs
     ctx.save_for_backward(a, b, bias, residual, scale, output[1])
-    ctx.settings = settings
     ctx.mark_non_differentiable(output[1])
 
 
-def _backward(ctx, dc: Tensor, _=None):
+def _backward(ctx, dc: Tensor, _dz=None):
     """Gradients of a, b, bias and residual: da = dz b^T and db = a^T dz, where dz is dc through the activation."""
-    a, b, bias, residual, scale, z = ctx.saved_tensors
+    a, b, bias, _, scale, z = ctx.saved_tensors
     activation, precision, autotune = ctx.settings
     need = ctx.needs_input_grad
     dz = dc
@@ -425,21 +424,25 @@ def _plain(a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, s
 
 
 # --------------------------------------------------------------------------------------------------------------- public
+def _check_device(op: str, a: Tensor, b: Tensor) -> None:
+    for name, x in (("a", a), ("b", b)):
+        if not (x.is_cuda or (INTERPRETED and x.is_cpu)):
+            raise ValueError(
+                f"{op}: {name} is on {x.device}; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1 before Python "
+                "starts and a CPU tensor"
+            )
+    if a.device != b.device:
+        raise ValueError(f"{op}: a is on {a.device}, b on {b.device}; they must be on one device")
+
+
 def _check_operands(op: str, a: Tensor, b: Tensor) -> None:
     for name, x in (("a", a), ("b", b)):
         if x.dtype not in (*DTYPES, FP8):
             raise TypeError(f"{op}: {name} must be float8_e4m3fn, float16, bfloat16, float32 or float64, got {x.dtype}")
         if x.ndim < 2:
             raise ValueError(f"{op}: {name} must have at least two dimensions, got shape {list(x.shape)}")
-        if not (x.is_cuda or (INTERPRETED and x.is_cpu)):
-            raise ValueError(
-                f"{op}: {name} is on {x.device}; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1 before Python "
-                "starts and a CPU tensor"
-            )
     if a.dtype != b.dtype:
         raise TypeError(f"{op}: a and b must have one dtype, got {a.dtype} and {b.dtype}")
-    if a.device != b.device:
-        raise ValueError(f"{op}: a is on {a.device}, b on {b.device}; they must be on one device")
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(
             f"{op}: a [..., M, K] and b [..., K, N] must agree in K, got {list(a.shape)} and {list(b.shape)}"
@@ -503,6 +506,7 @@ def matmul(
         raise ValueError(f"matmul: activation must be None, {', '.join(map(repr, ACTIVATIONS))}, got {activation!r}")
     if precision not in PRECISIONS:
         raise ValueError(f"matmul: precision must be {' or '.join(map(repr, PRECISIONS))}, got {precision!r}")
+    _check_device("matmul", a, b)
     if torch.is_autocast_enabled(a.device.type):
         to = torch.get_autocast_dtype(a.device.type)
         a, b, bias, residual = (x.to(to) if _is_cast(x) else x for x in (a, b, bias, residual))
@@ -541,10 +545,16 @@ def _is_cast(x: Tensor | None) -> bool:
 
 def matmul_by_pointers(a: Tensor, b: Tensor) -> Tensor:
     """a [M, K] @ b [K, N] by `matmul_kernel`, whatever else the GPU could do: what benchmarks compare."""
+    _check_device("matmul_by_pointers", a, b)
     _check_operands("matmul_by_pointers", a, b)
     (M, K), N = a.shape, b.shape[1]
     config = choices(1, M, N, K, a.dtype, "ieee", False, False, a.device)[0]
     return matmul_fwd(a[None], b[None], None, None, None, "", "ieee", False, False, config)[0][0]
+
+
+def matmul_bias_gelu(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+    """gelu(a @ b + bias) in one kernel."""
+    return matmul(a, b, bias, "gelu")
 
 
 class Linear(torch.nn.Linear):

@@ -136,7 +136,7 @@ quantized_matmul_op.register_fake(lambda a, weight, scales, bias, bits: a.new_em
 
 
 def _save(ctx, inputs, output) -> None:
-    a, weight, scales, bias, ctx.bits = inputs
+    _, weight, scales, bias, ctx.bits = inputs
     ctx.save_for_backward(weight, scales, bias)
 
 

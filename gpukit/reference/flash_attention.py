@@ -96,7 +96,7 @@ def make_inputs(shape: tuple[int, ...], dtype: torch.dtype, generator: Generator
     q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
     v += 1
     if B and H and T and D:
-        q[0, 0, -1] *= 150 * math.sqrt(D) / k[0, 0].norm(dim=-1).mean() / q[0, 0, -1].norm()
+        q[0, 0, -1] *= 400 * math.sqrt(D) / k[0, 0].norm(dim=-1).mean() / q[0, 0, -1].norm()
     if B and H and T > 2:
         q[0, 0, -2] = 0
         q[0, 0, -3] = k[0, 0, 0] * (20 * math.sqrt(D) / k[0, 0, 0].square().sum())
@@ -107,7 +107,7 @@ def pairs(T_q: int, T_k: int, causal: bool = False, window: int | None = None) -
     """How many keys all queries see together: the elements of the matrix of scores that count."""
     total = 0
     for place in range(T_k - T_q, T_k):
-        reach = T_k if window is None else window
+        reach = T_q + T_k if window is None else window
         last = place if causal else min(place + reach - 1, T_k - 1)
         total += max(last - max(place - reach + 1, 0) + 1, 0)
     return total

@@ -34,10 +34,6 @@ LEAST_US = 50  # shorter ones are shown and not judged: launching is too much of
 MEDIAN_BAR, WORST_BAR = 0.15, 0.35  # of |predicted / measured - 1|
 # Why a case is further off than WORST_BAR. One that is not has no reason here.
 REASONS: dict[str, str] = {
-    "two passes over 4096 rows of 64 KiB": (
-        "the caches are played with half a wave of a sampled launch at a time, whose rows L2 could hold until the second "
-        "pass; Nsight Compute saw 509 MB come from DRAM, where 269 MB are predicted"
-    ),
     "matmul 4096 tf32, 128x128x32": (
         "copies of four bytes transpose one operand on its way to shared memory, and 16 lanes of a warp meet in one bank: "
         "Nsight Compute saw 270 million such waits; what bank an asynchronous copy writes to is not modelled"
