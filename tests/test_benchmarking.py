@@ -296,7 +296,7 @@ def test_versus_without_records_says_so(records):
     for view in (versus("gelu"), versus("softmax", mode="wall"), versus("softmax", "a100")):
         assert isinstance(view, Missing)
     assert repr(versus("gelu")) == (
-        "No forward times of gelu are recorded for the H200 SXM yet: `gpukit bench gelu` makes them."
+        "No times of gelu (forward) are recorded for the H200 SXM yet: `gpukit bench gelu` makes them."
     )
     with pytest.raises(ValueError, match="no GPU is called 'h2000'"):
         versus("softmax", "h2000")

@@ -17,6 +17,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -440,6 +441,23 @@ def libdevice_functions():
             y = torch.zeros_like(x)
             with_libdevice[(1,)](x, y, OP=op, BLOCK=64)
             torch.testing.assert_close(y, function(x).to(dtype), rtol=4e-7, atol=1e-7, msg=op)
+
+
+@row()
+def arithmetic_of_a_kernel_is_no_operation_of_pytorch():
+    """erf is PyTorch's inside; whoever watches what the host code computes must not see it."""
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    x, y = torch.randn(64), torch.zeros(64)
+    with Watch():
+        with_libdevice[(1,)](x, y, OP="erf", BLOCK=64)
+    assert seen == []
+    torch.testing.assert_close(y, torch.erf(x))
 
 
 @row()

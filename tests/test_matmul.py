@@ -108,7 +108,8 @@ def test_shares_of_k(activation, device, monkeypatch):
 def test_by_descriptors(activation, device, monkeypatch):
     """16 divides no row of 34 or 50 columns in bytes: operands are copied and the result goes out by pointers."""
     full_check(35, 40, 48, torch.bfloat16, device, activation, True, True, BY_TMA, monkeypatch)
-    full_check(35, 34, 50, torch.bfloat16, device, activation, True, False, BY_TMA, monkeypatch)
+    if activation != "swiglu":  # whose columns of `up` must begin at an aligned address
+        full_check(35, 34, 50, torch.bfloat16, device, activation, True, False, BY_TMA, monkeypatch)
 
 
 def test_descriptors_of_every_layout(device):
@@ -215,8 +216,8 @@ def test_scale_comes_before_the_bias(device):
 
 
 def test_gradcheck(device):
-    a, b, bias = (random(*shape, dtype=torch.float64).to(device).requires_grad_() for shape in ((3, 4), (4, 6), (6,)))
-    for activation in (None, "gelu_tanh", "swiglu"):
+    a, b, bias = (random(*shape, dtype=torch.float64).to(device).requires_grad_() for shape in ((2, 3), (3, 4), (4,)))
+    for activation in (None, "gelu", "swiglu"):
         f = lambda *inputs, activation=activation: matmul(*inputs, activation)  # noqa: E731
         assert torch.autograd.gradcheck(f, (a, b, bias))
     assert torch.autograd.gradgradcheck(lambda *inputs: matmul(*inputs, "gelu"), (a, b, bias))
@@ -253,12 +254,12 @@ def imagined(gpu):
     return tracing._imagined(hardware.gpu(gpu))
 
 
-def chosen(gpu, M, N, K, dtype=torch.bfloat16, precision="ieee", gated=False, by_tma=None):
+def chosen(gpu, M, N, K, dtype=torch.bfloat16, precision="ieee", gated=False, by_tma=None, wide=True):
     module.choices.cache_clear()
     try:
         with imagined(gpu):
             tma = hardware.gpu(gpu).compute_capability >= (9, 0) and dtype.itemsize <= 2 if by_tma is None else by_tma
-            return module.choices(1, M, N, K, dtype, precision, gated, tma, torch.device("cpu"))
+            return module.choices(1, M, N, K, dtype, precision, gated, wide, tma, torch.device("cpu"))
     finally:
         module.choices.cache_clear()
 
@@ -284,7 +285,8 @@ def test_every_configuration_fits_the_gpu(gpu):
     limit = hardware.gpu(gpu).smem_per_block_bytes
     cases = [(torch.bfloat16, "ieee"), (torch.float32, "tf32"), (torch.float32, "ieee"), (torch.float64, "ieee")]
     for (dtype, precision), gated in itertools.product([*cases, (FP8, "ieee")], (False, True)):
-        for c in chosen(gpu, 1024, 1024, 1024, dtype, precision, gated):
+        both = (chosen(gpu, 1024, 1024, 1024, dtype, precision, gated, wide=wide) for wide in (True, False))
+        for c in itertools.chain(*both):
             columns = c.BLOCK_N * (2 if gated else 1)
             operands = c.num_stages * (c.BLOCK_M + columns) * c.BLOCK_K * dtype.itemsize
             result = c.BLOCK_M * c.BLOCK_N * 2 // c.PIECES if c.descriptors else 0
@@ -433,8 +435,9 @@ def test_every_configuration(case, activation, device):
             torch.backends.cuda.matmul.allow_tf32 = True
         native = reference.matmul(*(x.to(out) for x in wide), bias, activation)
         torch.backends.cuda.matmul.allow_tf32 = False
-        tma = module._by_tma(a[None], b[None]) or min(M, N, K) >= 128
-        for config in module.choices(1, M, N, K, dtype, precision, gated, tma, a.device):
+        tma = min(M, N, K) >= 128 and dtype.itemsize <= 2 and not (gated and N % 8)
+        wide = M % 16 == N % 16 == K % 16 == 0
+        for config in module.choices(1, M, N, K, dtype, precision, gated, wide, tma, a.device):
             for left, right in itertools.product((False, True), repeat=2):
                 x = a.mT.contiguous().mT if left else a
                 y = b.contiguous() if right else b

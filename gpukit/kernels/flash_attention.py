@@ -81,30 +81,36 @@ def _store(
 
 @triton.jit
 def _ranges(first, last, left, right, size, BLOCK: tl.constexpr):
-    """What x = first .. last see of 0 .. size - 1, if x sees x - left .. x + right, in whole blocks:
-
-    start .. end has all that any x sees, and full_start .. full_end what every x sees (empty if it is not longer than 0).
-    """
+    """What x = first .. last see of 0 .. size - 1, if x sees x - left .. x + right, in whole blocks: it lies between `start`
+    and `end`, and every x sees all of the `full` from `full_start` on."""
     start = tl.maximum(first - left, 0) // BLOCK * BLOCK
     end = tl.minimum(last + right + 1, size)
     full_start = tl.cdiv(tl.maximum(last - left, 0), BLOCK) * BLOCK
     full_end = tl.maximum(tl.minimum(first + right + 1, size), 0) // BLOCK * BLOCK
-    return start, full_start, tl.maximum(full_start, full_end), end
+    return start, end, full_start, tl.maximum(full_end - full_start, 0)
+
+
+@triton.jit
+def _beyond(i, hole_start, hole):
+    """i, counted without the `hole` numbers from hole_start on: those blocks have a loop of their own."""
+    return i + tl.where(i >= hole_start, hole, 0)
 
 
 @triton.jit
 def _attend(
     acc, l, m, q,
     k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
-    start, end, places, T_k, left, right, scale,
+    start, end, hole_start, hole, places, T_k, left, right, scale,
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The keys start .. end - 1 added to the sums acc and l of the queries q, whose maximum so far is m.
+    """The keys start .. end - 1, counted without a hole, added to the sums acc and l of the queries q, whose maximum so far
+    is m.
 
     places  [BLOCK_M] the key that each query stands beside
     scale   of the scores, times log2(e): e^x is 2^(x log2(e)), and the GPU computes powers of 2"""
-    for n in tl.range(start, end, BLOCK_N):
+    for i in tl.range(start, end, BLOCK_N):
+        n = _beyond(i, hole_start, hole) if MASKED else i
         k = _load(k_ptr, n, stride_kt, stride_kd, T_k, MASKED, D, BLOCK_N, BLOCK_D)
         s = tl.dot(q, k.T, input_precision=PRECISION)
         if MASKED:
@@ -130,11 +136,10 @@ def flash_attention_fwd_kernel(
     stride_ob, stride_oh, stride_ot, stride_od,
     stride_lb, stride_lh,
     H, groups, T_q, T_k, left, right, scale,
-    BEFORE: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M queries of one head per program. groups: query heads for each head of keys. BEFORE: whether keys far before
-    a query are not seen, so that blocks with a mask come first."""
+    """BLOCK_M queries of one head per program. groups: query heads for each head of keys."""
     blocks = tl.cdiv(T_q, BLOCK_M)
     # The last queries see the most keys if causal. They begin first, so that short programs fill the end.
     start_m = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
@@ -155,7 +160,7 @@ def flash_attention_fwd_kernel(
     offs_m = start_m + tl.arange(0, BLOCK_M)
     places = offs_m + shift
     first, last = start_m + shift, tl.minimum(start_m + BLOCK_M, T_q) - 1 + shift
-    start, full_start, full_end, end = _ranges(first, last, left, right, T_k, BLOCK_N)
+    start, end, full_start, full = _ranges(first, last, left, right, T_k, BLOCK_N)
 
     q = _load(q_ptr, start_m, stride_qt, stride_qd, T_q, True, D, BLOCK_M, BLOCK_D)
     scale *= LOG2E
@@ -163,18 +168,13 @@ def flash_attention_fwd_kernel(
     l = tl.zeros([BLOCK_M], tl.float32)
     # The maximum starts finite, so that -inf - m is never NaN. A row that sees no key ends with l = 0.
     m = tl.full([BLOCK_M], -3.4028234663852886e38, tl.float32)
-    if BEFORE:
-        acc, l, m = _attend(
-            acc, l, m, q, k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
-            start, tl.minimum(full_start, end), places, T_k, left, right, scale, True, PRECISION, D, BLOCK_N, BLOCK_D,
-        )  # fmt: skip
     acc, l, m = _attend(
         acc, l, m, q, k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
-        full_start, full_end, places, T_k, left, right, scale, False, PRECISION, D, BLOCK_N, BLOCK_D,
+        full_start, full_start + full, 0, 0, places, T_k, left, right, scale, False, PRECISION, D, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     acc, l, m = _attend(
         acc, l, m, q, k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
-        full_end, end, places, T_k, left, right, scale, True, PRECISION, D, BLOCK_N, BLOCK_D,
+        start, end - full, full_start, full, places, T_k, left, right, scale, True, PRECISION, D, BLOCK_N, BLOCK_D,
     )  # fmt: skip
 
     o = acc * (1.0 / tl.where(l == 0, 1.0, l))[:, None]
@@ -213,14 +213,15 @@ def flash_attention_delta_kernel(
 def _add_dk_dv(
     dk, dv, k, v,
     q_ptr, do_ptr, lse_ptr, delta_ptr, stride_qt, stride_qd, stride_gt, stride_gd,
-    start, end, keys, shift, T_q, left, right, scale,
+    start, end, hole_start, hole, keys, shift, T_q, left, right, scale,
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """What the queries start .. end - 1 give to dk and dv of the block k, v. All matrices here are [keys, queries]."""
     for i in tl.range(start, end, BLOCK_M):
-        offs_m = i + tl.arange(0, BLOCK_M)
-        q = _load(q_ptr, i, stride_qt, stride_qd, T_q, MASKED, D, BLOCK_M, BLOCK_D)
+        m = _beyond(i, hole_start, hole) if MASKED else i
+        offs_m = m + tl.arange(0, BLOCK_M)
+        q = _load(q_ptr, m, stride_qt, stride_qd, T_q, MASKED, D, BLOCK_M, BLOCK_D)
         # For rows past the end +inf, of which p becomes 0.
         lse = tl.load(lse_ptr + offs_m, mask=offs_m < T_q if MASKED else None, other=float("inf") if MASKED else None)
         s = tl.dot(k, q.T, input_precision=PRECISION)
@@ -228,7 +229,7 @@ def _add_dk_dv(
         if MASKED:
             places = (offs_m + shift)[None, :]
             p = tl.where((keys[:, None] >= places - left) & (keys[:, None] <= places + right), p, 0.0)
-        do = _load(do_ptr, i, stride_gt, stride_gd, T_q, MASKED, D, BLOCK_M, BLOCK_D)
+        do = _load(do_ptr, m, stride_gt, stride_gd, T_q, MASKED, D, BLOCK_M, BLOCK_D)
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
         delta = tl.load(delta_ptr + offs_m, mask=offs_m < T_q if MASKED else None, other=0.0 if MASKED else None)
         dp = tl.dot(v, do.T, input_precision=PRECISION)
@@ -248,7 +249,7 @@ def flash_attention_bwd_kv_kernel(
     stride_dvb, stride_dvh, stride_dvt, stride_dvd,
     stride_lb, stride_lh,
     H_kv, groups, T_q, T_k, left, right, scale,
-    BEFORE: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of BLOCK_N keys of one head, from all its query heads one after the other."""
@@ -274,7 +275,7 @@ def flash_attention_bwd_kv_kernel(
     shift = T_k - T_q
     keys = start_n + tl.arange(0, BLOCK_N)
     first, last = start_n - shift, tl.minimum(start_n + BLOCK_N, T_k) - 1 - shift
-    start, full_start, full_end, end = _ranges(first, last, right, left, T_q, BLOCK_M)
+    start, end, full_start, full = _ranges(first, last, right, left, T_q, BLOCK_M)
 
     # Keys past the end are zeros here; what they collect is not stored.
     k = _load(k_ptr, start_n, stride_kt, stride_kd, T_k, True, D, BLOCK_N, BLOCK_D)
@@ -282,19 +283,13 @@ def flash_attention_bwd_kv_kernel(
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     for _ in tl.range(0, groups):
-        if BEFORE:
-            dk, dv = _add_dk_dv(
-                dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, stride_qt, stride_qd, stride_gt, stride_gd,
-                start, tl.minimum(full_start, end), keys, shift, T_q, left, right, scale * LOG2E,
-                True, PRECISION, D, BLOCK_M, BLOCK_D,
-            )  # fmt: skip
         dk, dv = _add_dk_dv(
             dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, stride_qt, stride_qd, stride_gt, stride_gd,
-            full_start, full_end, keys, shift, T_q, left, right, scale * LOG2E, False, PRECISION, D, BLOCK_M, BLOCK_D,
+            full_start, full_start + full, 0, 0, keys, shift, T_q, left, right, scale * LOG2E, False, PRECISION, D, BLOCK_M, BLOCK_D,
         )  # fmt: skip
         dk, dv = _add_dk_dv(
             dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, stride_qt, stride_qd, stride_gt, stride_gd,
-            full_end, end, keys, shift, T_q, left, right, scale * LOG2E, True, PRECISION, D, BLOCK_M, BLOCK_D,
+            start, end - full, full_start, full, keys, shift, T_q, left, right, scale * LOG2E, True, PRECISION, D, BLOCK_M, BLOCK_D,
         )  # fmt: skip
         q_ptr += tl.cast(stride_qh, tl.int64)
         do_ptr += tl.cast(stride_gh, tl.int64)
@@ -308,12 +303,13 @@ def flash_attention_bwd_kv_kernel(
 def _add_dq(
     dq, q, do, lse, delta,
     k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
-    start, end, places, T_k, left, right, scale,
+    start, end, hole_start, hole, places, T_k, left, right, scale,
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """What the keys start .. end - 1 give to dq of the block q. Matrices are [queries, keys]; lse is in powers of 2."""
-    for n in tl.range(start, end, BLOCK_N):
+    for i in tl.range(start, end, BLOCK_N):
+        n = _beyond(i, hole_start, hole) if MASKED else i
         k = _load(k_ptr, n, stride_kt, stride_kd, T_k, MASKED, D, BLOCK_N, BLOCK_D)
         v = _load(v_ptr, n, stride_vt, stride_vd, T_k, MASKED, D, BLOCK_N, BLOCK_D)
         p = tl.exp2(tl.dot(q, k.T, input_precision=PRECISION) * scale - lse[:, None])
@@ -337,7 +333,7 @@ def flash_attention_bwd_q_kernel(
     stride_dqb, stride_dqh, stride_dqt, stride_dqd,
     stride_lb, stride_lh,
     H, groups, T_q, T_k, left, right, scale,
-    BEFORE: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dq of BLOCK_M queries of one head: the same walk as forward."""
@@ -362,26 +358,20 @@ def flash_attention_bwd_q_kernel(
     offs_m = start_m + tl.arange(0, BLOCK_M)
     places = offs_m + shift
     first, last = start_m + shift, tl.minimum(start_m + BLOCK_M, T_q) - 1 + shift
-    start, full_start, full_end, end = _ranges(first, last, left, right, T_k, BLOCK_N)
+    start, end, full_start, full = _ranges(first, last, left, right, T_k, BLOCK_N)
 
     q = _load(q_ptr, start_m, stride_qt, stride_qd, T_q, True, D, BLOCK_M, BLOCK_D)
     do = _load(do_ptr, start_m, stride_gt, stride_gd, T_q, True, D, BLOCK_M, BLOCK_D)
     lse = tl.load(lse_ptr + offs_m, mask=offs_m < T_q, other=0.0) * LOG2E
     delta = tl.load(delta_ptr + offs_m, mask=offs_m < T_q, other=0.0)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    if BEFORE:
-        dq = _add_dq(
-            dq, q, do, lse, delta, k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
-            start, tl.minimum(full_start, end), places, T_k, left, right, scale * LOG2E,
-            True, PRECISION, D, BLOCK_N, BLOCK_D,
-        )  # fmt: skip
     dq = _add_dq(
         dq, q, do, lse, delta, k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
-        full_start, full_end, places, T_k, left, right, scale * LOG2E, False, PRECISION, D, BLOCK_N, BLOCK_D,
+        full_start, full_start + full, 0, 0, places, T_k, left, right, scale * LOG2E, False, PRECISION, D, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     dq = _add_dq(
         dq, q, do, lse, delta, k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
-        full_end, end, places, T_k, left, right, scale * LOG2E, True, PRECISION, D, BLOCK_N, BLOCK_D,
+        start, end - full, full_start, full, places, T_k, left, right, scale * LOG2E, True, PRECISION, D, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     _store(dq_ptr, dq * scale, start_m, stride_dqt, stride_dqd, T_q, D, BLOCK_M, BLOCK_D)
 
@@ -462,10 +452,10 @@ def _near(x: Tensor) -> Tensor:
     return x if max(x.stride(2), x.stride(3)) < 2**22 else x.contiguous()
 
 
-def _options(q: Tensor, config: Config, before: bool, precision: str) -> dict:
+def _options(q: Tensor, config: Config, precision: str) -> dict:
     D = q.shape[3]
     return {
-        "BEFORE": before, "PRECISION": precision, "D": D,
+        "PRECISION": precision, "D": D,
         "BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N, "BLOCK_D": max(16, triton.next_power_of_2(D)),
         "num_warps": config.num_warps, "num_stages": config.num_stages,
     }  # fmt: skip
@@ -503,7 +493,7 @@ def flash_attention_fwd(
             q, k, v, o, lse, cu_q, cu_k,
             *_strides(q, packed), *_strides(k, packed), *_strides(v, packed), *_strides(o, packed),
             *_strides(lse, packed)[:2], H, H // k.shape[1], longest_q, longest_k, left, right, scale,
-            **_options(q, config, left < UNLIMITED, precision),
+            **_options(q, config, precision),
         )  # fmt: skip
     return o, lse
 
@@ -547,13 +537,13 @@ def flash_attention_bwd(
                 flash_attention_bwd_kv_kernel, -(-longest_k // for_kv.BLOCK_N) * H_kv * sequences,
                 q, k, v, do, lse, delta, dk, dv, cu_q, cu_k,
                 *inputs, *_strides(dk, packed), *_strides(dv, packed), *_strides(lse, packed)[:2], H_kv, *numbers,
-                **_options(q, for_kv, right < UNLIMITED, precision),
+                **_options(q, for_kv, precision),
             )  # fmt: skip
         launch(
             flash_attention_bwd_q_kernel, -(-longest_q // for_q.BLOCK_M) * H * sequences,
             q, k, v, do, lse, delta, dq, cu_q, cu_k,
             *inputs, *_strides(dq, packed), *_strides(lse, packed)[:2], H, *numbers,
-            **_options(q, for_q, left < UNLIMITED, precision),
+            **_options(q, for_q, precision),
         )  # fmt: skip
     return dq, dk, dv
 

@@ -138,6 +138,7 @@ class Config(NamedTuple):
 HOPPER = (
     Config(128, 256, 128, 8, 3, 740, PIECES=2),
     Config(128, 128, 128, 8, 4, 620, PIECES=1),
+    Config(128, 256, 128, 8, 4, 660),
     Config(128, 128, 128, 8, 3, 560),
     Config(64, 128, 128, 4, 4, 480),
     Config(64, 64, 128, 4, 4, 330),
@@ -162,8 +163,8 @@ GROUP_M = 8
 WORTH_A_COPY = 1e9
 
 
-def _candidates(dtype: torch.dtype, precision: str, gated: bool, device: torch.device) -> list[Config]:
-    """The configurations for these operands on this GPU, BLOCK_K in elements."""
+def _candidates(dtype: torch.dtype, precision: str, gated: bool, wide: bool, device: torch.device) -> list[Config]:
+    """The configurations for these operands on this GPU, BLOCK_K in elements. wide: `_wide` holds for both operands."""
     gpu = properties(device)
     if gpu is None:
         table = INTERPRETER
@@ -179,6 +180,11 @@ def _candidates(dtype: torch.dtype, precision: str, gated: bool, device: torch.d
         sums = (2 if gated else 1) * (2 if dtype == FP8 else 1)
         BLOCK_N = max(config.BLOCK_N // sums, 16)
         BLOCK_K = max(config.BLOCK_K // dtype.itemsize, 16)
+        if not (wide or config.descriptors):
+            # Single elements, each with an address of two registers.
+            if config.BLOCK_M * config.BLOCK_N > 128 * 128:
+                continue
+            BLOCK_K = min(BLOCK_K, 32)
         configs.append(config._replace(BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K))
     return configs
 
@@ -204,15 +210,16 @@ def choices(
     dtype: torch.dtype,
     precision: str,
     gated: bool,
+    wide: bool,
     by_tma: bool,
     device: torch.device,
 ) -> tuple[Config, ...]:
     """The configurations that can compute this product, the fastest by `_seconds` first.
 
-    by_tma  whether tensor descriptors can be used"""
+    wide    whether `_wide` holds for both operands; by_tma: whether tensor descriptors can be used"""
     gpu = properties(device)
     sms = gpu.multi_processor_count if gpu else 2
-    configs = [c for c in _candidates(dtype, precision, gated, device) if by_tma or not c.descriptors]
+    configs = [c for c in _candidates(dtype, precision, gated, wide, device) if by_tma or not c.descriptors]
     for config in list(configs):
         # Shares of at least 512 bytes of a row, and only where tiles alone leave SMs idle.
         tiles = batches * -(-M // config.BLOCK_M) * -(-N // config.BLOCK_N)
@@ -222,13 +229,24 @@ def choices(
     return tuple(sorted(configs, key=lambda c: _seconds(c, batches, M, N, K, dtype.itemsize, sms)))
 
 
-def _by_tma(a: Tensor, b: Tensor) -> bool:
+def _wide(x: Tensor) -> bool:
+    """Whether Triton loads x [batches, R, C] 16 bytes at a time: it looks at strides and sizes for multiples of 16."""
+    batch, *strides = x.stride()
+    along = strides.index(1) if 1 in strides else None
+    if along is None or x.data_ptr() % 16:
+        return False
+    return (batch if x.shape[0] > 1 else 0) % 16 == strides[1 - along] % 16 == x.shape[1 + along] % 16 == 0
+
+
+def _by_tma(a: Tensor, b: Tensor, gated: bool) -> bool:
     """Whether a [1, M, K] @ b [1, K, N] should go through tensor descriptors, copied for them if need be."""
     gpu = properties(a.device)
     batches, M, K = a.shape
     N = b.shape[2]
     if gpu is None or gpu.major < 9 or batches != 1 or a.dtype.itemsize > 2 or min(M, N, K) < 128:
         return False
+    if gated and N // 2 * b.dtype.itemsize % 16:
+        return False  # the columns of `up` would not begin where a load can
     return 2 * M * N * K >= WORTH_A_COPY or all(ready is x for x, ready in zip((a, b), _described(a, b), strict=True))
 
 
@@ -292,8 +310,9 @@ def matmul_fwd(
     after = (z if save else None, bias, residual, scale)
     with torch.cuda.device_of(a):
         if config is None:
-            by_tma = _by_tma(a, b)
-            configs = choices(batches, M, N, K, a.dtype, precision, gated, by_tma, a.device)
+            by_tma = _by_tma(a, b, gated)
+            wide = _wide(a) and _wide(b)
+            configs = choices(batches, M, N, K, a.dtype, precision, gated, wide, by_tma, a.device)
             config = configs[0]
             if autotune:
                 key = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, precision, activation, a.device)
@@ -548,8 +567,9 @@ def matmul_by_pointers(a: Tensor, b: Tensor) -> Tensor:
     _check_device("matmul_by_pointers", a, b)
     _check_operands("matmul_by_pointers", a, b)
     (M, K), N = a.shape, b.shape[1]
-    config = choices(1, M, N, K, a.dtype, "ieee", False, False, a.device)[0]
-    return matmul_fwd(a[None], b[None], None, None, None, "", "ieee", False, False, config)[0][0]
+    a, b = a[None], b[None]
+    config = choices(1, M, N, K, a.dtype, "ieee", False, _wide(a) and _wide(b), False, a.device)[0]
+    return matmul_fwd(a, b, None, None, None, "", "ieee", False, False, config)[0][0]
 
 
 def matmul_bias_gelu(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gpukit.kernels._rows import DTYPES, INTERPRETED, launch, properties
 from gpukit.kernels._tiles import epilogue, tile_at
-from gpukit.kernels.matmul import add_shares_kernel, matmul
+from gpukit.kernels.matmul import add_shares_kernel, matmul_op
 
 GROUP = 128  # rows that share a scale, unless told otherwise
 PACKED_ROWS = 64  # rows of weights in 16 rows of int16
@@ -143,7 +143,10 @@ def _save(ctx, inputs, output) -> None:
 def _backward(ctx, dc: Tensor):
     weight, scales, bias = ctx.saved_tensors
     need_a, _, _, need_bias, _ = ctx.needs_input_grad
-    da = matmul(dc, dequantize(weight, scales, dc.dtype).mT) if need_a else None
+    da = None
+    if need_a:
+        transposed = dequantize(weight, scales, dc.dtype).mT
+        da = matmul_op(dc[None], transposed[None], None, None, None, "", "ieee", False, False)[0][0]
     dbias = dc.sum(0, dtype=torch.float32).to(bias.dtype) if need_bias else None
     return da, None, None, dbias, None
 

@@ -206,7 +206,7 @@ def versus(
     if not own:
         key = hardware.gpu(gpu).name
         return Missing(
-            f"No {MODES.get(mode, mode)} times of {op} are recorded for the {key} yet: `gpukit bench {op}` makes them."
+            f"No times of {op} ({MODES.get(mode, mode)}) are recorded for the {key} yet: `gpukit bench {op}` makes them."
         )
     dtype = dtype or Counter(row.dtype for row in own).most_common(1)[0][0]
     kept = [

@@ -1,0 +1,387 @@
+"""Attention of one token, or a few, over a cache of keys and values: softmax(scale q k^T) v for the end of a sequence.
+
+Decoding reads the whole cache for each token and computes next to nothing with it, so only the memory counts. Two things
+decide how near its speed one comes:
+
+    packing    The query heads that share a head of the cache (GQA), and the few new tokens, are the rows of one tl.dot:
+               the cache is read once for all of them.
+    splitting  One sequence has H_kv rows of work, and a GPU has more SMs than that. So the tokens are split among several
+               programs. Each keeps its own maximum m, sum l and weighted sum acc in float32, as one block of FlashAttention
+               would, and a second small kernel joins them, always in the same order:
+
+                   M = max m      l = sum(l 2^(m - M))      o = sum(acc 2^(m - M)) / l
+
+How many splits there are follows from the sizes of the tensors, not from the lengths, which only the GPU knows: each
+sequence is split evenly by its own length, a short one into splits that are short, or empty. One grid thus serves every
+step, and can be replayed in a CUDA graph.
+
+An int8 cache has a scale for each head of each token. The scales multiply scores and weights, D times fewer numbers than
+the elements; integers up to 127 are exact in 16 bits.
+
+Traffic: the cache once, up to the lengths; q, o and the splits' sums, splits / T of the cache. Limits: no gradients; all
+rows of a block of queries wait for one another. A share of the whole batch's work for each SM, whatever the lengths, would
+balance batches of very unequal lengths better.
+Sources: Dao, Haziza, Massa and Sizov 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html; Ainslie et al. 2023,
+https://arxiv.org/abs/2305.13245 (GQA); Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867
+"""
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpukit.kernels._rows import INTERPRETED, launch, properties
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+PRECISIONS = ("ieee", "tf32")
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _block(ptr, first, offs_n, offs_d, stride_t, stride_d, end, D: tl.constexpr):
+    """Tokens first + offs_n of one head of a cache. Those from `end` on are zeros: nobody has written them, and 0 times
+    whatever lies there might be NaN."""
+    n = (first + offs_n).to(tl.int64)
+    ptrs = ptr + n * stride_t + offs_d.to(tl.int64) * stride_d
+    return tl.load(ptrs, mask=(first + offs_n < end) & (offs_d < D), other=0.0)
+
+
+@triton.jit
+def decode_attention_kernel(
+    q_ptr, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, lengths_ptr, o_ptr, acc_ptr, stats_ptr,
+    stride_qb, stride_qh, stride_qt, stride_qd,
+    stride_kb, stride_kt, stride_kh, stride_kd,
+    stride_vb, stride_vt, stride_vh, stride_vd,
+    stride_ksb, stride_kst, stride_ksh,
+    stride_vsb, stride_vst, stride_vsh,
+    stride_ob, stride_oh, stride_ot, stride_od,
+    H_kv, groups, T_q, T_max, splits, scale,
+    PRECISION: tl.constexpr, D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
+    """One split of one head of the cache, for BLOCK_M of the groups T_q queries that read it.
+
+    acc_ptr [splits, R, D] and stats_ptr [2, splits, R], R = B H T_q: where a split's acc, m and l go, or None where there is
+    one split, whose result goes to o_ptr. k_scales_ptr, v_scales_ptr: of an int8 cache, or None."""
+    # Neighbouring programs read neighbouring heads of the same tokens, which lie side by side in memory.
+    head = (tl.program_id(0) % H_kv).to(tl.int64)
+    split = tl.program_id(0) // H_kv % splits
+    rows = groups * T_q
+    blocks_m = tl.cdiv(rows, BLOCK_M)
+    batch = (tl.program_id(0) // H_kv // splits // blocks_m).to(tl.int64)
+    offs_m = tl.program_id(0) // H_kv // splits % blocks_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, BLOCK_D)
+    k_ptr += batch * stride_kb + head * stride_kh
+    v_ptr += batch * stride_vb + head * stride_vh
+
+    # Row m is query head m % groups of the cache's head, and token m // groups.
+    query_head = head * groups + offs_m % groups
+    token = (offs_m // groups).to(tl.int64)
+    mask_q = (offs_m < rows)[:, None] & (offs_d < D)[None, :]
+    q_ptrs = q_ptr + batch * stride_qb + (query_head * stride_qh + token * stride_qt)[:, None]
+    q = tl.load(q_ptrs + offs_d.to(tl.int64)[None, :] * stride_qd, mask=mask_q, other=0.0)
+
+    # This split's blocks of tokens: all splits have as many, give or take one.
+    length = tl.minimum(tl.maximum(tl.load(lengths_ptr + batch), 0), T_max).to(tl.int32)
+    blocks = tl.cdiv(length, BLOCK_N)
+    start = blocks * split // splits * BLOCK_N
+    end = tl.minimum(blocks * (split + 1) // splits * BLOCK_N, length)
+    # Where each query stops seeing tokens of this split. The last query sees all of the sequence.
+    seen = tl.minimum(length - T_q + 1 + offs_m // groups, end)[:, None]
+
+    scale *= LOG2E
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)
+    # The maximum starts finite, so that -inf - m is never NaN. What saw no token, an empty split too, ends with l = 0.
+    m = tl.full([BLOCK_M], -3.4028234663852886e38, tl.float32)
+    for n in tl.range(start, end, BLOCK_N, num_stages=NUM_STAGES):
+        k = _block(k_ptr, n, offs_n[:, None], offs_d[None, :], stride_kt, stride_kd, end, D)
+        s = tl.dot(q, k.to(q.dtype).T, input_precision=PRECISION) * scale
+        if k_scales_ptr is not None:
+            at = batch * stride_ksb + head * stride_ksh + (n + offs_n).to(tl.int64) * stride_kst
+            s *= tl.load(k_scales_ptr + at, mask=n + offs_n < end, other=0.0)[None, :]
+        s = tl.where(n + offs_n[None, :] < seen, s, -float("inf"))
+        m_new = tl.maximum(m, tl.max(s, axis=1))
+        p = tl.exp2(s - m_new[:, None])
+        shrink = tl.exp2(m - m_new)
+        l = l * shrink + tl.sum(p, axis=1)
+        acc *= shrink[:, None]
+        v = _block(v_ptr, n, offs_n[:, None], offs_d[None, :], stride_vt, stride_vd, end, D)
+        if v_scales_ptr is None:
+            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+        else:
+            at = batch * stride_vsb + head * stride_vsh + (n + offs_n).to(tl.int64) * stride_vst
+            v_scale = tl.load(v_scales_ptr + at, mask=n + offs_n < end, other=0.0)
+            # Relative to the block's largest, so that small scales do not vanish in float16.
+            largest = tl.max(v_scale, axis=0)
+            p *= (v_scale / tl.where(largest == 0, 1.0, largest))[None, :]
+            acc += tl.dot(p.to(q.dtype), v.to(q.dtype), input_precision=PRECISION) * largest
+        m = m_new
+
+    if acc_ptr is None:
+        o = acc / tl.where(l == 0, 1.0, l)[:, None]
+        o_ptrs = o_ptr + batch * stride_ob + (query_head * stride_oh + token * stride_ot)[:, None]
+        tl.store(o_ptrs + offs_d.to(tl.int64)[None, :] * stride_od, o, mask=mask_q)
+    else:
+        R = (tl.num_programs(0) // (splits * blocks_m)).to(tl.int64) * rows
+        at = split * R + (batch * H_kv + head) * rows + offs_m
+        tl.store(acc_ptr + at[:, None] * D + offs_d[None, :], acc, mask=mask_q)
+        tl.store(stats_ptr + at, m, mask=offs_m < rows)
+        tl.store(stats_ptr + splits * R + at, l, mask=offs_m < rows)
+
+
+@triton.jit
+def decode_attention_combine_kernel(
+    acc_ptr, stats_ptr, o_ptr,
+    stride_ob, stride_oh, stride_ot, stride_od,
+    H_kv, groups, T_q, splits,
+    D: tl.constexpr, BLOCK_S: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One query head of one token per program: the splits' sums, CHUNK splits at a time, in one scale and added up."""
+    R = tl.num_programs(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
+    offs_s = tl.arange(0, BLOCK_S)
+    m = tl.load(stats_ptr + offs_s * R + row, mask=offs_s < splits, other=-float("inf"))
+    l = tl.load(stats_ptr + (splits + offs_s) * R + row, mask=offs_s < splits, other=0.0)
+    largest = tl.max(m, axis=0)  # finite, as every m is
+    total = tl.sum(l * tl.exp2(m - largest), axis=0)
+
+    offs_d = tl.arange(0, BLOCK_D)
+    o = tl.zeros([BLOCK_D], tl.float32)
+    for first in tl.range(0, splits, CHUNK):
+        offs_c = first + tl.arange(0, CHUNK)
+        weight = tl.exp2(tl.load(stats_ptr + offs_c * R + row, mask=offs_c < splits, other=-float("inf")) - largest)
+        mask = (offs_c < splits)[:, None] & (offs_d < D)[None, :]
+        acc = tl.load(acc_ptr + (offs_c * R + row)[:, None] * D + offs_d[None, :], mask=mask, other=0.0)
+        o += tl.sum(acc * weight[:, None], axis=0)
+    o /= tl.where(total == 0, 1.0, total)
+
+    # A row is (sequence, head of the cache, token, query head of that head of the cache).
+    head = row // (groups * T_q) % H_kv * groups + row % groups
+    o_ptrs = o_ptr + row // (groups * T_q) // H_kv * stride_ob + head * stride_oh + row // groups % T_q * stride_ot
+    tl.store(o_ptrs + offs_d.to(tl.int64) * stride_od, o, mask=offs_d < D)
+
+
+# ------------------------------------------------------------------------------------------------------ configurations
+class Config(NamedTuple):
+    """Rows of queries and tokens in a block, warps, stages of the loop's loads, and programs that an SM runs at a time."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    num_warps: int
+    num_stages: int
+    per_sm: int
+
+
+BLOCK_BYTES = 16 * 1024  # of keys, and as many of values
+MOST_ROWS = 64  # of queries in a program; more would spill, and so many need the tensor cores' time as well
+# What a program does besides its blocks, in blocks: it starts, fills its pipeline, and its sums are written and read.
+OVERHEAD_BLOCKS = 2
+MOST_SPLITS = 512
+
+
+@cache
+def config_of(rows: int, D: int, itemsize: int, shared_bytes: int | None) -> Config:
+    """rows: query heads for each head of the cache, times new tokens. itemsize: of the cache. shared_bytes: of an SM, None in
+    the interpreter.
+
+    Enough bytes must be on their way to hide the memory's latency: two programs on an SM whose loads fill its shared
+    memory."""
+    BLOCK_M = min(max(16, triton.next_power_of_2(rows)), MOST_ROWS)
+    if shared_bytes is None:
+        return Config(BLOCK_M, 16, 4, 1, 2)
+    BLOCK_D = max(16, triton.next_power_of_2(D))
+    BLOCK_N = min(max(BLOCK_BYTES // (BLOCK_D * itemsize), 32), 128)
+    stage = 2 * BLOCK_N * BLOCK_D * itemsize
+    room = shared_bytes - 8 * 1024
+    per_sm = 2 if room // 2 >= 2 * stage else 1
+    return Config(BLOCK_M, BLOCK_N, 4, min(max(room // per_sm // stage, 1), 4), per_sm)
+
+
+@cache
+def splits_of(work: int, T_max: int, BLOCK_N: int, slots: int) -> int:
+    """How many programs share the tokens of one block of queries.
+
+    work   blocks of queries in the whole batch
+    slots  programs that the GPU runs at a time
+    The programs run in turns of `slots`; a turn takes as long as one program's blocks of tokens and its overhead. Of equal
+    times the fewest splits."""
+    blocks = -(-T_max // BLOCK_N)
+    turns = lambda splits: -(-work * splits // slots) * (-(-blocks // splits) + OVERHEAD_BLOCKS)  # noqa: E731
+    most = min(blocks, MOST_SPLITS, max(8 * slots // work, 1))
+    return min(range(1, most + 1), key=turns)
+
+
+# ------------------------------------------------------------------------------------------------------------ launchers
+def decode_attention_fwd(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    k_scales: Tensor | None,
+    v_scales: Tensor | None,
+    scale: float,
+    precision: str,
+    splits: int | None = None,
+    config: Config | None = None,
+) -> Tensor:
+    """o, laid out as q, both [B, H, T_q, D]. splits, config: instead of what the sizes say."""
+    o = torch.empty_like(q)
+    if o.numel() == 0:
+        return o
+    B, H, T_q, D = q.shape
+    _, T_max, H_kv, _ = k_cache.shape
+    if T_max == 0:
+        return o.zero_()
+    groups = H // H_kv
+    gpu = properties(q.device)
+    shared_bytes = gpu.shared_memory_per_multiprocessor if gpu else None
+    config = config or config_of(groups * T_q, D, k_cache.dtype.itemsize, shared_bytes)
+    work = B * H_kv * -(-groups * T_q // config.BLOCK_M)
+    slots = config.per_sm * (gpu.multi_processor_count if gpu else 2)
+    splits = splits or splits_of(work, T_max, config.BLOCK_N, slots)
+    BLOCK_D = max(16, triton.next_power_of_2(D))
+    acc = stats = None
+    with torch.cuda.device_of(q):
+        if splits > 1:
+            acc = torch.empty((splits, B * H * T_q, D), dtype=torch.float32, device=q.device)
+            stats = torch.empty((2, splits, B * H * T_q), dtype=torch.float32, device=q.device)
+        launch(
+            decode_attention_kernel, work * splits,
+            q, k_cache, v_cache, k_scales, v_scales, lengths, o, acc, stats,
+            *q.stride(), *k_cache.stride(), *v_cache.stride(),
+            *((0, 0, 0) if k_scales is None else k_scales.stride()),
+            *((0, 0, 0) if v_scales is None else v_scales.stride()),
+            *o.stride(), H_kv, groups, T_q, T_max, splits, scale,
+            PRECISION=precision, D=D, BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N, BLOCK_D=BLOCK_D,
+            NUM_STAGES=config.num_stages, num_warps=config.num_warps,
+        )  # fmt: skip
+        if splits > 1:
+            BLOCK_S = max(16, triton.next_power_of_2(splits))
+            launch(
+                decode_attention_combine_kernel, B * H * T_q, acc, stats, o, *o.stride(), H_kv, groups, T_q, splits,
+                D=D, BLOCK_S=BLOCK_S, CHUNK=min(BLOCK_S, max(4096 // BLOCK_D, 16)), BLOCK_D=BLOCK_D, num_warps=4,
+            )  # fmt: skip
+    return o
+
+
+# What torch.compile sees: an operator that it does not look into.
+@torch.library.custom_op("gpukit::decode_attention", mutates_args=())
+def decode_attention_op(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, k_scales: Tensor | None, v_scales: Tensor | None,
+    scale: float, precision: str,
+) -> Tensor:  # fmt: skip
+    return decode_attention_fwd(q, k_cache, v_cache, lengths, k_scales, v_scales, scale, precision)
+
+
+decode_attention_op.register_fake(lambda q, *_: torch.empty_like(q))
+
+
+# --------------------------------------------------------------------------------------------------------------- public
+def _check(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, k_scales: Tensor | None, v_scales: Tensor | None,
+    scale: float, precision: str,
+) -> None:  # fmt: skip
+    """Raise TypeError or ValueError for what the kernels cannot take."""
+    op = "decode_attention"
+    if q.dtype not in DTYPES:
+        raise TypeError(f"{op}: q must be float16, bfloat16 or float32, got {q.dtype}")
+    stored = q.dtype if k_scales is None and v_scales is None else torch.int8
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if x.dtype != stored:
+            rule = "int8, since there are scales" if stored == torch.int8 else f"the dtype of q, {q.dtype}"
+            more = "; int8 needs k_scales and v_scales" if x.dtype == torch.int8 else ""
+            raise TypeError(f"{op}: {name} must be {rule}, got {x.dtype}{more}")
+    if lengths.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{op}: lengths must be int32 or int64, got {lengths.dtype}")
+    if q.ndim not in (3, 4) or k_cache.ndim != 4:
+        raise ValueError(
+            f"{op}: q must be [B, H, D] or [B, H, T_q, D] and the caches [B, T_max, H_kv, D], got {list(q.shape)} and "
+            f"{list(k_cache.shape)}"
+        )
+    if v_cache.shape != k_cache.shape or (k_cache.shape[0], k_cache.shape[3]) != (q.shape[0], q.shape[-1]):
+        raise ValueError(
+            f"{op}: k_cache and v_cache must have one shape, and q's batch and head size, got {list(k_cache.shape)} and "
+            f"{list(v_cache.shape)} for q {list(q.shape)}"
+        )
+    if lengths.shape != q.shape[:1]:
+        raise ValueError(f"{op}: lengths must be [{q.shape[0]}], one for each sequence, got {list(lengths.shape)}")
+    for name, x in (("k_scales", k_scales), ("v_scales", v_scales)):
+        if stored != torch.int8:
+            break
+        if x is None or x.shape != k_cache.shape[:3]:
+            given = "None" if x is None else list(x.shape)
+            raise ValueError(
+                f"{op}: {name} must be {list(k_cache.shape[:3])}, one for each head of a token, got {given}"
+            )
+        if x.dtype not in DTYPES:
+            raise TypeError(f"{op}: {name} must be float16, bfloat16 or float32, got {x.dtype}")
+    if not 1 <= q.shape[-1] <= 256:
+        raise ValueError(f"{op}: the head size, q's last dimension, must be 1 to 256, got {q.shape[-1]}")
+    H, H_kv = q.shape[1], k_cache.shape[2]
+    if H != H_kv and (H_kv == 0 or H % H_kv):
+        raise ValueError(f"{op}: the heads of the caches must divide those of q, got {H} of q and {H_kv} of the caches")
+    if not 0 < scale < math.inf:
+        raise ValueError(f"{op}: scale must be positive and finite, got {scale}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"{op}: precision must be {' or '.join(map(repr, PRECISIONS))}, got {precision!r}")
+    device = q.device
+    if not (q.is_cuda or (INTERPRETED and q.is_cpu)):
+        raise ValueError(
+            f"{op}: q is on {device}; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1 before Python starts and a "
+            "CPU tensor"
+        )
+    for name, x in (
+        ("k_cache", k_cache), ("v_cache", v_cache), ("lengths", lengths), ("k_scales", k_scales), ("v_scales", v_scales)
+    ):  # fmt: skip
+        if x is not None and x.device != device:
+            raise ValueError(f"{op}: {name} is on {x.device}, q on {device}; they must be on one device")
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k_cache, v_cache)):
+        raise ValueError(
+            f"{op}: q, k_cache or v_cache requires a gradient, and there is none; call it inside torch.no_grad(), or train "
+            "with flash_attention"
+        )
+
+
+def decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+    scale: float | None = None,
+    *,
+    precision: str = "ieee",
+) -> Tensor:
+    """softmax(scale q k^T) v of the newest token, or the newest few, of each sequence over all its tokens in a cache.
+
+    q [B, H, D], or [B, H, T_q, D] for the newest T_q tokens; k_cache and v_cache [B, T_max, H_kv, D], to which these tokens
+    have been appended; lengths [B] int32 or int64: how many tokens count, the new ones among them. float16, bfloat16 or
+    float32, one dtype, any strides; D is 1 to 256. H_kv divides H: each head of the caches serves H / H_kv query heads in
+    a row (GQA). Query t sees the first lengths - T_q + 1 + t tokens, so the last one sees all.
+    k_scales, v_scales  [B, T_max, H_kv], of int8 caches, whose numbers stand for themselves times their scale
+    scale               default 1 / sqrt(D)
+    precision           of float32 products: "ieee", or "tf32", which keeps 10 bits of the mantissas
+
+    Returns o, in q's shape, layout and dtype, summed in float32, the same bits at every call. A query that sees no token
+    gives 0. Nothing behind the lengths is read. Raises TypeError for a dtype, ValueError for a shape, device or number that
+    does not fit, and on the CPU for a length outside 0 .. T_max; on a GPU such a length counts as the nearest of these.
+    """
+    scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None and q.ndim else scale or 0.0
+    _check(q, k_cache, v_cache, lengths, k_scales, v_scales, scale, precision)
+    compiling = torch.compiler.is_compiling()
+    if not compiling and lengths.is_cpu and len(lengths):
+        low, high = int(lengths.min()), int(lengths.max())
+        if low < 0 or high > k_cache.shape[1]:
+            raise ValueError(
+                f"decode_attention: lengths must be 0 to {k_cache.shape[1]}, the caches' tokens, got {low} to {high}"
+            )
+    call = decode_attention_op if compiling else decode_attention_fwd
+    inputs = k_cache, v_cache, lengths.contiguous(), k_scales, v_scales, float(scale), precision
+    return call(q, *inputs) if q.ndim == 4 else call(q[:, :, None], *inputs)[:, :, 0]
