@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+import gpukit
 from gpukit.kernels.quantized_matmul import (
     dequantize,
     int4_matmul,
@@ -134,6 +135,24 @@ def test_empty_and_deterministic(op, device):
     assert kernel(a, weight[:, :0], scales[:, :0]).shape == (4, 0)
     nothing = kernel(a[:, :0], weight[:0], scales[:0], torch.ones(40, device=device))
     assert torch.equal(nothing, torch.ones(4, 40, dtype=a.dtype, device=device))
+
+
+def test_the_weight_is_read_once(device):
+    """And shares of K fill a GPU that is imagined here, in two launches of which a few programs are looked at."""
+    if device == "cuda":
+        pytest.skip("counted in the interpreter, where tensors need no GPU")
+    from gpukit import hardware, tracing
+
+    for op, bits in ((INT8, 8), (INT4, 4)):
+        M, N, K = shape = (16, 4096, 4096)
+        with tracing._imagined(hardware.gpu("h200")), tracing.Sizes(), gpukit.trace(gpu="h200", sample=2) as t:
+            KERNELS[op](*op.make_inputs(shape, torch.bfloat16, seeded()))
+        product, shares = t.launches
+        split = product.grid[0] // (N // 64)
+        assert split > 1 and product.grid[0] >= 2 * 132
+        weight_and_scales = N * K * bits // 8 + N * (K // 128) * 2
+        assert product.load_bytes == weight_and_scales + N // 64 * M * K * 2
+        assert product.store_bytes == split * M * N * 4 == shares.load_bytes
 
 
 # -------------------------------------------------------------------------------------------------- errors and PyTorch

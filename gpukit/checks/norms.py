@@ -188,7 +188,7 @@ def _backward_cases(rng: Random) -> list[Case]:
         case(normal(6, 1000, dtype="bfloat16"), 2),
         case(normal(5, 128, dtype="float16") * 500, 2, note="around 500", tags="large"),
         case(normal(3, 1025), 2),
-        case(normal(64, 256), 4),
+        case(normal(32, 256), 2),
         case(normal(3, 96), 8, note="more programs than rows"),
     ]
 
@@ -209,7 +209,7 @@ def _residual_cases(rng: Random) -> list[Case]:
         case(normal(2, 1025)),
         case(normal(2, 1024, dtype="float16")),
         case(normal(3, 128, dtype="float16") * 500, note="around 500", tags="large"),
-        case(normal(24, 256)),
+        case(normal(12, 256)),
     ]
 
 

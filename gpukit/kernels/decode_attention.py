@@ -179,28 +179,35 @@ class Config(NamedTuple):
 
 
 BLOCK_BYTES = 16 * 1024  # of keys, and as many of values
-MOST_ROWS = 64  # of queries in a program; more would spill, and so many need the tensor cores' time as well
 # What a program does besides its blocks, in blocks: it starts, fills its pipeline, and its sums are written and read.
 OVERHEAD_BLOCKS = 2
 MOST_SPLITS = 512
 
 
 @cache
-def config_of(rows: int, D: int, itemsize: int, shared_bytes: int | None) -> Config:
-    """rows: query heads for each head of the cache, times new tokens. itemsize: of the cache. shared_bytes: of an SM, None in
-    the interpreter.
+def config_of(rows: int, D: int, dtype: torch.dtype, cache_dtype: torch.dtype, shared_bytes: int | None) -> Config:
+    """rows: query heads for each head of the cache, times new tokens. dtype: of q. shared_bytes: of an SM, None in the
+    interpreter.
 
     Enough bytes must be on their way to hide the memory's latency: two programs on an SM whose loads fill its shared
     memory."""
-    BLOCK_M = min(max(16, triton.next_power_of_2(rows)), MOST_ROWS)
     if shared_bytes is None:
-        return Config(BLOCK_M, 16, 4, 1, 2)
+        return Config(min(max(16, triton.next_power_of_2(rows)), 64), 16, 4, 1, 2)
     BLOCK_D = max(16, triton.next_power_of_2(D))
-    BLOCK_N = min(max(BLOCK_BYTES // (BLOCK_D * itemsize), 32), 128)
-    stage = 2 * BLOCK_N * BLOCK_D * itemsize
-    room = shared_bytes - 8 * 1024
-    per_sm = 2 if room // 2 >= 2 * stage else 1
-    return Config(BLOCK_M, BLOCK_N, 4, min(max(room // per_sm // stage, 1), 4), per_sm)
+    if dtype == torch.float32:
+        # Without tensor cores a thread holds whole rows of its products' operands: larger blocks do not fit its registers.
+        BLOCK_M, BLOCK_N, num_warps, most_ahead = 16, 16, 8, 0 if cache_dtype == torch.int8 else 3
+    else:
+        BLOCK_M = min(max(16, triton.next_power_of_2(rows)), 64)
+        BLOCK_N = BLOCK_BYTES // (BLOCK_D * cache_dtype.itemsize)
+        BLOCK_N = min(max(BLOCK_N, 32), 128 if BLOCK_D >= 64 else 64)
+        num_warps, most_ahead = 8 if BLOCK_M == 64 else 4, 3
+    stage = 2 * BLOCK_N * BLOCK_D * cache_dtype.itemsize
+    besides = 5 * 1024 + BLOCK_M * BLOCK_D * dtype.itemsize  # q, and what passes between warps
+    # 64 rows are Hopper's own instruction, which keeps one more block in shared memory.
+    per_sm = 1 if BLOCK_M == 64 or shared_bytes // 2 - besides < 2 * stage else 2
+    ahead = (shared_bytes // per_sm - besides) // stage
+    return Config(BLOCK_M, BLOCK_N, num_warps, min(max(ahead, 1), most_ahead) + 1, per_sm)
 
 
 @cache
@@ -241,7 +248,7 @@ def decode_attention_fwd(
     groups = H // H_kv
     gpu = properties(q.device)
     shared_bytes = gpu.shared_memory_per_multiprocessor if gpu else None
-    config = config or config_of(groups * T_q, D, k_cache.dtype.itemsize, shared_bytes)
+    config = config or config_of(groups * T_q, D, q.dtype, k_cache.dtype, shared_bytes)
     work = B * H_kv * -(-groups * T_q // config.BLOCK_M)
     slots = config.per_sm * (gpu.multi_processor_count if gpu else 2)
     splits = splits or splits_of(work, T_max, config.BLOCK_N, slots)

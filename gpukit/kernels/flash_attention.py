@@ -223,7 +223,7 @@ def _add_dk_dv(
         offs_m = m + tl.arange(0, BLOCK_M)
         q = _load(q_ptr, m, stride_qt, stride_qd, T_q, MASKED, D, BLOCK_M, BLOCK_D)
         # For rows past the end +inf, of which p becomes 0.
-        lse = tl.load(lse_ptr + offs_m, mask=offs_m < T_q if MASKED else None, other=float("inf") if MASKED else None)
+        lse = tl.load(lse_ptr + offs_m, mask=offs_m < T_q, other=float("inf"))
         s = tl.dot(k, q.T, input_precision=PRECISION)
         p = tl.exp2(s * scale - (lse * LOG2E)[None, :])
         if MASKED:
@@ -231,7 +231,7 @@ def _add_dk_dv(
             p = tl.where((keys[:, None] >= places - left) & (keys[:, None] <= places + right), p, 0.0)
         do = _load(do_ptr, m, stride_gt, stride_gd, T_q, MASKED, D, BLOCK_M, BLOCK_D)
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-        delta = tl.load(delta_ptr + offs_m, mask=offs_m < T_q if MASKED else None, other=0.0 if MASKED else None)
+        delta = tl.load(delta_ptr + offs_m, mask=offs_m < T_q, other=0.0)
         dp = tl.dot(v, do.T, input_precision=PRECISION)
         ds = p * (dp - delta[None, :])
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
@@ -285,11 +285,13 @@ def flash_attention_bwd_kv_kernel(
     for _ in tl.range(0, groups):
         dk, dv = _add_dk_dv(
             dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, stride_qt, stride_qd, stride_gt, stride_gd,
-            full_start, full_start + full, 0, 0, keys, shift, T_q, left, right, scale * LOG2E, False, PRECISION, D, BLOCK_M, BLOCK_D,
+            full_start, full_start + full, 0, 0, keys, shift, T_q, left, right, scale * LOG2E,
+            False, PRECISION, D, BLOCK_M, BLOCK_D,
         )  # fmt: skip
         dk, dv = _add_dk_dv(
             dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, stride_qt, stride_qd, stride_gt, stride_gd,
-            start, end - full, full_start, full, keys, shift, T_q, left, right, scale * LOG2E, True, PRECISION, D, BLOCK_M, BLOCK_D,
+            start, end - full, full_start, full, keys, shift, T_q, left, right, scale * LOG2E,
+            True, PRECISION, D, BLOCK_M, BLOCK_D,
         )  # fmt: skip
         q_ptr += tl.cast(stride_qh, tl.int64)
         do_ptr += tl.cast(stride_gh, tl.int64)
@@ -367,11 +369,13 @@ def flash_attention_bwd_q_kernel(
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     dq = _add_dq(
         dq, q, do, lse, delta, k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
-        full_start, full_start + full, 0, 0, places, T_k, left, right, scale * LOG2E, False, PRECISION, D, BLOCK_N, BLOCK_D,
+        full_start, full_start + full, 0, 0, places, T_k, left, right, scale * LOG2E,
+        False, PRECISION, D, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     dq = _add_dq(
         dq, q, do, lse, delta, k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
-        start, end - full, full_start, full, places, T_k, left, right, scale * LOG2E, True, PRECISION, D, BLOCK_N, BLOCK_D,
+        start, end - full, full_start, full, places, T_k, left, right, scale * LOG2E,
+        True, PRECISION, D, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     _store(dq_ptr, dq * scale, start_m, stride_dqt, stride_dqd, T_q, D, BLOCK_M, BLOCK_D)
 
@@ -410,30 +414,31 @@ TABLES = (
         backward_kv={64: Config(64, 64, 4, 2), 128: Config(32, 64, 4, 2), 256: Config(32, 32, 4, 1)},
         backward_q={64: Config(64, 64, 4, 2), 128: Config(64, 32, 4, 2), 256: Config(32, 32, 4, 1)},
     ),
-    Table(  # GeForce, and whatever is older
-        0,
+    Table(  # GeForce and other small parts
+        96,
         forward={64: Config(64, 64, 4, 2), 128: Config(64, 32, 4, 2), 256: Config(32, 32, 4, 1)},
         backward_kv={64: Config(32, 64, 4, 1), 128: Config(32, 32, 4, 1), 256: Config(16, 16, 4, 1)},
         backward_q={64: Config(64, 32, 4, 1), 128: Config(32, 32, 4, 1), 256: Config(16, 16, 4, 1)},
     ),
 )
-# float32: twice the bytes, and with "ieee" no tensor cores, so that every product is spelled out for each thread.
-FLOAT32 = {64: Config(32, 32, 4, 1), 128: Config(32, 32, 4, 1), 256: Config(16, 16, 4, 1)}
+# Without tensor cores (float32 with "ieee", Turing) each thread has its operands in registers, so that blocks are small.
+PLAIN = {64: Config(32, 16, 4, 1), 128: Config(16, 16, 4, 1), 256: Config(16, 16, 4, 1)}
 INTERPRETER = Config(32, 16, 4, 1)
 DELTA_ROWS = 64
 
 
-def config_of(kind: str, D: int, dtype: torch.dtype, device: torch.device) -> Config:
+def config_of(kind: str, D: int, dtype: torch.dtype, precision: str, device: torch.device) -> Config:
     """kind: "forward", "backward_kv" or "backward_q"."""
     gpu = properties(device)
     if gpu is None:
         return INTERPRETER
     size = max(64, triton.next_power_of_2(D))
-    if dtype == torch.float32:
-        return FLOAT32[size]
+    wide = dtype == torch.float32
     shared_kib = gpu.shared_memory_per_multiprocessor // 1024
-    table = next(table for table in TABLES if shared_kib >= table.shared_kib)
-    return getattr(table, kind)[size]
+    fits = [table for table in TABLES if shared_kib >= table.shared_kib]
+    if not fits or (wide and precision == "ieee"):
+        return PLAIN[size]
+    return getattr(fits[-1 if wide else 0], kind)[size]  # tf32 has twice the bytes: the smallest blocks
 
 
 # ------------------------------------------------------------------------------------------------------------ launchers
@@ -484,7 +489,7 @@ def flash_attention_fwd(
     if o.numel() == 0:
         return o, lse
     q, k, v = map(_near, (q, k, v))
-    config = config or config_of("forward", D, q.dtype, q.device)
+    config = config or config_of("forward", D, q.dtype, precision, q.device)
     cu_q, cu_k, longest_q, longest_k = packed or (None, None, T_q, k.shape[2])
     sequences = B if packed is None else len(cu_q) - 1
     with torch.cuda.device_of(q):
@@ -520,7 +525,7 @@ def flash_attention_bwd(
     if dq.numel() == 0:
         return dq, dk.zero_(), dv.zero_()
     q, k, v, o, do = map(_near, (q, k, v, o, do))
-    for_kv, for_q = configs or (config_of(f"backward_{x}", D, q.dtype, q.device) for x in ("kv", "q"))
+    for_kv, for_q = configs or (config_of(f"backward_{x}", D, q.dtype, precision, q.device) for x in ("kv", "q"))
     cu_q, cu_k, longest_q, longest_k = packed or (None, None, T_q, T_k)
     sequences = B if packed is None else len(cu_q) - 1
     delta = torch.empty_like(lse)
@@ -625,12 +630,14 @@ def check(
     H, H_kv = q.shape[1], k.shape[1]
     if H != H_kv and (H_kv == 0 or H % H_kv):
         raise ValueError(f"{op}: the heads of k and v must divide those of q, got {H} of q and {H_kv} of k")
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     if not 0 < scale < math.inf:
         raise ValueError(f"{op}: scale must be positive and finite, got {scale}")
     if window is not None and window < 1:
         raise ValueError(f"{op}: window must be None or at least 1 key, got {window}")
     if precision not in PRECISIONS:
         raise ValueError(f"{op}: precision must be {' or '.join(map(repr, PRECISIONS))}, got {precision!r}")
+    return scale
 
 
 def reach(causal: bool, window: int | None) -> tuple[int, int]:
@@ -675,12 +682,11 @@ def flash_attention(
     first. Raises TypeError for a dtype, ValueError for a shape, device or number that does not fit.
     """
     q, k, v = cast(q, k, v)
-    scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None and q.ndim else scale or 0.0
-    check("flash_attention", q, k, v, scale, window, precision, "B H T D")
+    scale = check("flash_attention", q, k, v, scale, window, precision, "B H T D")
     if len(k) != len(q):
         raise ValueError(f"flash_attention: q and k must have one batch size, got {len(q)} and {len(k)}")
     call = flash_attention_op if torch.compiler.is_compiling() else FlashAttentionFunction.apply
-    o, lse = call(q, k, v, *reach(causal, window), float(scale), precision)
+    o, lse = call(q, k, v, *reach(causal, window), scale, precision)
     return (o, lse) if return_lse else o
 
 

@@ -5,7 +5,6 @@ programs for blocks that a short sequence does not have end at once.
 """
 
 import itertools
-import math
 
 import torch
 from torch import Tensor
@@ -142,8 +141,7 @@ def flash_attention_varlen(
     waits for the GPU the first time a cu_seqlens tensor is passed; inside torch.compile nobody looks.
     """
     q, k, v = cast(q, k, v)
-    scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None and q.ndim else scale or 0.0
-    check("flash_attention_varlen", q, k, v, scale, window, precision, "total H D")
+    scale = check("flash_attention_varlen", q, k, v, scale, window, precision, "total H D")
     _check_lengths("cu_seqlens_q", cu_seqlens_q, max_seqlen_q, q, "q")
     _check_lengths("cu_seqlens_k", cu_seqlens_k, max_seqlen_k, k, "k")
     if len(cu_seqlens_q) != len(cu_seqlens_k):
@@ -152,6 +150,6 @@ def flash_attention_varlen(
             f"{len(cu_seqlens_q) - 1} and {len(cu_seqlens_k) - 1}"
         )
     call = varlen_op if torch.compiler.is_compiling() else FlashAttentionVarlenFunction.apply
-    settings = *reach(causal, window), float(scale), precision
+    settings = *reach(causal, window), scale, precision
     o, lse = call(q, k, v, cu_seqlens_q.int(), cu_seqlens_k.int(), max_seqlen_q, max_seqlen_k, *settings)
     return (o, lse) if return_lse else o

@@ -142,7 +142,6 @@ HOPPER = (
     Config(128, 128, 128, 8, 3, 560),
     Config(64, 128, 128, 4, 4, 480),
     Config(64, 64, 128, 4, 4, 330),
-    Config(16, 128, 256, 4, 4, 130),
     Config(16, 64, 256, 4, 4, 80),
     Config(128, 16, 256, 4, 4, 130),
 )
@@ -153,8 +152,9 @@ AMPERE = (
     Config(16, 64, 128, 4, 4, 80),
     Config(64, 16, 128, 4, 4, 80),
 )
-OLDER = (Config(64, 64, 64, 4, 2, 330), Config(16, 64, 128, 4, 2, 80))
-# Without tensor cores (float32 with "ieee", float64): every operand is in registers, so that tiles are small.
+# Triton has no tensor cores before Ampere: without them every operand is in registers.
+OLDER = (Config(64, 64, 32, 4, 2, 30), Config(16, 64, 32, 4, 2, 15), Config(64, 16, 32, 4, 2, 15))
+# float32 with "ieee" has no tensor cores anywhere, float64 those of Ampere and later.
 PLAIN = (Config(64, 64, 64, 4, 3, 30), Config(16, 64, 64, 4, 3, 15), Config(64, 16, 64, 4, 3, 15))
 INTERPRETER = (Config(32, 32, 64, 4, 1, 1),)
 SPLITS = (1, 2, 4, 8, 16)
@@ -176,8 +176,8 @@ def _candidates(dtype: torch.dtype, precision: str, gated: bool, wide: bool, dev
     for config in table:
         if config.descriptors and dtype.itemsize == 4:
             continue  # tf32 operands would have to be transposed on the way
-        # SwiGLU has two sums in registers, and so has fp8: the one within a block of K, and the whole.
-        sums = (2 if gated else 1) * (2 if dtype == FP8 else 1)
+        # SwiGLU has two sums in registers, and so has fp8: the one within a block of K, and the whole. float64 is as wide.
+        sums = (2 if gated else 1) * (2 if dtype in (FP8, torch.float64) else 1)
         BLOCK_N = max(config.BLOCK_N // sums, 16)
         BLOCK_K = max(config.BLOCK_K // dtype.itemsize, 16)
         if not (wide or config.descriptors):

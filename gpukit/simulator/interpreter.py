@@ -25,7 +25,17 @@ from triton.runtime.errors import InterpreterError
 
 from gpukit.simulator import libdevice
 from gpukit.simulator.libdevice import Unsupported
-from gpukit.simulator.memory import Access, Fault, Memory, MemoryFault, RaceFault, UnwrittenFault, guard, unguard_all
+from gpukit.simulator.memory import (
+    Access,
+    Fault,
+    Memory,
+    MemoryFault,
+    RaceFault,
+    UnwrittenFault,
+    guard,
+    note_written,
+    unguard_all,
+)
 from gpukit.simulator.numerics import bf16_bits, bf16_floats, fp8_bits, fp8_floats, integers, tf32
 
 __all__ = [
@@ -236,6 +246,8 @@ def _launch(function, args, kwargs, grid) -> None:
                         program(linear)
                 else:
                     _sample(call, program)
+                    for tensor in _tensors(arguments.values()):
+                        note_written(tensor)  # by the programs that were left out, for the next launch
             for recorder in _running.recorders:
                 recorder.end()
             if memory.race:
