@@ -1017,7 +1017,7 @@ BACKWARD = KernelExercise(
     cases=_backward_cases,
     reference=_trained,
     gradients=2,
-    traffic=Traffic(reads=4, writes=2, launches=3),  # forward: x, weight, y; backward: x, dy, dx
+    traffic=Traffic(reads=4.15, writes=2.15, launches=3),  # forward: x, weight, y; backward: x, dy, dx; sums
     launch_rule=_no_atomics,
     misconceptions=(
         Misconception(

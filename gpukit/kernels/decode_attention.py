@@ -192,7 +192,7 @@ def config_of(rows: int, D: int, dtype: torch.dtype, cache_dtype: torch.dtype, s
     Enough bytes must be on their way to hide the memory's latency: two programs on an SM whose loads fill its shared
     memory."""
     if shared_bytes is None:
-        return Config(min(max(16, triton.next_power_of_2(rows)), 64), 16, 4, 1, 2)
+        return Config(min(max(16, triton.next_power_of_2(rows)), 64), 32, 4, 1, 2)
     BLOCK_D = max(16, triton.next_power_of_2(D))
     if dtype == torch.float32:
         # Without tensor cores a thread holds whole rows of its products' operands: larger blocks do not fit its registers.

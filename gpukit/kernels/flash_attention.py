@@ -100,22 +100,22 @@ def _beyond(i, hole_start, hole):
 def _attend(
     acc, l, m, q,
     k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
-    start, end, hole_start, hole, places, T_k, left, right, scale,
+    start, end, hole_start, hole, lowest, highest, T_k, scale,
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The keys start .. end - 1, counted without a hole, added to the sums acc and l of the queries q, whose maximum so far
     is m.
 
-    places  [BLOCK_M] the key that each query stands beside
-    scale   of the scores, times log2(e): e^x is 2^(x log2(e)), and the GPU computes powers of 2"""
+    lowest, highest  [BLOCK_M] the first and the last key that each query sees
+    scale            of the scores, times log2(e): e^x is 2^(x log2(e)), and the GPU computes powers of 2"""
     for i in tl.range(start, end, BLOCK_N):
         n = _beyond(i, hole_start, hole) if MASKED else i
         k = _load(k_ptr, n, stride_kt, stride_kd, T_k, MASKED, D, BLOCK_N, BLOCK_D)
         s = tl.dot(q, k.T, input_precision=PRECISION)
         if MASKED:
             keys = n + tl.arange(0, BLOCK_N)[None, :]
-            seen = (keys >= places[:, None] - left) & (keys <= places[:, None] + right) & (keys < T_k)
+            seen = (keys >= lowest[:, None]) & (keys <= highest[:, None])
             s = tl.where(seen, s, -float("inf"))
         m_new = tl.maximum(m, tl.max(s, axis=1) * scale)
         p = tl.exp2(s * scale - m_new[:, None])
@@ -158,9 +158,9 @@ def flash_attention_fwd_kernel(
 
     shift = T_k - T_q
     offs_m = start_m + tl.arange(0, BLOCK_M)
-    places = offs_m + shift
-    first, last = start_m + shift, tl.minimum(start_m + BLOCK_M, T_q) - 1 + shift
-    start, end, full_start, full = _ranges(first, last, left, right, T_k, BLOCK_N)
+    lowest, highest = offs_m + shift - left, tl.minimum(offs_m + shift + right, T_k - 1)
+    last_m = tl.minimum(start_m + BLOCK_M, T_q) - 1
+    start, end, full_start, full = _ranges(start_m + shift, last_m + shift, left, right, T_k, BLOCK_N)
 
     q = _load(q_ptr, start_m, stride_qt, stride_qd, T_q, True, D, BLOCK_M, BLOCK_D)
     scale *= LOG2E
@@ -170,11 +170,11 @@ def flash_attention_fwd_kernel(
     m = tl.full([BLOCK_M], -3.4028234663852886e38, tl.float32)
     acc, l, m = _attend(
         acc, l, m, q, k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
-        full_start, full_start + full, 0, 0, places, T_k, left, right, scale, False, PRECISION, D, BLOCK_N, BLOCK_D,
+        full_start, full_start + full, 0, 0, lowest, highest, T_k, scale, False, PRECISION, D, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     acc, l, m = _attend(
         acc, l, m, q, k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
-        start, end - full, full_start, full, places, T_k, left, right, scale, True, PRECISION, D, BLOCK_N, BLOCK_D,
+        start, end - full, full_start, full, lowest, highest, T_k, scale, True, PRECISION, D, BLOCK_N, BLOCK_D,
     )  # fmt: skip
 
     o = acc * (1.0 / tl.where(l == 0, 1.0, l))[:, None]
@@ -213,7 +213,7 @@ def flash_attention_delta_kernel(
 def _add_dk_dv(
     dk, dv, k, v,
     q_ptr, do_ptr, lse_ptr, delta_ptr, stride_qt, stride_qd, stride_gt, stride_gd,
-    start, end, hole_start, hole, keys, shift, T_q, left, right, scale,
+    start, end, hole_start, hole, lowest, highest, T_q, scale,
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -227,8 +227,8 @@ def _add_dk_dv(
         s = tl.dot(k, q.T, input_precision=PRECISION)
         p = tl.exp2(s * scale - (lse * LOG2E)[None, :])
         if MASKED:
-            places = (offs_m + shift)[None, :]
-            p = tl.where((keys[:, None] >= places - left) & (keys[:, None] <= places + right), p, 0.0)
+            seen = (offs_m[None, :] >= lowest[:, None]) & (offs_m[None, :] <= highest[:, None])
+            p = tl.where(seen, p, 0.0)
         do = _load(do_ptr, m, stride_gt, stride_gd, T_q, MASKED, D, BLOCK_M, BLOCK_D)
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
         delta = tl.load(delta_ptr + offs_m, mask=offs_m < T_q, other=0.0)
@@ -273,9 +273,10 @@ def flash_attention_bwd_kv_kernel(
 
     # Seen from a key, left and right change places.
     shift = T_k - T_q
-    keys = start_n + tl.arange(0, BLOCK_N)
-    first, last = start_n - shift, tl.minimum(start_n + BLOCK_N, T_k) - 1 - shift
-    start, end, full_start, full = _ranges(first, last, right, left, T_q, BLOCK_M)
+    offs_n = start_n + tl.arange(0, BLOCK_N)
+    lowest, highest = offs_n - shift - right, offs_n - shift + left
+    last_n = tl.minimum(start_n + BLOCK_N, T_k) - 1
+    start, end, full_start, full = _ranges(start_n - shift, last_n - shift, right, left, T_q, BLOCK_M)
 
     # Keys past the end are zeros here; what they collect is not stored.
     k = _load(k_ptr, start_n, stride_kt, stride_kd, T_k, True, D, BLOCK_N, BLOCK_D)
@@ -285,12 +286,12 @@ def flash_attention_bwd_kv_kernel(
     for _ in tl.range(0, groups):
         dk, dv = _add_dk_dv(
             dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, stride_qt, stride_qd, stride_gt, stride_gd,
-            full_start, full_start + full, 0, 0, keys, shift, T_q, left, right, scale * LOG2E,
+            full_start, full_start + full, 0, 0, lowest, highest, T_q, scale * LOG2E,
             False, PRECISION, D, BLOCK_M, BLOCK_D,
         )  # fmt: skip
         dk, dv = _add_dk_dv(
             dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, stride_qt, stride_qd, stride_gt, stride_gd,
-            start, end - full, full_start, full, keys, shift, T_q, left, right, scale * LOG2E,
+            start, end - full, full_start, full, lowest, highest, T_q, scale * LOG2E,
             True, PRECISION, D, BLOCK_M, BLOCK_D,
         )  # fmt: skip
         q_ptr += tl.cast(stride_qh, tl.int64)
@@ -305,7 +306,7 @@ def flash_attention_bwd_kv_kernel(
 def _add_dq(
     dq, q, do, lse, delta,
     k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
-    start, end, hole_start, hole, places, T_k, left, right, scale,
+    start, end, hole_start, hole, lowest, highest, T_k, scale,
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -317,7 +318,7 @@ def _add_dq(
         p = tl.exp2(tl.dot(q, k.T, input_precision=PRECISION) * scale - lse[:, None])
         if MASKED:
             keys = n + tl.arange(0, BLOCK_N)[None, :]
-            seen = (keys >= places[:, None] - left) & (keys <= places[:, None] + right) & (keys < T_k)
+            seen = (keys >= lowest[:, None]) & (keys <= highest[:, None])
             p = tl.where(seen, p, 0.0)
         dp = tl.dot(do, v.T, input_precision=PRECISION)
         ds = p * (dp - delta[:, None])
@@ -358,9 +359,9 @@ def flash_attention_bwd_q_kernel(
 
     shift = T_k - T_q
     offs_m = start_m + tl.arange(0, BLOCK_M)
-    places = offs_m + shift
-    first, last = start_m + shift, tl.minimum(start_m + BLOCK_M, T_q) - 1 + shift
-    start, end, full_start, full = _ranges(first, last, left, right, T_k, BLOCK_N)
+    lowest, highest = offs_m + shift - left, tl.minimum(offs_m + shift + right, T_k - 1)
+    last_m = tl.minimum(start_m + BLOCK_M, T_q) - 1
+    start, end, full_start, full = _ranges(start_m + shift, last_m + shift, left, right, T_k, BLOCK_N)
 
     q = _load(q_ptr, start_m, stride_qt, stride_qd, T_q, True, D, BLOCK_M, BLOCK_D)
     do = _load(do_ptr, start_m, stride_gt, stride_gd, T_q, True, D, BLOCK_M, BLOCK_D)
@@ -369,12 +370,12 @@ def flash_attention_bwd_q_kernel(
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     dq = _add_dq(
         dq, q, do, lse, delta, k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
-        full_start, full_start + full, 0, 0, places, T_k, left, right, scale * LOG2E,
+        full_start, full_start + full, 0, 0, lowest, highest, T_k, scale * LOG2E,
         False, PRECISION, D, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     dq = _add_dq(
         dq, q, do, lse, delta, k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
-        start, end - full, full_start, full, places, T_k, left, right, scale * LOG2E,
+        start, end - full, full_start, full, lowest, highest, T_k, scale * LOG2E,
         True, PRECISION, D, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     _store(dq_ptr, dq * scale, start_m, stride_dqt, stride_dqd, T_q, D, BLOCK_M, BLOCK_D)
@@ -405,7 +406,7 @@ TABLES = (
     Table(  # Hopper, and Blackwell's data-centre parts
         220,
         forward={64: Config(128, 64, 4, 3), 128: Config(128, 128, 8, 2), 256: Config(128, 64, 8, 2)},
-        backward_kv={64: Config(64, 128, 8, 2), 128: Config(64, 128, 8, 2), 256: Config(32, 64, 8, 1)},
+        backward_kv={64: Config(64, 128, 8, 2), 128: Config(64, 128, 8, 2), 256: Config(32, 32, 4, 1)},
         backward_q={64: Config(128, 64, 8, 2), 128: Config(128, 64, 8, 2), 256: Config(64, 32, 8, 2)},
     ),
     Table(  # A100
