@@ -16,6 +16,8 @@ from gpukit.simulator.listing import STAGES
 from gpukit.widgets import style
 from gpukit.widgets.assembly import assembly
 
+OLD = triton.__version__ < "3.9"  # 3.6 and 3.7 do not say which line called a function that was inlined
+
 
 @triton.jit
 def _twice(x):
@@ -59,15 +61,15 @@ def test_rows_know_what_they_do_and_where_they_came_from(compiled, stage):
     if stage in ("PTX", "SASS"):  # 8 elements a thread, in pieces of 16 bytes
         assert [row.bits for row in load] == [row.bits for row in store] == [128, 128]
         assert any(row.kind == listing.SPECIAL and row.came_from(file, SUM) for row in rows)
-        assert any(row.kind == listing.SHARED and row.came_from(file, SUM) for row in rows)
+        assert any(row.kind == listing.SHARED and (row.came_from(file, SUM) or OLD) for row in rows)
         assert any(row.kind == listing.BARRIER for row in rows)
 
 
 def test_a_line_inside_a_called_function_also_belongs_to_the_caller(compiled):
     helper = _twice.fn.__code__.co_firstlineno + 2
     doubled = [row for row in listing.listing(compiled, "PTX") if row.came_from(compiled.file, helper)]
-    assert doubled and all(row.came_from(compiled.file, STORE) for row in doubled)
-    assert {helper, STORE} <= compiled.source.keys()
+    assert doubled and all(row.came_from(compiled.file, STORE) or OLD for row in doubled)
+    assert helper in compiled.source and (STORE in compiled.source or OLD)
 
 
 def test_an_unknown_stage(compiled):

@@ -579,6 +579,15 @@ def test_slices_and_linear_layouts():
         layout("#ttg.nvidia_mma<{versionMajor = 2}>").elements((16, 8))
 
 
+def test_a_layout_larger_than_its_block_holds_copies():
+    """As the row of a bias has it that is loaded in the layout of the tile it is added to."""
+    row = layouts.Layout("linear", "", linear=(((0, 1), (8, 0)), ((0, 2), (0, 4), (1, 0), (2, 0), (4, 0)), ((16, 0),)))
+    held = row.elements((1, 8))
+    assert held.shape == (2, 4, 32) and sorted(set(held.reshape(-1).tolist())) == list(range(8))
+    once = row.elements((1, 8), redundant=-1)
+    assert sorted(set(once.reshape(-1).tolist())) == list(range(-1, 8)) and (once[1] == -1).all()
+
+
 def test_accesses_of_ttgir():
     text = f"""#blocked = {BLOCKED}
 #loc = loc("/home/me/k.py":7:9)

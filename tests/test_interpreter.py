@@ -965,6 +965,8 @@ def test_importing_triton_installs_the_layer():
         "import triton; from gpukit.simulator import interpreter; assert interpreter._installed"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+    code = "import gpukit; from gpukit.simulator import interpreter; assert interpreter._installed"  # it imports Triton
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
 
 
 # ---- what stays different -----------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ def test_every_number_of_splits(device):
 
 
 def test_int8_scales_that_vanish_in_float16(device):
-    """1e-6 is two steps of float16's subnormals, and a weight times it is none."""
+    """1e-6 is 17 steps of float16's subnormals, and a weight times it fewer or none."""
     q, k, v, lengths = inputs_of(2, 4, 2, 40, 16, 1, torch.float16)
     for factor in (1e-6, 1e3, 0):
         (k8, ks), (v8, vs) = reference.quantize(k), reference.quantize(v.float() * factor)
@@ -141,6 +141,17 @@ def test_a_few_tokens_and_blocks_of_queries(T_q, device):
 @pytest.mark.parametrize("D", [1, 15, 17, 96, 129, 256])
 def test_head_sizes(D, device):
     check(inputs_of(1, 2, 1, 35, D), device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_scales_of_16_bits(dtype, device):
+    q, k, v, lengths, *scales = INT8.make_inputs((1, 4, 2, 40, 16), dtype, seeded())
+    scales = [x.to(dtype) for x in scales]
+    check((q, k, v, lengths, *scales), device)
+    strided = [torch.stack((x, x * 0), dim=-1)[..., 0] for x in scales]
+    inputs = [x.to(device) for x in (q, k, v, lengths)]
+    plain = decode_attention(*inputs, *(x.to(device) for x in scales))
+    assert torch.equal(decode_attention(*inputs, *(x.to(device) for x in strided)), plain)
 
 
 def test_any_strides(device):
@@ -231,6 +242,21 @@ def test_the_cache_is_read_once(int8):
     assert bool(t.loaded(k)[0].all()) and bool(t.loaded(k)[1, :37].all()) and not bool(t.loaded(k)[1, 37:].any())
 
 
+@pytest.mark.skipif(not _rows.INTERPRETED, reason="the trace counts what the interpreter loads")
+@pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
+def test_a_step_reads_and_writes_what_is_predicted(int8):
+    cache = KVCache(2, 40, 2, 16, torch.float32, "cpu", int8=int8)
+    q, k, v = (torch.randn(2, n, 21, 16, generator=seeded(n)) for n in (4, 2, 2))
+    cache.append(k[:, :, :20], v[:, :, :20], [20, 3])
+    with gpukit.trace() as t:
+        cache.attend(q[:, :, 20:], k[:, :, 20:], v[:, :, 20:])
+    append, *attention = t.launches
+    token = cache_bytes(1, 2, 16, cache.k.dtype)
+    assert append.store_bytes == 2 * token and cache.bytes_in_use == 25 * token
+    read = sum(a.bytes for launch in attention for a in launch.accesses if a.kind == "load" and a.tensor[0] in "kv")
+    assert read == cache.bytes_in_use
+
+
 # ------------------------------------------------------------------------------------------------------------- KVCache
 def filled(B, T, H, D, dtype, device, seed=0):
     return (
@@ -276,6 +302,7 @@ def test_append_takes_prompts_of_several_lengths(device):
     poison(cache.k)
     k, v = filled(3, 5, 2, 16, torch.float32, device)
     cache.append(k, v, [5, 0, 2])
+    assert bool(cache.k[1].isnan().all()) and bool(cache.k[2, 2:].isnan().all()), "padding is not kept"
     cache.append(k[:, :, :1], v[:, :, :1])
     assert cache.lengths.tolist() == [6, 1, 3] and cache.bytes_in_use == cache_bytes(10, 2, 16, torch.float32)
     k = k.transpose(1, 2)
@@ -501,21 +528,18 @@ def test_torch_compile_without_a_graph_break(device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_configuration(dtype, device):
-    """Of this GPU and of those with less shared memory: each head size, few and many rows, both kinds of cache."""
-    gpu_bytes = torch.cuda.get_device_properties(0).shared_memory_per_multiprocessor
-    for D, (groups, T_q), int8 in itertools.product((16, 64, 80, 128, 256), ((1, 1), (4, 1), (8, 8)), (False, True)):
-        op = INT8 if int8 else OP
+    """Of this GPU, and those of GPUs with less shared memory; other head sizes than 128 and 256 in one dtype."""
+    kib = torch.cuda.get_device_properties(0).shared_memory_per_multiprocessor // 1024
+    sizes = (16, 64, 80, 128, 256) if dtype == torch.bfloat16 else (128, 256)
+    for D, (groups, T_q), op in itertools.product(sizes, ((1, 1), (4, 1), (8, 8)), (OP, INT8)):
         q, *cache = op.make_inputs((2, 2 * groups, 2, 1009, D), dtype, seeded())
-        q = torch.cat([q[:, :, None]] * T_q, dim=2)
-        inputs = q, *cache
-        for kib in (228, 164, 100, 64):
-            if kib * 1024 <= gpu_bytes:
-                config = config_of(groups * T_q, D, dtype, cache[0].dtype, kib * 1024)
-                for splits in (1, 4):
-                    fn = lambda q, k, v, n, ks=None, vs=None, c=config, s=splits: decode_attention_fwd(  # noqa: E731
-                        q, k, v, n, ks, vs, q.shape[-1] ** -0.5, "ieee", s, c
-                    )
-                    check(inputs, device, fn=fn, what=f"{config}, {splits} splits")
+        inputs = torch.cat([q[:, :, None]] * T_q, dim=2), *cache
+        configs = {config_of(groups * T_q, D, dtype, cache[0].dtype, n * 1024) for n in {kib, min(kib, 100)}}
+        for config, splits in itertools.product(configs, (1, 4)):
+            fn = lambda q, k, v, n, ks=None, vs=None, c=config, s=splits: decode_attention_fwd(  # noqa: E731
+                q, k, v, n, ks, vs, q.shape[-1] ** -0.5, "ieee", s, c
+            )
+            check(inputs, device, fn=fn, what=f"{config}, {splits} splits")
 
 
 @pytest.mark.gpu
@@ -540,12 +564,12 @@ def test_tokens_past_2_31_elements(device):
     k, v = (torch.empty(1, 2**31 // 128 + 40, 1, 128, dtype=torch.float16, device=device) for _ in "kv")
     k[:, -33:], v[:, -33:] = torch.randn(2, 1, 33, 1, 128, device=device)
     q = torch.randn(1, 2, 128, device=device, dtype=torch.float16)
-    k[:, :-33] = -100 * q[:, :1] / q[:, :1].abs().clamp(min=0.01) * q[:, :1].abs()  # what nobody attends to
+    k[:, :-33] = -100 * q[:, None, :1]  # what nobody attends to
     v[:, :-33] = 7
     k_one, v_one = k[:, -33:].contiguous(), v[:, -33:].contiguous()
     lengths = torch.tensor([k.shape[1]], device=device)
     far = decode_attention(q[:, :1], k, v, lengths)
-    torch.testing.assert_close(far, decode_attention(q[:, :1], k_one, v_one, lengths * 0 + 33), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(far, decode_attention(q[:, :1], k_one, v_one, lengths * 0 + 33), atol=4e-3, rtol=4e-3)
 
 
 @pytest.mark.gpu

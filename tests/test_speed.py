@@ -30,7 +30,8 @@ def test_cost_is_linear_in_the_programs():
     """Four times the programs take four times as long, and as little for those that a sample leaves out."""
     few, many = speed.rows_s(128, "trace"), speed.rows_s(512, "trace")
     assert 2 <= many / few <= 4 * ROOM
-    assert speed.rows_s(8192, "sample", best_of=2) <= ROOM * speed.rows_s(2048, "sample", best_of=2)
+    # Four times as long, if it cost anything; 2.5 because a loaded machine is no quiet one.
+    assert speed.rows_s(8192, "sample") <= 2.5 * speed.rows_s(2048, "sample")
 
 
 @pytest.mark.parametrize("name", speed.REAL_SHAPES if triton.knobs.runtime.interpret else ())

@@ -445,11 +445,6 @@ CLIP = KernelExercise(
         ),
         Variant("without-root", ((_C_SCALE, _C_SCALE.replace("tl.sqrt(total)", "total")),), diagnosis="no-root"),
         Variant(
-            "clamps-the-squares",
-            ((_C_LOAD, _C_PLAIN), (_C_SQUARES, _C_SQUARES.replace("g * g", "tl.minimum(g * g, 60000.0)"))),
-            diagnosis="squares-in-own-dtype",
-        ),
-        Variant(
             "scales-g-down-first",
             (
                 (_C_LOAD, _C_PLAIN + "    g = (g / 64).to(g_ptr.dtype.element_ty)\n"),

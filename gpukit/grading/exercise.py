@@ -137,8 +137,11 @@ class KernelExercise(Exercise):
     torch_ops  aten operations that the host code may use besides allocation, views and copies
     traffic    the bound on bytes moved, or None where the exercise does not grade it
     launch_rule  (case, launches) -> (label, sentence) if the launches break a rule of the exercise, else None; a launch is
-               {"kernel", "grid", "programs", "load_bytes", "store_bytes", "atomic_bytes", "flops", "accesses", "sectors"}:
-               accesses are [kind, tensor, line, bytes], sectors their 32-byte sectors in the same order
+               {"kernel", "grid", "programs", "load_bytes", "store_bytes", "atomic_bytes", "flops", "accesses", "sectors",
+               "longest"}: accesses are [kind, tensor, line, bytes], sectors their 32-byte sectors in the same order,
+               longest how many loads and stores the busiest program made
+    caches     (SMs, bytes of L2) of a GPU in miniature whose SMs hold one program each: a launch then has "dram_read_bytes"
+               too, what its caches read from memory
     """
 
     reference: Callable[..., Any] = field(kw_only=True)
@@ -147,3 +150,4 @@ class KernelExercise(Exercise):
     torch_ops: frozenset[str] = frozenset()
     traffic: Traffic | None = None
     launch_rule: Callable[[Case, list[dict]], tuple[str, str] | None] | None = None
+    caches: tuple[int, int] | None = None

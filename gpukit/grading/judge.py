@@ -183,6 +183,7 @@ class _Run:
                     "gradients": getattr(self.exercise, "gradients", 0),
                     "in_place": getattr(self.exercise, "in_place", ()),
                     "setup": getattr(self.exercise, "setup", ""),
+                    "caches": getattr(self.exercise, "caches", None),
                     "memory": getattr(self.exercise, "memory_rule", None) is not None,
                 }
                 return self._converse(worker, job, cases)

@@ -7,6 +7,7 @@ they loaded and stored, which PyTorch operations the host code used, what a repl
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import importlib.util
 import linecache
@@ -14,6 +15,7 @@ import os
 import socket
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -137,7 +139,7 @@ def _call_kernel(function: Any, args: tuple, job: dict) -> dict:
             for name, value in outputs.items()
             if type(value) is torch.Tensor and value.numel() and any(_shares(value, arg) for arg in inputs.values())
         ],
-        "launches": [_launch_facts(launch, job["path"]) for launch in own],
+        "launches": [_launch_facts(launch, job["caches"]) for launch in own],
         "host_ops": watch.used,
         "copied_read_bytes": sum(op.read_bytes for op in traced.torch_ops),
         "copied_write_bytes": sum(op.write_bytes for op in traced.torch_ops),
@@ -246,8 +248,8 @@ def _learner_line(path: str) -> int:
     return 0
 
 
-def _launch_facts(launch: Any, path: str) -> dict:
-    return {
+def _launch_facts(launch: Any, caches: tuple[int, int] | None) -> dict:
+    facts = {
         "kernel": launch.kernel,
         "grid": tuple(launch.grid),
         "programs": launch.programs,
@@ -257,7 +259,16 @@ def _launch_facts(launch: Any, path: str) -> dict:
         "flops": launch.flops,
         "accesses": [[a.kind, a.tensor, a.line, a.bytes] for a in launch.accesses],
         "sectors": [a.sectors for a in launch.accesses],
+        "longest": max(Counter(launch.recording.program).values(), default=0),
     }
+    if caches:
+        from gpukit import hardware
+
+        sms, l2_bytes = caches
+        one_program = {"max_threads_per_sm": 32 * launch.num_warps, "smem_per_sm_bytes": 0}
+        small = dataclasses.replace(hardware.gpu("h200"), sms=sms, l2_bytes=l2_bytes, **one_program)
+        facts["dram_read_bytes"] = launch.traffic(small, compiled=False).dram_read_bytes
+    return facts
 
 
 def _bytes(tensor: Any) -> Any:

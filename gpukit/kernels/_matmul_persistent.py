@@ -85,20 +85,26 @@ def _store(
             c_desc.store([m, n], y.to(c_desc.dtype))
 
 
-def described(x: Tensor, rows_only: bool | None = None) -> Tensor:
-    """x [R, C] as the TMA unit can read it: itself, or a copy in rows padded to 16 bytes.
+def describable(x: Tensor, rows_only: bool | None = None) -> bool:
+    """Whether the TMA unit can read x [R, C] as it lies in memory.
 
     rows_only  True or False: the dimension that has to be contiguous is the last or the first (fp8 operands of the tensor
                cores, all along K); None: either
     """
     unit = 16 // x.itemsize
     stride_r, stride_c = x.stride()
-    by_rows = stride_c == 1 and stride_r % unit == 0 and stride_r >= x.shape[1]
-    by_columns = stride_r == 1 and stride_c % unit == 0 and stride_c >= x.shape[0]
-    if x.data_ptr() % 16 == 0 and ((by_rows and rows_only is not False) or (by_columns and rows_only is not True)):
+    by_rows = rows_only is not False and stride_c == 1 and stride_r % unit == 0 and stride_r >= x.shape[1]
+    by_columns = rows_only is not True and stride_r == 1 and stride_c % unit == 0 and stride_c >= x.shape[0]
+    return x.data_ptr() % 16 == 0 and (by_rows or by_columns)
+
+
+def described(x: Tensor, rows_only: bool | None = None) -> Tensor:
+    """x itself if it is describable, else a copy in rows padded to 16 bytes."""
+    if describable(x, rows_only):
         return x
-    if rows_only is False or (rows_only is None and stride_r < stride_c):
+    if rows_only is False or (rows_only is None and x.stride(0) < x.stride(1)):
         return described(x.mT, True).mT
+    unit = 16 // x.itemsize
     R, C = x.shape
     padded = torch.empty((R, -(-C // unit) * unit), dtype=x.dtype, device=x.device)[:, :C]
     return padded.copy_(x)
@@ -131,6 +137,8 @@ def matmul_persistent(
     a_desc, a_rows = _descriptor(a, [BLOCK_M, BLOCK_K])
     b_desc, b_rows = _descriptor(b, [BLOCK_K, BLOCK_N])
     aligned = N * c.itemsize % 16 == 0
+    if not aligned:
+        config["PIECES"] = min(8, BLOCK_N // 16)  # an address of two registers for each element that is stored
     c_desc = TensorDescriptor(c, [M, N], [N, 1], [BLOCK_M, BLOCK_N // config["PIECES"]]) if aligned else None
     tiles = -(-M // BLOCK_M) * -(-N // BLOCK_N)
     matmul_persistent_kernel[(min(programs, tiles),)](

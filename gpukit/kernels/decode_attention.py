@@ -18,9 +18,10 @@ step, and can be replayed in a CUDA graph.
 An int8 cache has a scale for each head of each token. The scales multiply scores and weights, D times fewer numbers than
 the elements; integers up to 127 are exact in 16 bits.
 
-Traffic: the cache once, up to the lengths; q, o and the splits' sums, splits / T of the cache. Limits: no gradients; all
-rows of a block of queries wait for one another. A share of the whole batch's work for each SM, whatever the lengths, would
-balance batches of very unequal lengths better.
+Traffic: the cache once, up to the lengths, q and o. The splits' sums, written and read, add 2 splits groups / T to what a
+cache in 16 bits takes: 0.2 % for 8 splits of 8,192 tokens.
+Limits: no gradients. A batch of very unequal lengths would be balanced better by an equal share of all its tokens for each
+SM than by splits of each sequence.
 Sources: Dao, Haziza, Massa and Sizov 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html; Ainslie et al. 2023,
 https://arxiv.org/abs/2305.13245 (GQA); Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867
 """
@@ -104,7 +105,7 @@ def decode_attention_kernel(
         s = tl.dot(q, k.to(q.dtype).T, input_precision=PRECISION) * scale
         if k_scales_ptr is not None:
             at = batch * stride_ksb + head * stride_ksh + (n + offs_n).to(tl.int64) * stride_kst
-            s *= tl.load(k_scales_ptr + at, mask=n + offs_n < end, other=0.0)[None, :]
+            s *= tl.load(k_scales_ptr + at, mask=n + offs_n < end, other=0.0).to(tl.float32)[None, :]
         s = tl.where(n + offs_n[None, :] < seen, s, -float("inf"))
         m_new = tl.maximum(m, tl.max(s, axis=1))
         p = tl.exp2(s - m_new[:, None])
@@ -116,7 +117,7 @@ def decode_attention_kernel(
             acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
         else:
             at = batch * stride_vsb + head * stride_vsh + (n + offs_n).to(tl.int64) * stride_vst
-            v_scale = tl.load(v_scales_ptr + at, mask=n + offs_n < end, other=0.0)
+            v_scale = tl.load(v_scales_ptr + at, mask=n + offs_n < end, other=0.0).to(tl.float32)
             # Relative to the block's largest, so that small scales do not vanish in float16.
             largest = tl.max(v_scale, axis=0)
             p *= (v_scale / tl.where(largest == 0, 1.0, largest))[None, :]
@@ -179,7 +180,7 @@ class Config(NamedTuple):
 
 
 BLOCK_BYTES = 16 * 1024  # of keys, and as many of values
-# What a program does besides its blocks, in blocks: it starts, fills its pipeline, and its sums are written and read.
+# What a program does besides its blocks, in blocks, by estimate: it starts, fills its pipeline, its sums are written and read.
 OVERHEAD_BLOCKS = 2
 MOST_SPLITS = 512
 
@@ -198,8 +199,10 @@ def config_of(rows: int, D: int, dtype: torch.dtype, cache_dtype: torch.dtype, s
         # Without tensor cores a thread holds whole rows of its products' operands: larger blocks do not fit its registers.
         BLOCK_M, BLOCK_N, num_warps, most_ahead = 16, 16, 8, 0 if cache_dtype == torch.int8 else 3
     else:
-        BLOCK_M = min(max(16, triton.next_power_of_2(rows)), 64)
-        BLOCK_N = BLOCK_BYTES // (BLOCK_D * cache_dtype.itemsize)
+        # An int8 block is converted in registers, of which many rows leave too few for a large one.
+        most_rows = 32 if cache_dtype == torch.int8 and BLOCK_D > 128 else 64
+        BLOCK_M = min(max(16, triton.next_power_of_2(rows)), most_rows)
+        BLOCK_N = BLOCK_BYTES // (BLOCK_D * (cache_dtype if BLOCK_M == 16 else dtype).itemsize)
         BLOCK_N = min(max(BLOCK_N, 32), 128 if BLOCK_D >= 64 else 64)
         num_warps, most_ahead = 8 if BLOCK_M == 64 else 4, 3
     stage = 2 * BLOCK_N * BLOCK_D * cache_dtype.itemsize
@@ -384,7 +387,8 @@ def decode_attention(
     _check(q, k_cache, v_cache, lengths, k_scales, v_scales, scale, precision)
     compiling = torch.compiler.is_compiling()
     if not compiling and lengths.is_cpu and len(lengths):
-        low, high = int(lengths.min()), int(lengths.max())
+        known = lengths.tolist()
+        low, high = min(known), max(known)
         if low < 0 or high > k_cache.shape[1]:
             raise ValueError(
                 f"decode_attention: lengths must be 0 to {k_cache.shape[1]}, the caches' tokens, got {low} to {high}"

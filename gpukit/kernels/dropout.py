@@ -45,7 +45,7 @@ def dropout_kernel(
         seed = tl.load(seed_ptr)
     words = tl.philox(seed, lane, block, 0, 0, ROUNDS)
     # 1 / (1 - p) for the p that the comparison makes of it, so that the mean stays exactly; at p = 1 nothing is kept.
-    scale = 2.0**BITS / tl.maximum(2**BITS - threshold, 1).to(ACC)
+    scale = 2.0**BITS / tl.maximum((threshold - 2**BITS) * -1, 1).to(ACC)
     for i in tl.static_range(4):
         offs = start + i * LANES + lane
         mask = offs < total

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._matmul_persistent import described, matmul_persistent
+from gpukit.kernels._matmul_persistent import describable, described, matmul_persistent
 from gpukit.kernels._rows import DTYPES, INTERPRETED, acc_dtype, differentiable, launch, properties, torch_acc_dtype
 from gpukit.kernels._tiles import epilogue, tile_at
 from gpukit.kernels.gelu import gelu_bwd_op, swiglu_bwd_op
@@ -117,7 +117,8 @@ def add_shares_kernel(
 
 # ------------------------------------------------------------------------------------------------------ configurations
 class Config(NamedTuple):
-    """One way to compute a matmul. rate: TFLOP/s of 16-bit operands when every SM has such a tile."""
+    """One way to compute a matmul. rate: about how many TFLOP/s of 16-bit operands when every SM of an H200 has such a tile;
+    only their order matters."""
 
     BLOCK_M: int
     BLOCK_N: int
@@ -247,14 +248,8 @@ def _by_tma(a: Tensor, b: Tensor, gated: bool) -> bool:
         return False
     if gated and N // 2 * b.dtype.itemsize % 16:
         return False  # the columns of `up` would not begin where a load can
-    return 2 * M * N * K >= WORTH_A_COPY or all(ready is x for x, ready in zip((a, b), _described(a, b), strict=True))
-
-
-def _described(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """a and b [1, ...] with strides that tensor descriptors take."""
-    along_k = a.dtype == FP8  # of 8 bits the tensor cores take rows along K only
-    ready = described(a[0], True if along_k else None), described(b[0], False if along_k else None)
-    return tuple(x if y.data_ptr() == x.data_ptr() else y[None] for x, y in zip((a, b), ready, strict=True))
+    along_k = (True, False) if a.dtype == FP8 else (None, None)
+    return 2 * M * N * K >= WORTH_A_COPY or (describable(a[0], along_k[0]) and describable(b[0], along_k[1]))
 
 
 _tuned: dict[tuple, Config] = {}
@@ -329,11 +324,12 @@ def _run(config: Config, a: Tensor, b: Tensor, c: Tensor, after: tuple, activati
     blocks = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K, "GROUP_M": GROUP_M}
     options = {"num_warps": num_warps, "num_stages": num_stages}
     if config.descriptors:
-        a, b = _described(a, b)
+        along_k = (True, False) if a.dtype == FP8 else (None, None)  # of 8 bits the tensor cores take rows along K only
+        a, b = described(a[0], along_k[0]), described(b[0], along_k[1])
         gpu = properties(a.device)
         programs = gpu.multi_processor_count if gpu else 2
         more = {"PIECES": PIECES, "FLATTEN": FLATTEN, **options}
-        matmul_persistent(a[0], b[0], c[0], *after, activation, {**blocks, **more}, programs)
+        matmul_persistent(a, b, c[0], *after, activation, {**blocks, **more}, programs)
         return
     ACC = acc_dtype(a.dtype)
     into, at_once, width, act = c, after, N, activation
@@ -383,14 +379,14 @@ def _fake(a, b, bias, residual, scale, activation, precision, autotune, save):
 
 
 def _save(ctx, inputs, output) -> None:
-    a, b, bias, residual, scale, *ctx.settings, _ = inputs
-    ctx.save_for_backward(a, b, bias, residual, scale, output[1])
+    a, b, bias, _, scale, *ctx.settings, _ = inputs
+    ctx.save_for_backward(a, b, bias, scale, output[1])
     ctx.mark_non_differentiable(output[1])
 
 
 def _backward(ctx, dc: Tensor, _dz=None):
     """Gradients of a, b, bias and residual: da = dz b^T and db = a^T dz, where dz is dc through the activation."""
-    a, b, bias, _, scale, z = ctx.saved_tensors
+    a, b, bias, scale, z = ctx.saved_tensors
     activation, precision, autotune = ctx.settings
     need = ctx.needs_input_grad
     dz = dc
@@ -417,20 +413,22 @@ class MatmulFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *inputs) -> Tensor:
         c, z = matmul_fwd(*inputs)
-        a, b, bias, residual, scale, *ctx.settings, _ = inputs
-        ctx.save_for_backward(a, b, bias, residual, scale, z)
+        a, b, bias, _, scale, *ctx.settings, _ = inputs
+        ctx.save_for_backward(a, b, bias, scale, z)
         return c
 
     @staticmethod
     def backward(ctx, dc: Tensor):
         if torch.is_grad_enabled():  # create_graph=True: a second derivative needs operations that PyTorch can follow
-            a, b, bias, residual, scale, _ = ctx.saved_tensors
+            a, b, bias, scale, _ = ctx.saved_tensors
             plain = lambda *given: _plain(*given, scale, ctx.settings[0])  # noqa: E731
-            return *differentiable(plain, (a, b, bias, residual), (dc,)), *(None,) * 5
+            wanted = any(ctx.needs_input_grad[:3])
+            gradients = differentiable(plain, (a, b, bias), (dc,)) if wanted else [None] * 3
+            return *gradients, dc if ctx.needs_input_grad[3] else None, *(None,) * 5
         return _backward(ctx, dc)
 
 
-def _plain(a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, scale: Tensor | None, activation: str):
+def _plain(a: Tensor, b: Tensor, bias: Tensor | None, scale: Tensor | None, activation: str) -> Tensor:
     y = a @ b
     y = y if scale is None else (y * scale).to(y.dtype)
     y = y if bias is None else y + bias
@@ -439,7 +437,7 @@ def _plain(a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, s
         y = F.silu(gate) * up
     elif activation:
         y = F.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none")
-    return y if residual is None else y + residual
+    return y
 
 
 # --------------------------------------------------------------------------------------------------------------- public
@@ -515,7 +513,8 @@ def matmul(
     bias [N], any of these dtypes but fp8. residual: the result's shape and dtype. scale: one float32 number on the
     device, for operands that were scaled to fit into fp8; it gets no gradient.
     activation  None, "gelu", "gelu_tanh", or "swiglu": b then holds 2 N columns, gate before up, as does the bias
-    precision   of float32 operands: "ieee", or "tf32", which keeps 10 bits of their mantissas and is many times faster
+    precision   of float32 operands: "ieee", without tensor cores, or "tf32", which keeps 10 bits of their mantissas and is
+                many times faster
     autotune    measure every configuration once for these sizes and strides, and keep the fastest; else a model chooses
 
     Returns c [..., M, N], contiguous, in a's dtype. Under autocast a, b and what is added are first cast, as by

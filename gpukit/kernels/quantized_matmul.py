@@ -94,7 +94,7 @@ def quantized_matmul_kernel(
 
 
 def _config(M: int, N: int, K: int, group: int, bits: int, dtype: torch.dtype, device: torch.device) -> dict:
-    """Narrow tiles of all the rows, and shares of K until there are four programs for each SM: the weight is read once
+    """Narrow tiles of all the rows, and shares of K until there are two programs for each SM: the weight is read once
     and what counts is how many loads are under way."""
     gpu = properties(device)
     BLOCK_M = min(max(triton.next_power_of_2(M), 16), 64)

@@ -130,8 +130,8 @@ def cost_bwd(shape: tuple[int, ...], dtype: torch.dtype, causal: bool = False) -
 
 
 def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Two heads: float64 references hold several matrices of scores."""
-    return 1, min(shape[1], 2), *shape[2:]
+    """Two heads of at most 8,192 tokens: the reference in float64 holds several matrices of scores."""
+    return 1, min(shape[1], 2), min(shape[2], 8192), shape[3]
 
 
 OP = Op(

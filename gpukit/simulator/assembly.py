@@ -24,7 +24,7 @@ class Instruction:
     text        as printed, the predicate and the operands included
     frames      (file, line) of the source, innermost function first
     own_frames  those that are not Triton's own; for what came from tl.max or tl.sum and does not say who called (Triton
-                3.6) those of the instruction before
+                3.6 and 3.7) those of the instruction before
     file, line  of the first of these: the line of the learner; None, 0 if there is none
     position    line in the listing
     labels      names of the addresses here (jump targets)

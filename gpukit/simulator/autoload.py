@@ -32,7 +32,8 @@ def _install() -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
     interpreter = importlib.import_module("gpukit.simulator.interpreter")
-    if not hasattr(interpreter, "install"):  # it is what imports Triton just now, and whoever imports it installs it
+    if not hasattr(interpreter, "install"):  # it is what imports Triton just now, so it does so at its own end
+        interpreter.wanted = True
         return
     try:
         interpreter.install()

@@ -33,7 +33,8 @@ class Layout:
         """Bases of registers, lanes and warps: bit i of the register number adds bases[i] to the element's indices.
         A zero base means that both values of that bit hold the same element."""
         if self.kind == "linear":
-            return tuple([tuple(b) for b in bases] for bases in self.linear)
+            # A layout larger than the block, say of a row that is added to a tile: what lies beyond are copies.
+            return tuple([tuple(x % n for x, n in zip(b, shape, strict=True)) for b in bases] for bases in self.linear)
         if self.kind not in ("blocked", "slice"):
             raise NotImplementedError(f"elements of a {self.kind} layout are not modelled")
         full = list(shape)

@@ -1,0 +1,180 @@
+"""What is special about the exercises and the lesson of notebook 12; tests/test_wrong.py judges the known answers of all
+exercises, tests/test_matmul.py tests the kernels."""
+
+import json
+import random
+import re
+
+import pytest
+import torch
+
+from gpukit import course
+from gpukit.checks import matmul as checks
+from gpukit.checks.matmul import EXERCISES, INT4, ORDER, PRECISION, SPLIT_K, STRIDES, TILES
+from gpukit.grading.exercise import KernelExercise
+from gpukit.grading.judge import judge_source
+from gpukit.grading.stubs import clear
+from gpukit.simulator import numerics
+
+ROOT = course.root(__file__)
+SOLUTION = (ROOT / "solutions" / "matmul.py").read_text(encoding="utf-8")
+CELLS = json.loads((ROOT / "notebooks" / "12_matmul.ipynb").read_text(encoding="utf-8"))["cells"]
+
+
+def ids(exercise):
+    return exercise.id
+
+
+def cases(exercise, seed=1):
+    return exercise.cases(random.Random(seed))
+
+
+def edited(*edits):
+    source = SOLUTION
+    for old, new in edits:
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    return source
+
+
+# ---- cases -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=ids)
+def test_cases_are_fresh_but_always_the_same_ones(exercise):
+    first, second, again = (cases(exercise, seed) for seed in (1, 2, 1))
+    assert [case.name for case in first] == [case.name for case in second]
+    assert [case.tags for case in first] == [case.tags for case in second]
+    assert len({case.name for case in first}) == len(first) >= 6
+    assert not all(a.args[0].equal(b.args[0]) for a, b in zip(first, second, strict=True))
+    assert all(a.args[0].equal(b.args[0]) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("exercise", [e for e in EXERCISES if isinstance(e, KernelExercise)], ids=ids)
+def test_cases_hold_what_breaks_kernels(exercise):
+    tags = set().union(*(case.tags for case in cases(exercise)))
+    assert {"float32", "float16", "bfloat16"} <= tags
+    wanted = {
+        STRIDES: {"a-strides", "b-strides", "batched", "ragged"},
+        ORDER: {"short-group"},
+        SPLIT_K: {"uneven", "empty", "large-sums", "cancel"},
+        INT4: {"groups", "ragged"},
+    }
+    assert wanted.get(exercise, {"ragged", "large"}) <= tags
+    assert max(case.args[0].numel() for case in cases(exercise)) <= 1 << 14
+
+
+def test_strided_cases_are_views_of_many_kinds():
+    strides = [case.args[0].stride() + case.args[1].stride() for case in cases(STRIDES)]
+    assert any(0 in stride for stride in strides)  # expanded
+    assert any(not case.args[0].is_contiguous() for case in cases(STRIDES))
+    assert any(case.args[0].untyped_storage().nbytes() > case.args[0].nbytes for case in cases(STRIDES))  # gaps
+
+
+# ---- what the checks hold to be true ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_result_is_told_by_its_precision(seed):
+    """Where several ways fit, the first; the names of the other cases begin with the way that made them."""
+    for case in cases(PRECISION, seed):
+        expected = "ieee" if "several" in case.tags else case.name.partition(",")[0]
+        assert checks._which(*case.args) == expected, case.name
+
+
+def test_tf32_is_the_simulators():
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(checks._read("tf32", x), torch.from_numpy(numerics.tf32(x.numpy())))
+
+
+def test_no_threshold_on_the_error_tells_tf32_from_bf16():
+    """With random signs bfloat16 errs more, with positive numbers tf32 does."""
+    error = {}
+    for case in cases(PRECISION):
+        a, b, c = case.args
+        terms = a.double().abs() @ b.double().abs()
+        error[case.name] = float(((c - a.double() @ b.double()).abs() / terms).max())
+    assert error["bf16, K 256"] > error["tf32, K 256"]
+    assert error["tf32, K 1024, all positive"] > 2 * error["bf16, K 1024, all positive"]
+
+
+def test_references():
+    for case in cases(TILES):
+        a, b, _ = case.args
+        torch.testing.assert_close(checks._exact(*case.args), a.float() @ b.float(), rtol=1e-5, atol=1e-5)
+    x, weight, bias = cases(checks.EPILOGUE)[0].args
+    expected = torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias))
+    torch.testing.assert_close(checks.EPILOGUE.reference(x, weight, bias), expected)
+    # A byte 0x2f: 15 - 8 in the even row, 2 - 8 in the odd one.
+    y = INT4.reference(torch.eye(2), torch.tensor([[0x2F]], dtype=torch.uint8), torch.ones(1, 1))
+    assert y.flatten().tolist() == [7, -6]
+
+
+# ---- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def test_detective_stub_is_right_and_reads_too_much():
+    found = judge_source(ORDER, clear(SOLUTION), seed=1)
+    assert (found.state, found.diagnosis) == ("fail", "order")
+    assert "144 KiB come from memory where 64 are enough" in " ".join(str(found).split())
+
+
+def test_one_dot_product_for_each_element_is_no_tiling():
+    loops = """def matmul_tiles(a, b, BLOCK):
+    import torch
+    c = torch.zeros(a.shape[0], b.shape[1])
+    for i in range(a.shape[0]):
+        for j in range(b.shape[1]):
+            c[i, j] = a[i].float() @ b[:, j].float()
+    return c
+"""
+    assert judge_source(TILES, loops, seed=1).diagnosis == "memory"
+
+
+def test_dequantising_into_memory_first_is_not_enough():
+    call = "    int4_kernel[grid](x, packed, scales, y, M, N, K, GROUP=K // scales.shape[0], BLOCK_M=16, BLOCK_N=32)\n"
+    found = judge_source(INT4, edited((call, "    packed = packed.clone()\n" + call)), seed=1)
+    assert found.diagnosis == "traffic"
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=ids)
+def test_every_diagnosis_is_reached_by_a_known_wrong_answer(exercise):
+    reached = {variant.diagnosis for variant in exercise.wrong}
+    own = {known.label for known in exercise.misconceptions if known.gives or known.when}
+    assert own - reached == set()
+    assert len(reached) >= 4 and len(exercise.wrong) >= 5 and len(exercise.right) >= 2
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=ids)
+def test_diagnoses_and_hints_tell_no_code(exercise):
+    texts = [*exercise.hints, *(known.say for known in exercise.misconceptions if isinstance(known.say, str))]
+    for text in texts:
+        assert not re.search(r"tl\.\w+\(|\w+_ptr \+|mask=|other=", text), text
+
+
+# ---- the notebook ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=ids)
+def test_notebook_says_what_the_registry_says(exercise):
+    """The label under each statement is the exercise's, and its check cell stands right below."""
+    (at,) = [i for i, cell in enumerate(CELLS) if f"## Exercise: {exercise.id}\n" in "".join(cell["source"])]
+    assert f"*{exercise.label}*" in "".join(CELLS[at]["source"])
+    check = CELLS[at + 1]
+    assert check["id"] == "check-" + exercise.id.replace(".", "-").replace("_", "-")
+    assert "".join(check["source"]) == f'import gpukit; gpukit.check("{exercise.id}")'
+
+
+def test_notebook_adds_up_the_minutes():
+    minutes = sum(exercise.label.minutes for exercise in EXERCISES)
+    assert f"of which {minutes} minutes are exercises" in "".join(CELLS[0]["source"])
+
+
+def test_notebook_keeps_to_its_size():
+    assert 20 <= len(CELLS) <= 40
+    for cell in CELLS:
+        lines = "".join(cell["source"]).splitlines()
+        if cell["cell_type"] == "code":
+            assert len(lines) <= 15 and max(map(len, lines)) <= 100, cell["id"]
+        else:
+            assert len("".join(cell["source"]).split()) <= 120, cell["id"]
