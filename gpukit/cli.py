@@ -268,9 +268,8 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _trace(args: argparse.Namespace) -> int:
-    os.environ["TRITON_INTERPRET"] = (
-        "1"  # before Triton is imported, and also where there is a GPU: it has no part in this
-    )
+    # Before Triton is imported, and also where there is a GPU: it has no part in this.
+    os.environ["TRITON_INTERPRET"] = "1"
     from gpukit import tracing
 
     try:

@@ -11,41 +11,11 @@ from gpukit.kernels.softmax import softmax_bwd, softmax_fwd
 from gpukit.op import Cost
 from gpukit.reference.softmax import LOG_SOFTMAX, OP
 from gpukit.testing import assert_close, poison
-from tests.kernel_cases import shapes_of
+from tests.kernel_cases import DTYPES, LAYOUTS, contiguous, every_second, padded_rows, seeded, shapes_of, transposed
 
 kernels = sys.modules["gpukit.kernels.softmax"]  # the package's attribute of that name is the function
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Longer than a program holds in registers, in whole blocks and not.
 LONG = ((1, 40_960), (5, 33_001))
-
-
-def contiguous(x):
-    return x
-
-
-def padded_rows(x):
-    """Rows that do not follow one another in memory, the first one not aligned."""
-    return torch.nn.functional.pad(x, (3, 5))[..., 3:-5]
-
-
-def every_second(x):
-    return torch.stack((x, torch.full_like(x, 1e4)), dim=-1).flatten(-2)[..., ::2]
-
-
-def transposed(x):
-    return x.mT.contiguous().mT if x.ndim > 1 else x
-
-
-def permuted(x):
-    """Leading dimensions that no one stride describes: [2, 3, N] seen through [3, 2, N]."""
-    return x.transpose(0, 1).contiguous().transpose(0, 1) if x.ndim > 2 else x
-
-
-LAYOUTS = (contiguous, padded_rows, every_second, transposed, permuted)
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def check(shape, dtype, device, layout=contiguous, dy_layout=contiguous, fn=softmax):

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -259,26 +260,21 @@ class _Run:
             label, lines = diagnose.values_differ(self.exercise, outcomes, self.hint)
             raise _Found("fail", label, lines)
         if not kernel:
-            self._memory(outcomes)
+            self._keeps(self.exercise.memory_rule, outcomes, "peak_bytes")
             return
         self.passed += 2  # no access outside a tensor (that raises), inputs unchanged
         self._own_kernel(outcomes)
         self.passed += 1
-        if self.exercise.launch_rule is not None:
-            for outcome in outcomes:
-                if broken := self.exercise.launch_rule(outcome.case, outcome.reply["launches"]):
-                    label, sentence = broken
-                    text = f"right values, but {sentence}"
-                    raise self._found("fail", label, text, f"in case {outcome.case.name}")
-            self.passed += 1
+        self._keeps(self.exercise.launch_rule, outcomes, "launches")
         if self.exercise.traffic is not None:
             self._traffic(outcomes)
 
-    def _memory(self, outcomes: list[Outcome]) -> None:
-        if self.exercise.memory_rule is None:
+    def _keeps(self, rule: Callable | None, outcomes: list[Outcome], counted: str) -> None:
+        """Hold what the worker counted in each case against a rule of the exercise's own."""
+        if rule is None:
             return
         for outcome in outcomes:
-            if broken := self.exercise.memory_rule(outcome.case, outcome.reply["peak_bytes"]):
+            if broken := rule(outcome.case, outcome.reply[counted]):
                 label, sentence = broken
                 text = f"right values, but {sentence}"
                 raise self._found("fail", label, text, f"in case {outcome.case.name}")

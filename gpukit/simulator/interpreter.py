@@ -650,9 +650,8 @@ def _elementwise(plain):
         *operands, function = operands_and_op
         if function is np.where or not any(_is_bf16(x) for x in operands):
             result = plain(self, *operands_and_op)
-            if (
-                result.data.dtype == np.bool_
-            ):  # Triton calls a comparison by its operands' type, and would splat it as that
+            # Triton calls a comparison by its operands' type, and would splat it as that.
+            if result.data.dtype == np.bool_:
                 result.dtype = tl.int1
             return result
         return _rounded(function(*[_floats(x) for x in operands]))
