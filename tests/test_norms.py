@@ -275,10 +275,11 @@ def test_offsets_beyond_int32(rows, device, request):
     x = torch.empty(2 * 2**30 + 50, dtype=torch.float16, device=device).as_strided((3, 50), (2**30, 1))
     x.copy_(torch.randn(3, 50, generator=seeded()))
     near, weight = x.clone(), torch.ones(50, dtype=x.dtype, device=device)
+    # Nearly equal: of other strides the compiler may make another order of the sums.
     far, close = (kernels.norm_fwd(t, t, weight, weight, 1e-6, True) for t in (x, near))
-    assert all(map(torch.equal, far, close))
+    torch.testing.assert_close(far, close)
     far, close = (kernels.norm_bwd(t, t, t, weight, weight, close[2]) for t in (x, near))
-    assert all(map(torch.equal, far, close))
+    torch.testing.assert_close(far, close)
 
 
 @pytest.mark.parametrize("rows", ["resident", "long"])

@@ -25,17 +25,22 @@ class Kernel:
 
 
 class Compiled:
+    function, packed_metadata = "function", "metadata"
+
     def __init__(self, kernel):
         self.kernel = kernel
 
-    def __getitem__(self, grid):
-        return lambda *arguments: self.kernel.calls.append(("cached", grid, arguments))
+    def run(self, x, y, z, stream, function, metadata, launch_metadata, enter_hook, exit_hook, *arguments):
+        assert (stream, function, metadata) == ("stream -1", "function", "metadata")
+        self.kernel.calls.append(("cached", (x, y, z), arguments))
 
 
 @pytest.fixture
 def kernel(monkeypatch):
     monkeypatch.setattr(_rows, "INTERPRETED", False)
     monkeypatch.setattr(_rows, "_compiled", {})
+    monkeypatch.setattr(_rows, "_current_stream", lambda: lambda device: f"stream {device}")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)  # where the CPU's tensors are
     return Kernel()
 
 

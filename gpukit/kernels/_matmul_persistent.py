@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from gpukit.kernels._rows import launch
 from gpukit.kernels._tiles import epilogue, tile_at
 
 
@@ -141,7 +142,7 @@ def matmul_persistent(
         config["PIECES"] = min(8, BLOCK_N // 16)  # an address of two registers for each element that is stored
     c_desc = TensorDescriptor(c, [M, N], [N, 1], [BLOCK_M, BLOCK_N // config["PIECES"]]) if aligned else None
     tiles = -(-M // BLOCK_M) * -(-N // BLOCK_N)
-    matmul_persistent_kernel[(min(programs, tiles),)](
-        a_desc, b_desc, c_desc, c, z, bias, residual, scale, M, N, K,
+    launch(
+        matmul_persistent_kernel, min(programs, tiles), a_desc, b_desc, c_desc, c, z, bias, residual, scale, M, N, K,
         A_ROWS=a_rows, B_ROWS=b_rows, ACTIVATION=activation, **config,
     )  # fmt: skip

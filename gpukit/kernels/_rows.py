@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -38,8 +39,21 @@ INTERPRETED = not isinstance(column_sums_kernel, triton.JITFunction)
 _compiled: dict[tuple, tuple] = {}
 
 
-def launch(kernel, programs: int, *arguments: Tensor | int | None, **constants) -> None:
-    """kernel[(programs,)](*arguments, **constants) in half of the time on the CPU: 8 us where Triton takes 15.
+@cache
+def _current_stream() -> Callable[[int], int]:
+    """What says which stream is PyTorch's current one on a device."""
+    return triton.runtime.driver.active.get_current_stream
+
+
+@cache
+def _free(kernel) -> frozenset[int]:
+    """The numbers among a kernel's arguments of which Triton looks at no more than their type."""
+    return frozenset(p.num for p in getattr(kernel, "params", ()) if p.do_not_specialize)
+
+
+def launch(kernel, programs: int, *arguments: Tensor | TensorDescriptor | int | None, **constants) -> None:
+    """kernel[(programs,)](*arguments, **constants) on the device of the first tensor, in less than half of the time on the
+    CPU.
 
     Triton asks of each argument at each launch what it has compiled for: the dtype, whether 16 divides an address or a
     number, whether a number is 1. Here the numbers themselves lead to the compiled kernel, and an unaligned address to
@@ -49,26 +63,36 @@ def launch(kernel, programs: int, *arguments: Tensor | int | None, **constants) 
     if INTERPRETED or getattr(triton.JITFunction.run, "watchers", None):
         kernel[(programs,)](*arguments, **constants)
         return
-    key, values, addresses = [id(kernel), *constants.values()], list(arguments), 0
+    device = getattr(arguments[0], "base", arguments[0]).get_device()
+    if device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            launch(kernel, programs, *arguments, **constants)
+        return
+    key, values, addresses = [id(kernel), device, *constants.values()], list(arguments), 0
+    free = _free(kernel)
     for i, x in enumerate(arguments):
         if isinstance(x, Tensor):
             values[i] = x.data_ptr()  # spares Triton to ask for it, and the driver whose address it is
             addresses |= values[i]
             x = x.dtype
+        elif isinstance(x, TensorDescriptor):
+            x = x.base.dtype, *x.block_shape
+        elif i in free and -(2**31) <= x < 2**31:
+            x = None
         key.append(x)
-    if addresses % 16:
-        kernel[(programs,)](*arguments, **constants)
-        return
-    key = (*key, arguments[0].device)
-    known = _compiled.get(key)
+    key = tuple(key)
+    known = None if addresses % 16 else _compiled.get(key)
     if known is None:
+        compiled = kernel[(programs,)](*arguments, **constants)
         if len(_compiled) >= 10_000:  # numbers that always change
             _compiled.clear()
-        compiled = kernel[(programs,)](*arguments, **constants)
-        _compiled[key] = compiled, [constants[name] for name in kernel.arg_names[len(arguments) :]]
+        if addresses % 16 == 0:
+            ordered = [constants[name] for name in kernel.arg_names[len(arguments) :]]
+            _compiled[key] = compiled.run, compiled.function, compiled.packed_metadata, ordered
         return
-    compiled, ordered = known
-    compiled[(programs, 1, 1)](*values, *ordered)
+    run, function, metadata, ordered = known
+    # None: no hooks before and after a launch, which Triton's profiler would set.
+    run(programs, 1, 1, _current_stream()(device), function, metadata, None, None, None, *values, *ordered)
 
 
 def column_sums(partial: Tensor, like: Tensor, second: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gpukit.kernels._rows import DTYPES, INTERPRETED, acc_dtype, as_rows, properties, torch_acc_dtype
+from gpukit.kernels._rows import DTYPES, INTERPRETED, acc_dtype, as_rows, launch, properties, torch_acc_dtype
 
 
 @triton.jit
@@ -172,11 +172,11 @@ def cross_entropy_fwd(
             )
     losses, lse = (torch.empty(M, dtype=torch_acc_dtype(x.dtype), device=x.device) for _ in range(2))
     if M:
-        with torch.cuda.device_of(x):
-            cross_entropy_fwd_kernel[(M,)](
-                x, target, losses, lse, scale, *x.stride(), V, ignore_index,
-                SMOOTHING=label_smoothing, Z_LOSS=z_loss, GRADIENT=scale is not None, **_row_config(V, x.dtype, scale is not None),
-            )  # fmt: skip
+        launch(
+            cross_entropy_fwd_kernel, M, x, target, losses, lse, scale, *x.stride(), V, ignore_index,
+            SMOOTHING=label_smoothing, Z_LOSS=z_loss, GRADIENT=scale is not None,
+            **_row_config(V, x.dtype, scale is not None),
+        )  # fmt: skip
     return losses, lse
 
 
@@ -188,11 +188,11 @@ def cross_entropy_bwd(
     dx = torch.empty((M, V), dtype=x.dtype, device=x.device)
     if M:
         config = _stream_config(V)
-        with torch.cuda.device_of(x):
-            cross_entropy_bwd_kernel[(M * -(-V // config["BLOCK_V"]),)](
-                x, target, lse, dloss, dx, *x.stride(), dloss.stride(0), V, ignore_index,
-                SMOOTHING=label_smoothing, Z_LOSS=z_loss, ACC=acc_dtype(x.dtype), **config,
-            )  # fmt: skip
+        launch(
+            cross_entropy_bwd_kernel, M * -(-V // config["BLOCK_V"]),
+            x, target, lse, dloss, dx, *x.stride(), dloss.stride(0), V, ignore_index,
+            SMOOTHING=label_smoothing, Z_LOSS=z_loss, ACC=acc_dtype(x.dtype), **config,
+        )  # fmt: skip
     return dx
 
 
@@ -201,8 +201,7 @@ def scale_rows(x: Tensor, scale: Tensor) -> None:
     M, V = x.shape
     if M:
         config = _stream_config(V)
-        with torch.cuda.device_of(x):
-            scale_rows_kernel[(M * -(-V // config["BLOCK_V"]),)](x, scale, *x.stride(), scale.stride(0), V, **config)
+        launch(scale_rows_kernel, M * -(-V // config["BLOCK_V"]), x, scale, *x.stride(), scale.stride(0), V, **config)
 
 
 def reduced(losses: Tensor, target: Tensor, ignore_index: int, reduction: str) -> Tensor:

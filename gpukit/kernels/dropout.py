@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import acc_dtype, as_rows, check, check_device, empty
+from gpukit.kernels._rows import acc_dtype, as_rows, check, check_device, empty, launch
 
 # Elements LANES apart share a Philox call of so many rounds, and BITS of its words are compared: what a seed means, so not
 # to be tuned. The kernel reads them itself, since every argument costs the CPU time at each launch.
@@ -69,11 +69,10 @@ def dropout_fwd(x: Tensor, p: float, seed: int, seed_tensor: Tensor | None) -> T
     flat = x.is_contiguous()
     x = x if flat else as_rows(x, copy_interleaved=True)
     strides, N = ((0, 0), 0) if flat else (x.stride(), x.shape[1])
-    with torch.cuda.device_of(x):
-        dropout_kernel[(-(-total // (4 * LANES.value)),)](
-            x, y, seed_tensor, seed, round(p * 2**BITS.value), *strides, total, N,
-            FLAT=flat, ACC=acc_dtype(x.dtype), num_warps=NUM_WARPS,
-        )  # fmt: skip
+    launch(
+        dropout_kernel, -(-total // (4 * LANES.value)),
+        x, y, seed_tensor, seed, round(p * 2**BITS.value), *strides, total, N, FLAT=flat, ACC=acc_dtype(x.dtype), num_warps=NUM_WARPS,
+    )  # fmt: skip
     return y
 
 

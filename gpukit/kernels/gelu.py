@@ -225,9 +225,8 @@ def gelu_fwd(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     bias = None if bias is None else bias.contiguous()
     M, N = x.shape
     config = _config(M, N, x.dtype)
-    with torch.cuda.device_of(x):
-        programs = _programs(M, N, config)
-        launch(gelu_fwd_kernel, programs, x, bias, y, *x.stride(), M, N, TANH=approximate == "tanh", **config)
+    programs = _programs(M, N, config)
+    launch(gelu_fwd_kernel, programs, x, bias, y, *x.stride(), M, N, TANH=approximate == "tanh", **config)
     return y
 
 
@@ -236,27 +235,26 @@ def gelu_bwd(dy: Tensor, x: Tensor, bias: Tensor | None, approximate: str) -> tu
     if x.numel() == 0:
         return dx, None if bias is None else torch.zeros_like(bias)
     tanh = approximate == "tanh"
-    with torch.cuda.device_of(x):
-        if bias is None:
-            dy, x = _views(dy, x)
-            M, N = x.shape
-            config = _config(M, N, x.dtype)
-            launch(
-                gelu_bwd_kernel, _programs(M, N, config), dy, x, None, dx, None, *dy.stride(), *x.stride(), M, N,
-                TANH=tanh, **config,
-            )  # fmt: skip
-            return dx, None
-        dy, x = as_rows(dy, copy_interleaved=True), as_rows(x, copy_interleaved=True)
+    if bias is None:
+        dy, x = _views(dy, x)
         M, N = x.shape
-        config = _config(2, N, x.dtype)  # as if there were more than one row, in narrow tiles
-        blocks_n = _blocks(N, config["BLOCK_N"])
-        blocks_m = min(_blocks(M, config["BLOCK_M"]), max(1, BIAS_PROGRAMS * multiprocessors(x.device) // blocks_n))
-        partial = torch.empty((1, blocks_m, N), dtype=torch_acc_dtype(x.dtype), device=x.device)
+        config = _config(M, N, x.dtype)
         launch(
-            gelu_bwd_kernel, blocks_m * blocks_n, dy, x, bias.contiguous(), dx, partial, *dy.stride(), *x.stride(),
-            M, N, TANH=tanh, **config,
+            gelu_bwd_kernel, _programs(M, N, config), dy, x, None, dx, None, *dy.stride(), *x.stride(), M, N,
+            TANH=tanh, **config,
         )  # fmt: skip
-        return dx, column_sums(partial, bias)[0]
+        return dx, None
+    dy, x = as_rows(dy, copy_interleaved=True), as_rows(x, copy_interleaved=True)
+    M, N = x.shape
+    config = _config(2, N, x.dtype)  # as if there were more than one row, in narrow tiles
+    blocks_n = _blocks(N, config["BLOCK_N"])
+    blocks_m = min(_blocks(M, config["BLOCK_M"]), max(1, BIAS_PROGRAMS * multiprocessors(x.device) // blocks_n))
+    partial = torch.empty((1, blocks_m, N), dtype=torch_acc_dtype(x.dtype), device=x.device)
+    launch(
+        gelu_bwd_kernel, blocks_m * blocks_n, dy, x, bias.contiguous(), dx, partial, *dy.stride(), *x.stride(),
+        M, N, TANH=tanh, **config,
+    )  # fmt: skip
+    return dx, column_sums(partial, bias)[0]
 
 
 def swiglu_fwd(gate: Tensor, up: Tensor) -> Tensor:
@@ -266,9 +264,8 @@ def swiglu_fwd(gate: Tensor, up: Tensor) -> Tensor:
     gate, up = _views(gate, up)
     M, N = gate.shape
     config = _config(M, N, gate.dtype)
-    with torch.cuda.device_of(gate):
-        programs = _programs(M, N, config)
-        launch(swiglu_fwd_kernel, programs, gate, up, y, *gate.stride(), *up.stride(), M, N, **config)
+    programs = _programs(M, N, config)
+    launch(swiglu_fwd_kernel, programs, gate, up, y, *gate.stride(), *up.stride(), M, N, **config)
     return y
 
 
@@ -279,11 +276,10 @@ def swiglu_bwd(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     dy, gate, up = _views(dy, gate, up)
     M, N = gate.shape
     config = _config(M, N, gate.dtype)
-    with torch.cuda.device_of(gate):
-        launch(
-            swiglu_bwd_kernel, _programs(M, N, config), dy, gate, up, dgate, dup,
-            *dy.stride(), *gate.stride(), *up.stride(), M, N, **config,
-        )  # fmt: skip
+    launch(
+        swiglu_bwd_kernel, _programs(M, N, config), dy, gate, up, dgate, dup,
+        *dy.stride(), *gate.stride(), *up.stride(), M, N, **config,
+    )  # fmt: skip
     return dgate, dup
 
 

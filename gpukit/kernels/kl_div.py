@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gpukit.kernels._rows import DTYPES, INTERPRETED, acc_dtype, torch_acc_dtype
+from gpukit.kernels._rows import DTYPES, INTERPRETED, acc_dtype, launch, torch_acc_dtype
 
 
 @triton.jit
@@ -73,17 +73,10 @@ def kl_div_fwd(x: Tensor, t: Tensor, log_target: bool, reduced: bool) -> Tensor:
     else:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if programs:
-        with torch.cuda.device_of(x):
-            kl_div_fwd_kernel[(programs,)](
-                x.contiguous(),
-                t.contiguous(),
-                out,
-                x.numel(),
-                LOG_TARGET=log_target,
-                REDUCED=reduced,
-                ACC=acc_dtype(x.dtype),
-                **_FWD,
-            )
+        launch(
+            kl_div_fwd_kernel, programs, x.contiguous(), t.contiguous(), out, x.numel(),
+            LOG_TARGET=log_target, REDUCED=reduced, ACC=acc_dtype(x.dtype), **_FWD,
+        )  # fmt: skip
     return out
 
 
@@ -91,11 +84,10 @@ def kl_div_bwd(t: Tensor, dloss: Tensor, log_target: bool, reduced: bool, scale:
     """dx, contiguous, in t's shape and dtype."""
     dx = torch.empty_like(t, memory_format=torch.contiguous_format)
     if t.numel():
-        with torch.cuda.device_of(t):
-            kl_div_bwd_kernel[(-(-t.numel() // _BWD["BLOCK"]),)](
-                t.contiguous(), dloss.contiguous(), dx, t.numel(), SCALE=scale, LOG_TARGET=log_target,
-                REDUCED=reduced, ACC=acc_dtype(t.dtype), **_BWD,
-            )  # fmt: skip
+        launch(
+            kl_div_bwd_kernel, -(-t.numel() // _BWD["BLOCK"]), t.contiguous(), dloss.contiguous(), dx, t.numel(),
+            SCALE=scale, LOG_TARGET=log_target, REDUCED=reduced, ACC=acc_dtype(t.dtype), **_BWD,
+        )  # fmt: skip
     return dx
 
 

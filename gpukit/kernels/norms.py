@@ -176,14 +176,21 @@ def norm_fwd_long_kernel(
             offs_n = start + offs
             total += _load_input(x_ptr, residual_ptr, offs_n * stride_xn, offs_n * stride_rn, offs_n < N, ACC)
         mean = _mean(tl.sum(total, axis=0), N)
-        tl.store(stats_ptr + M + pid_m, mean)
     squares = tl.zeros([BLOCK_N], ACC)
+    rest = tl.zeros([BLOCK_N], ACC)
     for start in tl.range(0, N, BLOCK_N):
         offs_n = start + offs
         x = _load_input(x_ptr, residual_ptr, offs_n * stride_xn, offs_n * stride_rn, offs_n < N, ACC)
         x = tl.where(offs_n < N, x - mean, 0.0)
         squares += x * x
-    rstd = tl.rsqrt(tl.sum(squares, axis=0) / N + EPS)
+        rest += x
+    variance = tl.sum(squares, axis=0) / N
+    if CENTRE:  # what rounding has left of the mean: a sum far from 0 loses digits that the differences still have
+        shift = _mean(tl.sum(rest, axis=0), N)
+        mean += shift
+        variance -= shift * shift
+        tl.store(stats_ptr + M + pid_m, mean)
+    rstd = tl.rsqrt(variance + EPS)
     tl.store(stats_ptr + pid_m, rstd)
 
     for start in tl.range(0, N, BLOCK_N):
@@ -328,11 +335,10 @@ def norm_fwd(
     residual = None if residual is None else as_rows(residual, copy_interleaved=reread)
     M = x.shape[0]
     programs = -(-M // config.get("BLOCK_M", 1))  # rounds up; triton.cdiv costs the CPU 2 us
-    with torch.cuda.device_of(x):
-        launch(
-            kernel, programs, x, residual, _contiguous(weight), _contiguous(bias), y, u, stats,
-            *x.stride(), *(x if residual is None else residual).stride(), M, N, EPS=eps, CENTRE=centre, **config,
-        )  # fmt: skip
+    launch(
+        kernel, programs, x, residual, _contiguous(weight), _contiguous(bias), y, u, stats,
+        *x.stride(), *(x if residual is None else residual).stride(), M, N, EPS=eps, CENTRE=centre, **config,
+    )  # fmt: skip
     return y, u, stats
 
 
@@ -357,15 +363,14 @@ def norm_bwd(
     partial = new((parameters, programs, N), dtype=stats.dtype, device=x.device)
     dweight = None if weight is None else partial[0]
     dbias = None if bias is None else partial[-1]
-    with torch.cuda.device_of(x):
-        launch(
-            kernel, programs, dy, du, x, _contiguous(weight), stats, dx, dweight, dbias,
-            *dy.stride(), *(x if du is None else du).stride(), *x.stride(), M, N, CENTRE=len(stats) == 2, **config,
-        )  # fmt: skip
-        if weight is not None:
-            dweight, dbias = column_sums(partial, weight, bias)
-        elif bias is not None:
-            dbias, _ = column_sums(partial, bias)
+    launch(
+        kernel, programs, dy, du, x, _contiguous(weight), stats, dx, dweight, dbias,
+        *dy.stride(), *(x if du is None else du).stride(), *x.stride(), M, N, CENTRE=len(stats) == 2, **config,
+    )  # fmt: skip
+    if weight is not None:
+        dweight, dbias = column_sums(partial, weight, bias)
+    elif bias is not None:
+        dbias, _ = column_sums(partial, bias)
     return dx, dweight, dbias
 
 

@@ -85,12 +85,11 @@ def rope_turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, backwards: bool) -
     if cos.ndim == 2:
         cos, sin = cos.expand(B, -1, -1), sin.expand(B, -1, -1)
     config = _config(max(H, k.shape[1]), D // 2, q.dtype)
-    with torch.cuda.device_of(q):
-        launch(
-            rope_kernel, B * T, q, k, cos, sin, q_out, k_out,
-            *q.stride(), *k.stride(), *cos.stride(), *sin.stride(),
-            H, k.shape[1], T, D // 2, BACKWARDS=backwards, **config,
-        )  # fmt: skip
+    launch(
+        rope_kernel, B * T, q, k, cos, sin, q_out, k_out,
+        *q.stride(), *k.stride(), *cos.stride(), *sin.stride(),
+        H, k.shape[1], T, D // 2, BACKWARDS=backwards, **config,
+    )  # fmt: skip
     return q_out, k_out
 
 
