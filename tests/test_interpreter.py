@@ -23,6 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gpukit.simulator import interpreter
 from gpukit.simulator.interpreter import MemoryFault, RaceFault, guard, unguard_all
+from gpukit.simulator.memory import Memory
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
@@ -1041,3 +1042,27 @@ def test_row_fails_without_the_layer(name):
     interpreter.uninstall()
     with pytest.raises((AssertionError, triton.runtime.errors.InterpreterError, Exception, pytest.fail.Exception)):
         ROWS[name][0]()
+
+
+def test_addresses_in_a_table_lead_to_the_copies_of_a_gpus_tensors():
+    memory = Memory((1,), where=lambda: ("", 0))
+    on_gpu, copy = torch.zeros(8), torch.zeros(8)
+    memory.add("x", on_gpu, copy)
+    there = np.array([on_gpu.data_ptr(), on_gpu.data_ptr() + 28, on_gpu.data_ptr() + 32, 7], dtype=np.uint64)
+    found = memory.where_copied(there)
+    assert found.tolist() == [copy.data_ptr(), copy.data_ptr() + 28, on_gpu.data_ptr() + 32, 7]
+
+
+def test_what_is_compiled_after_an_interpreted_launch_has_tritons_own_min():
+    """The compiler's module is imported with the first kernel; it must not find the interpreter's functions then."""
+    code = """
+import sys, torch, triton, triton.language as tl
+from gpukit.simulator import interpreter
+interpreter.install()
+from tests.test_interpreter import copy_rows
+assert "triton.compiler.code_generator" not in sys.modules
+copy_rows[(1,)](torch.ones(8), torch.empty(8), 8, 8, BLOCK=8, MASK_LOAD=True, MASK_STORE=True)
+taken = sys.modules["triton.compiler.code_generator"].CodeGenerator.builtin_namespace["min"]
+assert taken in (tl.minimum, getattr(tl.core, "builtin_min", None)), taken
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=Path(__file__).parents[1])

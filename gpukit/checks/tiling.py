@@ -326,7 +326,8 @@ MATMUL = KernelExercise(
         Misconception(
             "tf32",
             "the inputs were rounded to 10 mantissa bits before they were multiplied. Which argument of tl.dot says that "
-            "float32 means float32?",
+            "float32 means float32? (For a GPU Triton makes a dot, with that rounding, of tl.sum(a[:, :, None] * "
+            "b[None, :, :], axis=1) as well.)",
             when=lambda evidence: evidence.tag("float32") and _nearly(evidence),
         ),
         Misconception(
@@ -476,11 +477,13 @@ MATMUL = KernelExercise(
             ),
         ),
         Variant(
+            # In float32 Triton's compiler would make a tf32 dot of it.
             "sums instead of dots",
             (
                 (
                     _DOT,
-                    "        acc += tl.sum(a.to(tl.float32)[:, :, None] * b.to(tl.float32)[None, :, :], axis=1)\n",
+                    "        products = a.to(tl.float64)[:, :, None] * b.to(tl.float64)[None, :, :]\n"
+                    "        acc += tl.sum(products, axis=1).to(tl.float32)\n",
                 ),
             ),
         ),

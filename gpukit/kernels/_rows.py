@@ -45,6 +45,11 @@ def _current_stream() -> Callable[[int], int]:
     return triton.runtime.driver.active.get_current_stream
 
 
+def interpreted() -> bool:
+    """Whether launches go through the interpreter: without a GPU, and beside it while gpukit.trace() counts them."""
+    return INTERPRETED or bool(getattr(triton.JITFunction.run, "watchers", None))
+
+
 @cache
 def _free(kernel) -> frozenset[int]:
     """The numbers among a kernel's arguments of which Triton looks at no more than their type."""
@@ -59,8 +64,7 @@ def launch(kernel, programs: int, *arguments: Tensor | TensorDescriptor | int | 
     number, whether a number is 1. Here the numbers themselves lead to the compiled kernel, and an unaligned address to
     Triton. `arguments` are the kernel's own in their order, without those called tl.constexpr, which come by name.
     """
-    # gpukit.trace() sees what goes through Triton's run().
-    if INTERPRETED or getattr(triton.JITFunction.run, "watchers", None):
+    if interpreted():  # gpukit.trace() sees what goes through Triton's run()
         kernel[(programs,)](*arguments, **constants)
         return
     device = getattr(arguments[0], "base", arguments[0]).get_device()
@@ -68,21 +72,26 @@ def launch(kernel, programs: int, *arguments: Tensor | TensorDescriptor | int | 
         with torch.cuda.device(device):
             launch(kernel, programs, *arguments, **constants)
         return
-    key, values, addresses = [id(kernel), device, *constants.values()], list(arguments), 0
-    free = _free(kernel)
+    kinds, values, addresses, free = [], list(arguments), 0, _free(kernel)
     for i, x in enumerate(arguments):
         if isinstance(x, Tensor):
             values[i] = x.data_ptr()  # spares Triton to ask for it, and the driver whose address it is
             addresses |= values[i]
-            x = x.dtype
+            kinds.append(x.dtype)
         elif isinstance(x, TensorDescriptor):
-            x = x.base.dtype, *x.block_shape
+            kinds += x.base.dtype, *x.block_shape
         elif i in free and -(2**31) <= x < 2**31:
-            x = None
-        key.append(x)
-    key = tuple(key)
+            kinds.append(None)
+        elif x is None or free:
+            kinds.append(x)
+        else:  # from here on numbers, as in every kernel of this package
+            kinds += arguments[i:]
+            break
+    key = (id(kernel), device, *kinds, *constants.values())
     known = None if addresses % 16 else _compiled.get(key)
     if known is None:
+        if any(isinstance(x, Tensor) for x in kinds):
+            raise TypeError(f"{kernel}: a tensor behind a number; tensors come first")
         compiled = kernel[(programs,)](*arguments, **constants)
         if len(_compiled) >= 10_000:  # numbers that always change
             _compiled.clear()

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import INTERPRETED, acc_dtype
+from gpukit.kernels._rows import INTERPRETED, acc_dtype, interpreted
 
 BLOCK, NUM_WARPS = 1024, 4
 # A tensor's row in the table: the addresses of the parameter, its gradient, m, v and the master copy, its number of
@@ -188,7 +188,7 @@ class _Bucket:
 
     def launch(self, kernel, *args, **constants) -> None:
         # In the interpreter every tensor is an argument as well: it refuses addresses that it does not know.
-        known = (*self.params, *self.grads, *(t for s in self.states for t in s.values())) if INTERPRETED else None
+        known = (*self.params, *self.grads, *(t for s in self.states for t in s.values())) if interpreted() else None
         if self.blocks:
             with torch.cuda.device_of(self.table):
                 kernel[(self.blocks,)](

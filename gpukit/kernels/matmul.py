@@ -6,7 +6,7 @@ program per element would read them N and M times. What comes after the product 
 stored, so bias, GELU, SwiGLU and a residual cost no pass over memory of their own.
 
 `matmul_kernel` is the whole idea; it takes any strides and sizes. Where c has few tiles and K is long, SPLIT_K programs
-share a tile: each leaves its sums in memory and a second kernel adds them, always in the same order. On Hopper and later
+share a tile: each leaves its sums in memory and the last of them adds all, always in the same order. On Hopper and later
 large matrices go through gpukit.kernels._matmul_persistent. The gradients are two more products, with a and b transposed
 by their strides alone.
 
@@ -24,9 +24,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._matmul_persistent import describable, described, matmul_persistent
+from gpukit.kernels._matmul_persistent import described, matmul_persistent
 from gpukit.kernels._rows import DTYPES, INTERPRETED, acc_dtype, differentiable, launch, properties, torch_acc_dtype
-from gpukit.kernels._tiles import epilogue, tile_at
+from gpukit.kernels._tiles import added, counters, epilogue, is_last, tile_at
 from gpukit.kernels.gelu import gelu_bwd_op, swiglu_bwd_op
 
 FP8 = torch.float8_e4m3fn
@@ -36,14 +36,15 @@ PRECISIONS = ("ieee", "tf32")
 
 @triton.jit
 def matmul_kernel(
-    a_ptr, b_ptr, c_ptr, z_ptr, bias_ptr, residual_ptr, scale_ptr,
+    a_ptr, b_ptr, c_ptr, z_ptr, bias_ptr, residual_ptr, scale_ptr, parts_ptr, counters_ptr,
     stride_ab, stride_am, stride_ak,
     stride_bb, stride_bk, stride_bn,
     M, N, K, batches,
     ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
 ):  # fmt: skip
-    """One tile of c per program, or with SPLIT_K > 1 the sums over its share of K: then c is [SPLIT_K, batches, M, N]."""
+    """One tile of c per program, or with SPLIT_K > 1 of them, each with its share of K. Their sums go to parts
+    [SPLIT_K, batches, M, N] (2 N columns for "swiglu"), and the last of them adds all."""
     GATED: tl.constexpr = ACTIVATION == "swiglu"
     # With fp8 operands the tensor cores of Hopper keep 14 bits of a sum: no longer than one block of K at a time.
     IMPRECISE: tl.constexpr = BLOCK_K if a_ptr.dtype.element_ty == tl.float8e4nv else None
@@ -79,40 +80,28 @@ def matmul_kernel(
         a_ptrs += step_a
         b_ptrs += step_b
 
+    mask = (offs_m < M) & (offs_n < N)
+    if SPLIT_K > 1:
+        columns = 2 * N if GATED else N
+        size = tl.cast(batches, tl.int64) * M * columns
+        parts = parts_ptr + tl.cast(share, tl.int64) * M * columns + offs_m * columns + offs_n
+        tl.store(parts, acc, mask=mask)
+        if GATED:
+            tl.store(parts + N, up, mask=mask)
+        if not is_last(counters_ptr + pid % (tiles_m * tiles_n * batches), SPLIT_K):
+            return
+        parts = parts_ptr + batch * M * columns + offs_m * columns + offs_n
+        acc = added(parts, size, mask, SPLIT_K)
+        if GATED:
+            up = added(parts + N, size, mask, SPLIT_K)
     FINE: tl.constexpr = c_ptr.dtype.element_ty == tl.float32
-    before = tl.cast(share, tl.int64) * M * N  # elements of c in the batches before this one
+    before = batch * M * N  # elements of c in the batches before this one
     if z_ptr is not None:
         z_ptr += before * (2 if GATED else 1)
     if residual_ptr is not None:
         residual_ptr += before
     y = epilogue(acc, up, z_ptr, bias_ptr, residual_ptr, scale_ptr, offs_m, offs_n, M, N, ACTIVATION, FINE)
-    tl.store(c_ptr + before + offs_m * N + offs_n, y, mask=(offs_m < M) & (offs_n < N))
-
-
-@triton.jit
-def add_shares_kernel(
-    partial_ptr, c_ptr, z_ptr, bias_ptr, residual_ptr, scale_ptr,
-    M, N,
-    ACTIVATION: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    """c [M, N] from the sums partial [SPLIT_K, M, N] (2 N columns for "swiglu"): one tile per program."""
-    GATED: tl.constexpr = ACTIVATION == "swiglu"
-    columns = 2 * N if GATED else N
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    offs_m = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
-    offs_n = (tl.program_id(0) % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    mask = (offs_m < M) & (offs_n < N)
-    ptrs = partial_ptr + offs_m * columns + offs_n
-    acc = tl.zeros([BLOCK_M, BLOCK_N], ACC)
-    up = acc
-    for _ in tl.static_range(SPLIT_K):
-        acc += tl.load(ptrs, mask=mask, other=0.0)
-        if GATED:
-            up += tl.load(ptrs + N, mask=mask, other=0.0)
-        ptrs += tl.cast(M, tl.int64) * columns
-    FINE: tl.constexpr = c_ptr.dtype.element_ty == tl.float32
-    y = epilogue(acc, up, z_ptr, bias_ptr, residual_ptr, scale_ptr, offs_m, offs_n, M, N, ACTIVATION, FINE)
-    tl.store(c_ptr + offs_m * N + offs_n, y, mask=mask)
+    tl.store(c_ptr + before + offs_m * N + offs_n, y, mask=mask)
 
 
 # ------------------------------------------------------------------------------------------------------ configurations
@@ -137,10 +126,9 @@ class Config(NamedTuple):
 
 # BLOCK_K in bytes of an operand's row. Tiles of a few rows read more of b for each FLOP, and are for those that must.
 HOPPER = (
-    Config(128, 256, 128, 8, 3, 740, PIECES=2),
+    Config(128, 256, 128, 8, 3, 740, PIECES=2, FLATTEN=True),
     Config(128, 128, 128, 8, 4, 620, PIECES=1),
-    Config(128, 256, 128, 8, 4, 660),
-    Config(128, 128, 128, 8, 3, 560),
+    Config(128, 128, 128, 4, 3, 700),  # two programs on an SM: 203 us for 4096 x 4096 x 4096, 273 with 128 x 256
     Config(64, 128, 128, 4, 4, 480),
     Config(64, 64, 128, 4, 4, 330),
     Config(16, 64, 256, 4, 4, 80),
@@ -160,8 +148,10 @@ PLAIN = (Config(64, 64, 64, 4, 3, 30), Config(16, 64, 64, 4, 3, 15), Config(64, 
 INTERPRETER = (Config(32, 32, 64, 4, 1, 1),)
 SPLITS = (1, 2, 4, 8, 16)
 GROUP_M = 8
-# Copies into padded rows pay for themselves from here on, 2 M N K.
-WORTH_A_COPY = 1e9
+# From here on, in 2 M N K, descriptors gain more than they cost: on the CPU as much as three launches, and for operands
+# without wide loads copies into padded rows.
+WORTH_DESCRIPTORS = 2e10
+WORTH_A_COPY = 4e9
 
 
 def _candidates(dtype: torch.dtype, precision: str, gated: bool, wide: bool, device: torch.device) -> list[Config]:
@@ -182,23 +172,24 @@ def _candidates(dtype: torch.dtype, precision: str, gated: bool, wide: bool, dev
         BLOCK_N = max(config.BLOCK_N // sums, 16)
         BLOCK_K = max(config.BLOCK_K // dtype.itemsize, 16)
         if not (wide or config.descriptors):
-            # Single elements, each with an address of two registers.
+            # Single elements, each with an address of two registers: smaller blocks in more threads.
             if config.BLOCK_M * config.BLOCK_N > 128 * 128:
                 continue
             BLOCK_K = min(BLOCK_K, 32)
+            config = config._replace(num_warps=max(config.num_warps, config.BLOCK_M * BLOCK_N // 2048))
         configs.append(config._replace(BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K))
     return configs
 
 
 def _seconds(config: Config, batches: int, M: int, N: int, K: int, itemsize: int, sms: int) -> float:
     """A model of an H200, good enough to rank configurations: waves of tiles, each limited by its arithmetic or by what
-    one SM draws from memory, and for shares of K the second kernel."""
+    one SM draws from memory, and for shares of K their sums, written and read."""
     BLOCK_M, BLOCK_N, split = config.BLOCK_M, config.BLOCK_N, config.SPLIT_K
     tiles = batches * -(-M // BLOCK_M) * -(-N // BLOCK_N)
     waves = -(-tiles * split // sms)
     arithmetic = BLOCK_M * BLOCK_N * K * itemsize / (config.rate * 1e12 / 132)
     traffic = (BLOCK_M + BLOCK_N) * K * itemsize / 60e9
-    again = 0 if split == 1 else 3e-6 + batches * M * N * 8 * split / 4e12
+    again = 0 if split == 1 else 2e-6 + batches * M * N * 8 * split / 4e12
     return waves * max(arithmetic, traffic) / split + again
 
 
@@ -248,8 +239,7 @@ def _by_tma(a: Tensor, b: Tensor, gated: bool) -> bool:
         return False
     if gated and N // 2 * b.dtype.itemsize % 16:
         return False  # the columns of `up` would not begin where a load can
-    along_k = (True, False) if a.dtype == FP8 else (None, None)
-    return 2 * M * N * K >= WORTH_A_COPY or (describable(a[0], along_k[0]) and describable(b[0], along_k[1]))
+    return 2 * M * N * K >= (WORTH_DESCRIPTORS if _wide(a) and _wide(b) else WORTH_A_COPY)
 
 
 _tuned: dict[tuple, Config] = {}
@@ -277,6 +267,10 @@ def _fastest(key: tuple, configs: tuple[Config, ...], run: Callable[[Config], ob
 
 
 # ------------------------------------------------------------------------------------------------------------ launchers
+# What `choices` said of these shapes and strides: asking costs the CPU 20 us.
+_known: dict[tuple, tuple[Config, ...]] = {}
+
+
 def matmul_fwd(
     a: Tensor,
     b: Tensor,
@@ -288,37 +282,45 @@ def matmul_fwd(
     autotune: bool,
     save: bool,
     config: Config | None = None,
-) -> tuple[Tensor, Tensor]:
+    keep: bool = True,
+) -> tuple[Tensor, Tensor | None]:
     """c [batches, M, N] of a [batches, M, K] and b [batches, K, N] (2 N columns for "swiglu"), both of any strides, and
-    with `save` what went into the activation, else an empty tensor."""
+    with `save` what went into the activation. keep: see `counters`."""
     batches, M, K = a.shape
     gated = activation == "swiglu"
     columns = b.shape[2]
     N = columns // 2 if gated else columns
     dtype = torch.bfloat16 if a.dtype == FP8 else a.dtype
     c = torch.empty((batches, M, N), dtype=dtype, device=a.device)
-    z = torch.empty((batches, M, columns) if save else 0, dtype=dtype, device=a.device)
+    z = torch.empty((batches, M, columns), dtype=dtype, device=a.device) if save else None
     if c.numel() == 0:
         return c, z
     bias = None if bias is None else bias.contiguous()
     residual = None if residual is None else residual.contiguous()
-    after = (z if save else None, bias, residual, scale)
+    after = (z, bias, residual, scale)
     with torch.cuda.device_of(a):
         if config is None:
-            by_tma = _by_tma(a, b, gated)
-            wide = _wide(a) and _wide(b)
-            configs = choices(batches, M, N, K, a.dtype, precision, gated, wide, by_tma, a.device)
+            key = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, precision, activation, a.device)
+            at = (*key, (a.data_ptr() | b.data_ptr()) % 16, id(properties(a.device)))
+            configs = _known.get(at)
+            if configs is None:
+                by_tma, wide = _by_tma(a, b, gated), _wide(a) and _wide(b)
+                configs = choices(batches, M, N, K, a.dtype, precision, gated, wide, by_tma, a.device)
+                if len(_known) >= 10_000:  # sizes that always change
+                    _known.clear()
+                _known[at] = configs
             config = configs[0]
             if autotune:
-                key = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, precision, activation, a.device)
-                run = lambda config: _run(config, a, b, c, after, activation, precision)  # noqa: E731
+                run = lambda config: _run(config, a, b, c, after, activation, precision, keep)  # noqa: E731
                 config = _fastest(key, configs, run)
-        _run(config, a, b, c, after, activation, precision)
+        _run(config, a, b, c, after, activation, precision, keep)
     return c, z
 
 
-def _run(config: Config, a: Tensor, b: Tensor, c: Tensor, after: tuple, activation: str, precision: str) -> None:
-    """Fill c, and z where there is one in `after` = (z, bias, residual, scale)."""
+def _run(
+    config: Config, a: Tensor, b: Tensor, c: Tensor, after: tuple, activation: str, precision: str, keep: bool
+) -> None:
+    """Fill c, and z where there is one in `after` = (z, bias, residual, scale). keep: see `counters`."""
     (batches, M, K), columns, N = a.shape, b.shape[2], c.shape[2]
     BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages, _, SPLIT_K, PIECES, FLATTEN = config
     blocks = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K, "GROUP_M": GROUP_M}
@@ -331,24 +333,15 @@ def _run(config: Config, a: Tensor, b: Tensor, c: Tensor, after: tuple, activati
         more = {"PIECES": PIECES, "FLATTEN": FLATTEN, **options}
         matmul_persistent(a, b, c[0], *after, activation, {**blocks, **more}, programs)
         return
-    ACC = acc_dtype(a.dtype)
-    into, at_once, width, act = c, after, N, activation
+    tiles = -(-M // BLOCK_M) * -(-N // BLOCK_N) * batches
+    parts = count = None
     if SPLIT_K > 1:
-        into = torch.empty((SPLIT_K, batches, M, columns), dtype=torch_acc_dtype(a.dtype), device=a.device)
-        at_once, width, act = (None,) * 4, columns, ""
-    tiles = -(-M // BLOCK_M) * -(-width // BLOCK_N)
+        parts = torch.empty(SPLIT_K * batches * M * columns, dtype=torch_acc_dtype(a.dtype), device=a.device)
+        count = counters(tiles, a.device, keep)
     launch(
-        matmul_kernel, tiles * SPLIT_K * batches, a, b, into, *at_once, *a.stride(), *b.stride(), M, width, K, batches,
-        ACTIVATION=act, PRECISION=precision, ACC=ACC, **blocks, SPLIT_K=SPLIT_K, **options,
+        matmul_kernel, tiles * SPLIT_K, a, b, c, *after, parts, count, *a.stride(), *b.stride(), M, N, K, batches,
+        ACTIVATION=activation, PRECISION=precision, ACC=acc_dtype(a.dtype), **blocks, SPLIT_K=SPLIT_K, **options,
     )  # fmt: skip
-    if SPLIT_K > 1:
-        rows = batches * M
-        BLOCK_N = min(triton.next_power_of_2(N), 512)
-        BLOCK_M = max(1, 512 // BLOCK_N)
-        launch(
-            add_shares_kernel, -(-rows // BLOCK_M) * -(-N // BLOCK_N), into, c, *after, rows, N,
-            ACTIVATION=activation, SPLIT_K=SPLIT_K, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, ACC=ACC, num_warps=4,
-        )  # fmt: skip
 
 
 # What torch.compile sees, as in gpukit.kernels.softmax: an operator that it does not look into.
@@ -364,7 +357,8 @@ def matmul_op(
     autotune: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    return matmul_fwd(a, b, bias, residual, scale, activation, precision, autotune, save)
+    c, z = matmul_fwd(a, b, bias, residual, scale, activation, precision, autotune, save, keep=False)
+    return c, c.new_empty(0) if z is None else z  # an operator cannot return None
 
 
 @matmul_op.register_fake
@@ -532,15 +526,18 @@ def matmul(
     columns = b.shape[-1]
     if activation == "swiglu" and columns % 2:
         raise ValueError(f"matmul: b must have an even number of columns for 'swiglu', gate and up, got {columns}")
+    leading = a.shape[:-2]
     try:
-        leading = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        if b.ndim > 2:
+            leading = torch.broadcast_shapes(leading, b.shape[:-2])
     except RuntimeError:
         raise ValueError(
             f"matmul: the leading dimensions of a and b must be equal or 1, got {list(a.shape)} and {list(b.shape)}"
         ) from None
     (M, K), N = a.shape[-2:], columns // 2 if activation == "swiglu" else columns
     dtype = torch.bfloat16 if a.dtype == FP8 else a.dtype
-    _check_after("matmul", a, bias, residual, scale, columns, [*leading, M, N], dtype)
+    if not (bias is residual is scale is None):
+        _check_after("matmul", a, bias, residual, scale, columns, [*leading, M, N], dtype)
     if b.ndim == 2:  # all rows of a times one matrix, as in a linear layer
         a, b = a.reshape(1, a.shape[:-1].numel(), K), b.unsqueeze(0)
     else:
@@ -549,10 +546,12 @@ def matmul(
         b = b.expand(*leading, K, columns).reshape(batches, K, columns)
     if residual is not None:
         residual = residual.reshape(a.shape[0], a.shape[1], N)
-    save = activation is not None and torch.is_grad_enabled()
-    save = save and any(x is not None and x.requires_grad for x in (a, b, bias))
-    inputs = (a, b, bias, residual, scale, activation or "", precision, autotune, save)
-    c = matmul_op(*inputs)[0] if torch.compiler.is_compiling() else MatmulFunction.apply(*inputs)
+    grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, bias, residual))
+    inputs = (a, b, bias, residual, scale, activation or "", precision, autotune, grad and activation is not None)
+    if torch.compiler.is_compiling():
+        c = matmul_op(*inputs)[0]
+    else:
+        c = MatmulFunction.apply(*inputs) if grad else matmul_fwd(*inputs)[0]
     return c.view(*leading, M, N)
 
 

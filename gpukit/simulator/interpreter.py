@@ -507,6 +507,16 @@ def _masked_store(plain):
     return create_masked_store
 
 
+def _int_to_ptr(plain):
+    def create_int_to_ptr(self, val, dst_ty):
+        pointers = plain(self, val, dst_ty)
+        if _running is not None:
+            pointers.data = _running.memory.where_copied(pointers.data)
+        return pointers
+
+    return create_int_to_ptr
+
+
 def _zeros(ptrs):
     """What a sampled launch loads: nobody knows what a program it leaves out would have stored."""
     ti = _interpreter_module()
@@ -889,6 +899,7 @@ _PATCHES = (
     (_INTERPRETER, "InterpreterBuilder.unary_op", _elementwise),
     (_INTERPRETER, "InterpreterBuilder.binary_op", _elementwise),
     (_INTERPRETER, "InterpreterBuilder.ternary_op", _elementwise),
+    (_INTERPRETER, "InterpreterBuilder.create_int_to_ptr", _int_to_ptr),
     (_INTERPRETER, "InterpreterBuilder.create_fma", _fma),
     (_INTERPRETER, "InterpreterBuilder.cast_impl", _cast),
     (_INTERPRETER, "InterpreterBuilder.create_fp_to_fp", _fp_to_fp),
@@ -920,6 +931,9 @@ _ABSENT = object()
 
 
 def _interpreter_module():
+    # The compiler takes `min` and `max` from triton.language when it is imported. Triton does that at the first kernel it
+    # compiles, which must not be while the interpreter's stand in their place.
+    importlib.import_module("triton.compiler.code_generator")
     return sys.modules[_INTERPRETER]
 
 

@@ -506,6 +506,14 @@ class Memory:
         self.parameters.append(parameter)
         return parameter
 
+    def where_copied(self, addresses: np.ndarray) -> np.ndarray:
+        """Addresses that a kernel has read from a table: those of a tensor on a GPU as those of the copy that it works on."""
+        for buffer in self.buffers.values():
+            if buffer.key != buffer.base and not buffer.imaginary:
+                inside = (addresses >= buffer.key) & (addresses < buffer.key + buffer.nbytes)
+                addresses = np.where(inside, addresses - np.uint64(buffer.key) + np.uint64(buffer.base), addresses)
+        return addresses
+
     def add_guarded(self) -> None:
         """Register the guarded CPU tensors that are no arguments: they may be reached through a table of pointers."""
         for key, views in _guarded.items():
