@@ -138,7 +138,8 @@ def test_empty_and_deterministic(op, device):
 
 
 def test_the_weight_is_read_once(device):
-    """And shares of K fill a GPU that is imagined here, in two launches of which a few programs are looked at."""
+    """And shares of K fill a GPU that is imagined here, in one launch of which a few programs are looked at, none of them
+    the last of its tile."""
     if device == "cuda":
         pytest.skip("counted in the interpreter, where tensors need no GPU")
     from gpukit import hardware, tracing
@@ -146,12 +147,12 @@ def test_the_weight_is_read_once(device):
     M, N, K = shape = (16, 2048, 2048)
     with tracing._imagined(hardware.gpu("t4")), tracing.Sizes(), gpukit.trace(sample=2) as t:
         int4_matmul(*INT4.make_inputs(shape, torch.bfloat16, seeded()))
-    product, shares = t.launches
+    (product,) = t.launches
     split = product.grid[0] // (N // 64)
     assert split > 1 and product.grid[0] >= 2 * 40
     weight_and_scales = N * K // 2 + N * (K // 128) * 2
     assert product.load_bytes == weight_and_scales + N // 64 * M * K * 2
-    assert product.store_bytes == split * M * N * 4 == shares.load_bytes
+    assert product.store_bytes == split * M * N * 4
 
 
 # -------------------------------------------------------------------------------------------------- errors and PyTorch

@@ -1,8 +1,12 @@
-"""What the matmul kernels share: the order of the tiles, and what becomes of a tile of sums before it is stored."""
+"""What the matmul kernels share: the order of the tiles, who of several programs finishes a tile, and what becomes of a
+tile of sums before it is stored."""
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from gpukit.kernels._rows import _current_stream, interpreted
 from gpukit.kernels.gelu import _gelu, _sigmoid
 
 
@@ -59,3 +63,48 @@ def epilogue(
     if residual_ptr is not None:
         acc += tl.load(residual_ptr + offs_m * N + offs_n, mask=mask).to(acc.dtype)
     return acc
+
+
+@triton.jit
+def added(ptrs, stride, mask, PARTS: tl.constexpr):
+    """ptrs[0] + ptrs[stride] + ...: tiles that `PARTS` programs have stored, for the last of them, always in this order."""
+    total = tl.load(ptrs, mask=mask, other=0.0, cache_modifier=".cg")
+    for i in tl.static_range(1, PARTS):
+        total += tl.load(ptrs + i * stride, mask=mask, other=0.0, cache_modifier=".cg")
+    return total
+
+
+@triton.jit
+def is_last(counter_ptr, programs):
+    """Whether this program is the last of the `programs` that share a counter and call this once, each after it has stored
+    its part of a result. The last one can load all parts, with cache_modifier=".cg": the L1 of its SM knows nothing of
+    what others store. It leaves the counter at 0, for the next launch.
+
+    A second kernel that adds the parts would wait until all programs are done, and cost a launch."""
+    tl.debug_barrier()  # One thread counts for all: what the others have stored must come before.
+    last = tl.atomic_add(counter_ptr, 1, sem="acq_rel") == programs - 1
+    if last:
+        tl.store(counter_ptr, 0)
+    return last
+
+
+_counters: dict[tuple[int, int], Tensor] = {}
+
+
+def counters(number: int, device: torch.device, keep: bool) -> Tensor:
+    """At least `number` zeros for `is_last` in a launch on the current stream: int32.
+
+    keep: they are kept for the next launch on this stream, which finds them at 0 again. Not in a CUDA graph, since two of
+    them may be replayed at a time, nor below torch.compile, which makes graphs of its own and takes back their memory."""
+    if interpreted() or not keep:
+        return torch.zeros(number, dtype=torch.int32, device=device)
+    if device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return counters(number, device, keep)
+    if torch.cuda.is_current_stream_capturing():
+        return torch.zeros(number, dtype=torch.int32, device=device)
+    key = device.index, _current_stream()(device.index)
+    known = _counters.get(key)
+    if known is None or len(known) < number:
+        known = _counters[key] = torch.zeros(max(number, 4096), dtype=torch.int32, device=device)
+    return known

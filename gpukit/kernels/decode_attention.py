@@ -7,7 +7,7 @@ decide how near its speed one comes:
                the cache is read once for all of them.
     splitting  One sequence has H_kv rows of work, and a GPU has more SMs than that. So the tokens are split among several
                programs. Each keeps its own maximum m, sum l and weighted sum acc in float32, as one block of FlashAttention
-               would, and a second small kernel joins them, always in the same order:
+               would, and the last of them to come to its end joins all, always in the same order:
 
                    M = max m      l = sum(l 2^(m - M))      o = sum(acc 2^(m - M)) / l
 
@@ -16,7 +16,7 @@ sequence is split evenly by its own length, a short one into splits that are sho
 step, and can be replayed in a CUDA graph.
 
 An int8 cache has a scale for each head of each token. The scales multiply scores and weights, D times fewer numbers than
-the elements; integers up to 127 are exact in 16 bits.
+the elements. The integers become float16, where they are exact, and so do the rows of q, shrunk or grown to fit.
 
 Traffic: the cache once, up to the lengths, q and o. The splits' sums, written and read, add 2 splits groups / T to what a
 cache in 16 bits takes: 0.2 % for 8 splits of 8,192 tokens.
@@ -35,7 +35,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import INTERPRETED, launch, properties
+from gpukit.kernels._rows import INTERPRETED, interpreted, launch, properties
+from gpukit.kernels._tiles import counters, is_last
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PRECISIONS = ("ieee", "tf32")
@@ -52,8 +53,65 @@ def _block(ptr, first, offs_n, offs_d, stride_t, stride_d, end, D: tl.constexpr)
 
 
 @triton.jit
+def _two_bytes(pair, PTX: tl.constexpr):
+    """The two integers of 8 bits in each int16, in float16. The bits of 1024 in float16 end in ten zeros: with a byte in
+    their place, its first bit turned, they are 1024 + q + 128, without the conversion of an integer. And bytes that lie in
+    pairs come from shared memory as numbers of 16 bits do, by whole registers and transposed, not one by one. The whole
+    loop then makes 3.9 instructions for an element of the cache, where single bytes take 6.7.
+
+    PTX: for two pairs at once, which Triton does not see. lop3 with 0x6A is (word & byte) ^ bits."""
+    if PTX:
+        low, high = tl.inline_asm_elementwise(
+            """{ .reg .b32 t; lop3.b32 $0, $2, 0x00FF00FF, 0x64806480, 0x6A;
+                 shr.u32 t, $2, 8; lop3.b32 $1, t, 0x00FF00FF, 0x64806480, 0x6A; }""",
+            "=r,=r,r", [pair], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        low = ((pair & 255) ^ 0x6480).to(tl.float16, bitcast=True)
+        high = (((pair >> 8) & 255) ^ 0x6480).to(tl.float16, bitcast=True)
+    return low - 1152.0, high - 1152.0
+
+
+@triton.jit
+def _store_rows(
+    o_ptr, o, offs_m, rows, groups, stride_oh, stride_ot, stride_od, D: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """Rows offs_m of a head of the cache to o: row m is its query head m % groups, and token m // groups."""
+    offs_d = tl.arange(0, BLOCK_D)[None, :].to(tl.int64)
+    at = (offs_m % groups).to(tl.int64) * stride_oh + (offs_m // groups).to(tl.int64) * stride_ot
+    mask = (offs_m < rows)[:, None] & (offs_d < D)
+    tl.store(o_ptr + at[:, None] + offs_d * stride_od, o, mask=mask)
+
+
+@triton.jit
+def _joined(
+    acc_ptr, stats_ptr, offs_r, mask_r, R, splits,
+    D: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows of o: the splits' sums, in their order and CHUNK of them at a time, in one scale and added up."""
+    offs_d = tl.arange(0, BLOCK_D)[None, None, :]
+    m = tl.full([ROWS], -3.4028234663852886e38, tl.float32)
+    l = tl.zeros([ROWS], tl.float32)
+    o = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    for first in tl.range(0, splits, CHUNK):
+        offs_s = first + tl.arange(0, CHUNK)[:, None]
+        mask = (offs_s < splits) & mask_r[None, :]
+        at = offs_s * R + offs_r[None, :]
+        m_part = tl.load(stats_ptr + at, mask=mask, other=-float("inf"), cache_modifier=".cg")
+        l_part = tl.load(stats_ptr + splits * R + at, mask=mask, other=0.0, cache_modifier=".cg")
+        acc_ptrs = acc_ptr + at[:, :, None] * D + offs_d
+        part = tl.load(acc_ptrs, mask=mask[:, :, None] & (offs_d < D), other=0.0, cache_modifier=".cg")
+        m_new = tl.maximum(m, tl.max(m_part, axis=0))  # finite, as every m is
+        weight, shrink = tl.exp2(m_part - m_new[None, :]), tl.exp2(m - m_new)
+        l = l * shrink + tl.sum(l_part * weight, axis=0)
+        o = o * shrink[:, None] + tl.sum(part * weight[:, :, None], axis=0)
+        m = m_new
+    return o / tl.where(l == 0, 1.0, l)[:, None]
+
+
+@triton.jit
 def decode_attention_kernel(
-    q_ptr, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, lengths_ptr, o_ptr, acc_ptr, stats_ptr,
+    q_ptr, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, lengths_ptr, o_ptr, parts_ptr, counters_ptr,
     stride_qb, stride_qh, stride_qt, stride_qd,
     stride_kb, stride_kt, stride_kh, stride_kd,
     stride_vb, stride_vt, stride_vh, stride_vd,
@@ -61,24 +119,28 @@ def decode_attention_kernel(
     stride_vsb, stride_vst, stride_vsh,
     stride_ob, stride_oh, stride_ot, stride_od,
     H_kv, groups, T_q, T_max, splits, scale,
-    PRECISION: tl.constexpr, D: tl.constexpr,
+    PRECISION: tl.constexpr, PAIRED: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, NUM_STAGES: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One split of one head of the cache, for BLOCK_M of the groups T_q queries that read it.
+    """One split of one head of the cache, for BLOCK_M of the groups T_q queries that read it. The last of the splits to
+    come to its end joins them.
 
-    acc_ptr [splits, R, D] and stats_ptr [2, splits, R], R = B H T_q: where a split's acc, m and l go, or None where there is
-    one split, whose result goes to o_ptr. k_scales_ptr, v_scales_ptr: of an int8 cache, or None."""
+    parts_ptr: the splits' acc [splits, R, D], m and l [2, splits, R], R = B H T_q, or None where there is one split.
+    k_scales_ptr, v_scales_ptr: of an int8 cache, or None; PAIRED: its numbers are read two at a time, D being even."""
     # Neighbouring programs read neighbouring heads of the same tokens, which lie side by side in memory.
     head = (tl.program_id(0) % H_kv).to(tl.int64)
     split = tl.program_id(0) // H_kv % splits
     rows = groups * T_q
     blocks_m = tl.cdiv(rows, BLOCK_M)
+    block = tl.program_id(0) // H_kv // splits % blocks_m
     batch = (tl.program_id(0) // H_kv // splits // blocks_m).to(tl.int64)
-    offs_m = tl.program_id(0) // H_kv // splits % blocks_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
     k_ptr += batch * stride_kb + head * stride_kh
     v_ptr += batch * stride_vb + head * stride_vh
+    o_ptr += batch * stride_ob + head * groups * stride_oh
 
     # Row m is query head m % groups of the cache's head, and token m // groups.
     query_head = head * groups + offs_m % groups
@@ -86,6 +148,22 @@ def decode_attention_kernel(
     mask_q = (offs_m < rows)[:, None] & (offs_d < D)[None, :]
     q_ptrs = q_ptr + batch * stride_qb + (query_head * stride_qh + token * stride_qt)[:, None]
     q = tl.load(q_ptrs + offs_d.to(tl.int64)[None, :] * stride_qd, mask=mask_q, other=0.0)
+    scale *= LOG2E
+    # Numbers of the cache's memory in a row, and of what a row of them is multiplied with.
+    WIDTH: tl.constexpr = D // 2 if PAIRED else D
+    BLOCK_W: tl.constexpr = BLOCK_D // 2 if PAIRED else BLOCK_D
+    offs_w = tl.arange(0, BLOCK_W)[None, :]
+    acc = tl.zeros([BLOCK_M, BLOCK_W], tl.float32)
+    if PAIRED:
+        k_ptr, v_ptr = k_ptr.to(tl.pointer_type(tl.int16)), v_ptr.to(tl.pointer_type(tl.int16))
+        stride_kt, stride_vt = stride_kt // 2, stride_vt // 2
+        # Each row of q by a power of two, with which its largest number is 2^14 to 2^15 and fits into float16.
+        q = q.to(tl.float32)
+        exponent = tl.maximum(tl.max(tl.abs(q), axis=1).to(tl.int32, bitcast=True) >> 23, 15)[:, None]
+        q *= ((268 - exponent) << 23).to(tl.float32, bitcast=True)
+        scale *= ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+        q, q_odd = tl.split(tl.reshape(q.to(tl.float16), [BLOCK_M, BLOCK_W, 2]))
+        acc_odd = acc
 
     # This split's blocks of tokens: all splits have as many, give or take one.
     length = tl.minimum(tl.maximum(tl.load(lengths_ptr + batch), 0), T_max).to(tl.int32)
@@ -95,14 +173,16 @@ def decode_attention_kernel(
     # Where each query stops seeing tokens of this split. The last query sees all of the sequence.
     seen = tl.minimum(length - T_q + 1 + offs_m // groups, end)[:, None]
 
-    scale *= LOG2E
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
     # The maximum starts finite, so that -inf - m is never NaN. What saw no token, an empty split too, ends with l = 0.
     m = tl.full([BLOCK_M], -3.4028234663852886e38, tl.float32)
     for n in tl.range(start, end, BLOCK_N, num_stages=NUM_STAGES):
-        k = _block(k_ptr, n, offs_n[:, None], offs_d[None, :], stride_kt, stride_kd, end, D)
-        s = tl.dot(q, k.to(q.dtype).T, input_precision=PRECISION) * scale
+        k = _block(k_ptr, n, offs_n[:, None], offs_w, stride_kt, stride_kd, end, WIDTH)
+        if PAIRED:
+            k_even, k_odd = _two_bytes(k, PTX)
+            s = tl.dot(q_odd, k_odd.T, tl.dot(q, k_even.T)) * scale
+        else:
+            s = tl.dot(q, k.to(q.dtype).T, input_precision=PRECISION) * scale
         if k_scales_ptr is not None:
             at = batch * stride_ksb + head * stride_ksh + (n + offs_n).to(tl.int64) * stride_kst
             s *= tl.load(k_scales_ptr + at, mask=n + offs_n < end, other=0.0).to(tl.float32)[None, :]
@@ -112,60 +192,44 @@ def decode_attention_kernel(
         shrink = tl.exp2(m - m_new)
         l = l * shrink + tl.sum(p, axis=1)
         acc *= shrink[:, None]
-        v = _block(v_ptr, n, offs_n[:, None], offs_d[None, :], stride_vt, stride_vd, end, D)
+        v = _block(v_ptr, n, offs_n[:, None], offs_w, stride_vt, stride_vd, end, WIDTH)
         if v_scales_ptr is None:
             acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
         else:
             at = batch * stride_vsb + head * stride_vsh + (n + offs_n).to(tl.int64) * stride_vst
             v_scale = tl.load(v_scales_ptr + at, mask=n + offs_n < end, other=0.0).to(tl.float32)
-            # Relative to the block's largest, so that small scales do not vanish in float16.
+            # Relative to the block's largest, and up to 2^14, so that neither small scales nor small weights vanish in
+            # float16.
             largest = tl.max(v_scale, axis=0)
-            p *= (v_scale / tl.where(largest == 0, 1.0, largest))[None, :]
-            acc += tl.dot(p.to(q.dtype), v.to(q.dtype), input_precision=PRECISION) * largest
+            p *= (v_scale / tl.where(largest == 0, 1.0, largest) * 16384)[None, :]
+            p = p.to(q.dtype)
+            largest /= 16384
+            if PAIRED:
+                v_even, v_odd = _two_bytes(v, PTX)
+                acc += tl.dot(p, v_even) * largest
+                acc_odd = acc_odd * shrink[:, None] + tl.dot(p, v_odd) * largest
+            else:
+                acc += tl.dot(p, v.to(q.dtype), input_precision=PRECISION) * largest
         m = m_new
 
-    if acc_ptr is None:
+    if PAIRED:
+        acc = tl.interleave(acc, acc_odd)
+    if parts_ptr is None:
         o = acc / tl.where(l == 0, 1.0, l)[:, None]
-        o_ptrs = o_ptr + batch * stride_ob + (query_head * stride_oh + token * stride_ot)[:, None]
-        tl.store(o_ptrs + offs_d.to(tl.int64)[None, :] * stride_od, o, mask=mask_q)
+        _store_rows(o_ptr, o, offs_m, rows, groups, stride_oh, stride_ot, stride_od, D, BLOCK_D)
     else:
         R = (tl.num_programs(0) // (splits * blocks_m)).to(tl.int64) * rows
-        at = split * R + (batch * H_kv + head) * rows + offs_m
-        tl.store(acc_ptr + at[:, None] * D + offs_d[None, :], acc, mask=mask_q)
+        stats_ptr = parts_ptr + splits * R * D
+        first = (batch * H_kv + head) * rows
+        at = split * R + first + offs_m
+        tl.store(parts_ptr + at[:, None] * D + offs_d[None, :], acc, mask=mask_q)
         tl.store(stats_ptr + at, m, mask=offs_m < rows)
         tl.store(stats_ptr + splits * R + at, l, mask=offs_m < rows)
-
-
-@triton.jit
-def decode_attention_combine_kernel(
-    acc_ptr, stats_ptr, o_ptr,
-    stride_ob, stride_oh, stride_ot, stride_od,
-    H_kv, groups, T_q, splits,
-    D: tl.constexpr, BLOCK_S: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """One query head of one token per program: the splits' sums, CHUNK splits at a time, in one scale and added up."""
-    R = tl.num_programs(0).to(tl.int64)
-    row = tl.program_id(0).to(tl.int64)
-    offs_s = tl.arange(0, BLOCK_S)
-    m = tl.load(stats_ptr + offs_s * R + row, mask=offs_s < splits, other=-float("inf"))
-    l = tl.load(stats_ptr + (splits + offs_s) * R + row, mask=offs_s < splits, other=0.0)
-    largest = tl.max(m, axis=0)  # finite, as every m is
-    total = tl.sum(l * tl.exp2(m - largest), axis=0)
-
-    offs_d = tl.arange(0, BLOCK_D)
-    o = tl.zeros([BLOCK_D], tl.float32)
-    for first in tl.range(0, splits, CHUNK):
-        offs_c = first + tl.arange(0, CHUNK)
-        weight = tl.exp2(tl.load(stats_ptr + offs_c * R + row, mask=offs_c < splits, other=-float("inf")) - largest)
-        mask = (offs_c < splits)[:, None] & (offs_d < D)[None, :]
-        acc = tl.load(acc_ptr + (offs_c * R + row)[:, None] * D + offs_d[None, :], mask=mask, other=0.0)
-        o += tl.sum(acc * weight[:, None], axis=0)
-    o /= tl.where(total == 0, 1.0, total)
-
-    # A row is (sequence, head of the cache, token, query head of that head of the cache).
-    head = row // (groups * T_q) % H_kv * groups + row % groups
-    o_ptrs = o_ptr + row // (groups * T_q) // H_kv * stride_ob + head * stride_oh + row // groups % T_q * stride_ot
-    tl.store(o_ptrs + offs_d.to(tl.int64) * stride_od, o, mask=offs_d < D)
+        if is_last(counters_ptr + (batch * blocks_m + block) * H_kv + head, splits):
+            # Of the block, the rows that there are.
+            offs_r = block * BLOCK_M + tl.arange(0, ROWS)
+            o = _joined(parts_ptr, stats_ptr, first + offs_r, offs_r < rows, R, splits, D, ROWS, CHUNK, BLOCK_D)
+            _store_rows(o_ptr, o, offs_r, rows, groups, stride_oh, stride_ot, stride_od, D, BLOCK_D)
 
 
 # ------------------------------------------------------------------------------------------------------ configurations
@@ -204,7 +268,10 @@ def config_of(rows: int, D: int, dtype: torch.dtype, cache_dtype: torch.dtype, s
         BLOCK_M = min(max(16, triton.next_power_of_2(rows)), most_rows)
         BLOCK_N = BLOCK_BYTES // (BLOCK_D * (cache_dtype if BLOCK_M == 16 else dtype).itemsize)
         BLOCK_N = min(max(BLOCK_N, 32), 128 if BLOCK_D >= 64 else 64)
-        num_warps, most_ahead = 8 if BLOCK_M == 64 else 4, 3
+        if cache_dtype == torch.int8 and BLOCK_M == 64:
+            BLOCK_N = 32
+        # What is converted on the way gains nothing by a third block ahead: 478 us with two, 521 with three.
+        num_warps, most_ahead = 8 if BLOCK_M == 64 else 4, 2 if cache_dtype == torch.int8 else 3
     stage = 2 * BLOCK_N * BLOCK_D * cache_dtype.itemsize
     besides = 5 * 1024 + BLOCK_M * BLOCK_D * dtype.itemsize  # q, and what passes between warps
     # 64 rows are Hopper's own instruction, which keeps one more block in shared memory.
@@ -239,12 +306,18 @@ def decode_attention_fwd(
     precision: str,
     splits: int | None = None,
     config: Config | None = None,
+    keep: bool = True,
 ) -> Tensor:
-    """o, laid out as q, both [B, H, T_q, D]. splits, config: instead of what the sizes say."""
+    """o, laid out as q, both [B, H, T_q, D] or [B, H, D]. splits, config: instead of what the sizes say. keep: see `counters`."""
     o = torch.empty_like(q)
     if o.numel() == 0:
         return o
-    B, H, T_q, D = q.shape
+    strides = q.stride(), o.stride()
+    if q.ndim == 4:
+        B, H, T_q, D = q.shape
+    else:  # the strides of a fourth dimension cost less than a view that has it
+        (B, H, D), T_q = q.shape, 1
+        strides = [(batch, head, 0, d) for batch, head, d in strides]
     _, T_max, H_kv, _ = k_cache.shape
     if T_max == 0:
         return o.zero_()
@@ -255,29 +328,31 @@ def decode_attention_fwd(
     work = B * H_kv * -(-groups * T_q // config.BLOCK_M)
     slots = config.per_sm * (gpu.multi_processor_count if gpu else 2)
     splits = splits or splits_of(work, T_max, config.BLOCK_N, slots)
-    BLOCK_D = max(16, triton.next_power_of_2(D))
-    acc = stats = None
-    with torch.cuda.device_of(q):
-        if splits > 1:
-            acc = torch.empty((splits, B * H * T_q, D), dtype=torch.float32, device=q.device)
-            stats = torch.empty((2, splits, B * H * T_q), dtype=torch.float32, device=q.device)
-        launch(
-            decode_attention_kernel, work * splits,
-            q, k_cache, v_cache, k_scales, v_scales, lengths, o, acc, stats,
-            *q.stride(), *k_cache.stride(), *v_cache.stride(),
-            *((0, 0, 0) if k_scales is None else k_scales.stride()),
-            *((0, 0, 0) if v_scales is None else v_scales.stride()),
-            *o.stride(), H_kv, groups, T_q, T_max, splits, scale,
-            PRECISION=precision, D=D, BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N, BLOCK_D=BLOCK_D,
-            NUM_STAGES=config.num_stages, num_warps=config.num_warps,
-        )  # fmt: skip
-        if splits > 1:
-            BLOCK_S = max(16, triton.next_power_of_2(splits))
-            launch(
-                decode_attention_combine_kernel, B * H * T_q, acc, stats, o, *o.stride(), H_kv, groups, T_q, splits,
-                D=D, BLOCK_S=BLOCK_S, CHUNK=min(BLOCK_S, max(4096 // BLOCK_D, 16)), BLOCK_D=BLOCK_D, num_warps=4,
-            )  # fmt: skip
+    strides_k, strides_v = k_cache.stride(), v_cache.stride()
+    paired = k_cache.dtype == torch.int8 and q.dtype != torch.float32 and D % 2 == 0
+    paired = paired and _in_pairs(k_cache, strides_k) and _in_pairs(v_cache, strides_v)
+    BLOCK_D = max(32 if paired else 16, triton.next_power_of_2(D))
+    ROWS = min(config.BLOCK_M, triton.next_power_of_2(groups * T_q))
+    parts = count = None
+    if splits > 1:
+        parts = torch.empty(splits * B * H * T_q * (D + 2), dtype=torch.float32, device=q.device)
+        count = counters(work, q.device, keep)
+    launch(
+        decode_attention_kernel, work * splits, q, k_cache, v_cache, k_scales, v_scales, lengths, o, parts, count,
+        *strides[0], *strides_k, *strides_v,
+        *((0, 0, 0) if k_scales is None else k_scales.stride()),
+        *((0, 0, 0) if v_scales is None else v_scales.stride()),
+        *strides[1], H_kv, groups, T_q, T_max, splits, scale,
+        PRECISION=precision, PAIRED=paired, PTX=paired and not interpreted(), D=D,
+        BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N, BLOCK_D=BLOCK_D, NUM_STAGES=config.num_stages,
+        ROWS=ROWS, CHUNK=max(4096 // (ROWS * BLOCK_D), 1), num_warps=config.num_warps,
+    )  # fmt: skip
     return o
+
+
+def _in_pairs(cache: Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether two neighbouring numbers of 8 bits are one of 16 wherever a row of the cache begins."""
+    return strides[3] == 1 and not (strides[0] | strides[1] | strides[2] | cache.data_ptr()) & 1
 
 
 # What torch.compile sees: an operator that it does not look into.
@@ -286,7 +361,8 @@ def decode_attention_op(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, k_scales: Tensor | None, v_scales: Tensor | None,
     scale: float, precision: str,
 ) -> Tensor:  # fmt: skip
-    return decode_attention_fwd(q, k_cache, v_cache, lengths, k_scales, v_scales, scale, precision)
+    inputs = q, k_cache, v_cache, lengths, k_scales, v_scales, scale, precision
+    return decode_attention_fwd(*inputs, keep=False)
 
 
 decode_attention_op.register_fake(lambda q, *_: torch.empty_like(q))
@@ -301,39 +377,38 @@ def _check(
     op = "decode_attention"
     if q.dtype not in DTYPES:
         raise TypeError(f"{op}: q must be float16, bfloat16 or float32, got {q.dtype}")
-    stored = q.dtype if k_scales is None and v_scales is None else torch.int8
-    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if x.dtype != stored:
-            rule = "int8, since there are scales" if stored == torch.int8 else f"the dtype of q, {q.dtype}"
-            more = "; int8 needs k_scales and v_scales" if x.dtype == torch.int8 else ""
-            raise TypeError(f"{op}: {name} must be {rule}, got {x.dtype}{more}")
+    int8 = k_scales is not None or v_scales is not None
+    stored = torch.int8 if int8 else q.dtype
+    if k_cache.dtype != stored or v_cache.dtype != stored:
+        name, x = ("k_cache", k_cache) if k_cache.dtype != stored else ("v_cache", v_cache)
+        rule = "int8, since there are scales" if int8 else f"the dtype of q, {q.dtype}"
+        more = "; int8 needs k_scales and v_scales" if x.dtype == torch.int8 else ""
+        raise TypeError(f"{op}: {name} must be {rule}, got {x.dtype}{more}")
     if lengths.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{op}: lengths must be int32 or int64, got {lengths.dtype}")
-    if q.ndim not in (3, 4) or k_cache.ndim != 4:
+    shape, cached = q.shape, k_cache.shape
+    if len(shape) not in (3, 4) or len(cached) != 4:
         raise ValueError(
-            f"{op}: q must be [B, H, D] or [B, H, T_q, D] and the caches [B, T_max, H_kv, D], got {list(q.shape)} and "
-            f"{list(k_cache.shape)}"
+            f"{op}: q must be [B, H, D] or [B, H, T_q, D] and the caches [B, T_max, H_kv, D], got {list(shape)} and "
+            f"{list(cached)}"
         )
-    if v_cache.shape != k_cache.shape or (k_cache.shape[0], k_cache.shape[3]) != (q.shape[0], q.shape[-1]):
+    if v_cache.shape != cached or cached[0] != shape[0] or cached[3] != shape[-1]:
         raise ValueError(
-            f"{op}: k_cache and v_cache must have one shape, and q's batch and head size, got {list(k_cache.shape)} and "
-            f"{list(v_cache.shape)} for q {list(q.shape)}"
+            f"{op}: k_cache and v_cache must have one shape, and q's batch and head size, got {list(cached)} and "
+            f"{list(v_cache.shape)} for q {list(shape)}"
         )
-    if lengths.shape != q.shape[:1]:
-        raise ValueError(f"{op}: lengths must be [{q.shape[0]}], one for each sequence, got {list(lengths.shape)}")
-    for name, x in (("k_scales", k_scales), ("v_scales", v_scales)):
-        if stored != torch.int8:
-            break
-        if x is None or x.shape != k_cache.shape[:3]:
-            given = "None" if x is None else list(x.shape)
-            raise ValueError(
-                f"{op}: {name} must be {list(k_cache.shape[:3])}, one for each head of a token, got {given}"
-            )
-        if x.dtype not in DTYPES:
-            raise TypeError(f"{op}: {name} must be float16, bfloat16 or float32, got {x.dtype}")
-    if not 1 <= q.shape[-1] <= 256:
-        raise ValueError(f"{op}: the head size, q's last dimension, must be 1 to 256, got {q.shape[-1]}")
-    H, H_kv = q.shape[1], k_cache.shape[2]
+    if lengths.shape != shape[:1]:
+        raise ValueError(f"{op}: lengths must be [{shape[0]}], one for each sequence, got {list(lengths.shape)}")
+    if int8:
+        for name, x in (("k_scales", k_scales), ("v_scales", v_scales)):
+            if x is None or x.shape != cached[:3]:
+                given = "None" if x is None else list(x.shape)
+                raise ValueError(f"{op}: {name} must be {list(cached[:3])}, one for each head of a token, got {given}")
+            if x.dtype not in DTYPES:
+                raise TypeError(f"{op}: {name} must be float16, bfloat16 or float32, got {x.dtype}")
+    if not 1 <= shape[-1] <= 256:
+        raise ValueError(f"{op}: the head size, q's last dimension, must be 1 to 256, got {shape[-1]}")
+    H, H_kv = shape[1], cached[2]
     if H != H_kv and (H_kv == 0 or H % H_kv):
         raise ValueError(f"{op}: the heads of the caches must divide those of q, got {H} of q and {H_kv} of the caches")
     if not 0 < scale < math.inf:
@@ -346,12 +421,18 @@ def _check(
             f"{op}: q is on {device}; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1 before Python starts and a "
             "CPU tensor"
         )
-    for name, x in (
-        ("k_cache", k_cache), ("v_cache", v_cache), ("lengths", lengths), ("k_scales", k_scales), ("v_scales", v_scales)
-    ):  # fmt: skip
-        if x is not None and x.device != device:
-            raise ValueError(f"{op}: {name} is on {x.device}, q on {device}; they must be on one device")
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k_cache, v_cache)):
+    if k_cache.device != device or v_cache.device != device or lengths.device != device or int8:
+        others = {
+            "k_cache": k_cache,
+            "v_cache": v_cache,
+            "lengths": lengths,
+            "k_scales": k_scales,
+            "v_scales": v_scales,
+        }
+        for name, x in others.items():
+            if x is not None and x.device != device:
+                raise ValueError(f"{op}: {name} is on {x.device}, q on {device}; they must be on one device")
+    if torch.is_grad_enabled() and (q.requires_grad or k_cache.requires_grad or v_cache.requires_grad):
         raise ValueError(
             f"{op}: q, k_cache or v_cache requires a gradient, and there is none; call it inside torch.no_grad(), or train "
             "with flash_attention"
@@ -394,5 +475,4 @@ def decode_attention(
                 f"decode_attention: lengths must be 0 to {k_cache.shape[1]}, the caches' tokens, got {low} to {high}"
             )
     call = decode_attention_op if compiling else decode_attention_fwd
-    inputs = k_cache, v_cache, lengths.contiguous(), k_scales, v_scales, float(scale), precision
-    return call(q, *inputs) if q.ndim == 4 else call(q[:, :, None], *inputs)[:, :, 0]
+    return call(q, k_cache, v_cache, lengths.contiguous(), k_scales, v_scales, float(scale), precision)

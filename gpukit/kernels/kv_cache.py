@@ -60,13 +60,17 @@ def kv_append_kernel(
     BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Token t of sequence b, one program each, to place lengths[b] + t. counts_ptr: how many tokens of each sequence are
-    real, or None if all. Both caches have the strides c, both scales s."""
+    real, or None if all. Both caches have the strides c, both scales s. A single token's program adds it to the length,
+    which nobody else reads."""
     b = (tl.program_id(0) // T).to(tl.int64)
     t = (tl.program_id(0) % T).to(tl.int64)
-    place = tl.load(lengths_ptr + b).to(tl.int64) + t
+    length = tl.load(lengths_ptr + b)
+    place = length.to(tl.int64) + t
     if counts_ptr is not None:
         if t >= tl.load(counts_ptr + b):
             return
+    if T == 1:
+        tl.store(lengths_ptr + b, length + 1)
     # The class has looked already. In a replayed CUDA graph only this keeps a full cache from being overrun.
     if place >= T_max:
         return
@@ -85,7 +89,7 @@ def kv_append_kernel(
 
 
 # One launch for what would be two slices, four with scales; an operator, so that torch.compile knows what it writes.
-@torch.library.custom_op("gpukit::kv_append", mutates_args=("k_cache", "v_cache", "k_scales", "v_scales"))
+@torch.library.custom_op("gpukit::kv_append", mutates_args=("k_cache", "v_cache", "k_scales", "v_scales", "lengths"))
 def kv_append_op(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, k_scales: Tensor | None, v_scales: Tensor | None,
     lengths: Tensor, counts: Tensor | None,
@@ -100,18 +104,20 @@ def kv_append(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, k_scales: Tensor | None, v_scales: Tensor | None,
     lengths: Tensor, counts: Tensor | None,
 ) -> None:  # fmt: skip
-    """k and v [B, H_kv, T, D] into the caches [B, T_max, H_kv, D], from each sequence's length on."""
+    """k and v [B, H_kv, T, D] into the caches [B, T_max, H_kv, D], from each sequence's length on, and the lengths that
+    follow from it."""
     B, H, T, D = k.shape
     if k.numel() == 0:
         return
     BLOCK_D = triton.next_power_of_2(D)
-    with torch.cuda.device_of(k):
-        launch(
-            kv_append_kernel, B * T, k, v, k_cache, v_cache, k_scales, v_scales, lengths, counts,
-            *k.stride(), *v.stride(), *k_cache.stride(), *((0, 0, 0) if k_scales is None else k_scales.stride()),
-            T, k_cache.shape[1], H, D,
-            BLOCK_H=max(1, min(triton.next_power_of_2(H), 1024 // BLOCK_D)), BLOCK_D=BLOCK_D, num_warps=4,
-        )  # fmt: skip
+    launch(
+        kv_append_kernel, B * T, k, v, k_cache, v_cache, k_scales, v_scales, lengths, counts,
+        *k.stride(), *v.stride(), *k_cache.stride(), *((0, 0, 0) if k_scales is None else k_scales.stride()),
+        T, k_cache.shape[1], H, D,
+        BLOCK_H=max(1, min(triton.next_power_of_2(H), 1024 // BLOCK_D)), BLOCK_D=BLOCK_D, num_warps=4,
+    )  # fmt: skip
+    if T > 1:
+        lengths += T if counts is None else counts
 
 
 class KVCache:
@@ -185,9 +191,10 @@ class KVCache:
         for name, x in (("k", k), ("v", v)):
             if x.dtype != self.dtype:
                 raise TypeError(f"KVCache.append: {name} must have the cache's dtype {self.dtype}, got {x.dtype}")
-            if x.ndim != 4 or (*x.shape[:2], x.shape[3]) != (batch, kv_heads, head_size) or x.shape != k.shape:
+            shape = x.shape
+            if shape != k.shape or len(shape) != 4 or (shape[0], shape[1], shape[3]) != (batch, kv_heads, head_size):
                 raise ValueError(
-                    f"KVCache.append: k and v must both be [{batch}, {kv_heads}, T, {head_size}], {name} is {list(x.shape)}"
+                    f"KVCache.append: k and v must both be [{batch}, {kv_heads}, T, {head_size}], {name} is {list(shape)}"
                 )
             if x.device != self.k.device:
                 raise ValueError(f"KVCache.append: {name} is on {x.device}, the cache on {self.k.device}")
@@ -196,7 +203,8 @@ class KVCache:
             raise ValueError(
                 f"KVCache.append: counts must be {batch} numbers from 0 to {T}, the tokens given, got {list(counts)}"
             )
-        known = [n + (T if counts is None else int(counts[b])) for b, n in enumerate(self._known)]
+        added = [T] * batch if counts is None else map(int, counts)
+        known = [n + more for n, more in zip(self._known, added, strict=True)]
         if max(known) > max_tokens:
             b = known.index(max(known))
             raise ValueError(
@@ -204,9 +212,11 @@ class KVCache:
                 f"{known[b] - self._known[b]} more do not fit; max_tokens must be at least {known[b]}"
             )
         new = None if counts is None else torch.tensor([int(n) for n in counts], dtype=torch.int32).to(self.k.device)
-        append = kv_append_op if torch.compiler.is_compiling() else kv_append
-        append(k.detach(), v.detach(), self.k, self.v, self.k_scales, self.v_scales, self.lengths, new)
-        self.lengths += T if new is None else new
+        if torch.compiler.is_compiling():
+            append, k, v = kv_append_op, k.detach(), v.detach()
+        else:
+            append = kv_append
+        append(k, v, self.k, self.v, self.k_scales, self.v_scales, self.lengths, new)
         self._known = known
 
     def attend(
