@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 
 import gpukit
+from gpukit.kernels import _flash_descriptors as descriptors
 from gpukit.kernels import _rows, flash_attention, flash_attention_varlen
+from gpukit.kernels._flash_descriptors import DescriptorConfig
 from gpukit.kernels.flash_attention import (
     PLAIN,
     TABLES,
@@ -316,7 +318,7 @@ def test_no_traffic_of_the_size_of_the_scores():
     for T in (1024, 2048):
         q, k, v = (torch.empty(1, 1, T, D, dtype=torch.bfloat16, device="meta") for _ in range(3))
         with pytest.MonkeyPatch.context() as patch, gpukit.trace(gpu="h200", sample=2) as t:
-            patch.setattr(_rows, "imagined", SimpleNamespace(shared_memory_per_multiprocessor=228 * 1024))
+            patch.setattr(_rows, "imagined", SimpleNamespace(major=8, shared_memory_per_multiprocessor=228 * 1024))
             settings = *reach(False, None), 0.1, "ieee"
             made = flash_attention_fwd(q, k, v, *settings)
             made += flash_attention_bwd(q, None, q, k, v, *made, *settings)
@@ -332,6 +334,109 @@ def test_deterministic(device):
     q, k, v, do = (x.to(device) for x in inputs_of(1, 4, 2, 70, 70, 16, torch.bfloat16))
     first, second = (gradients_of(lambda *x: flash_attention(*x, causal=True), (q, k, v), do) for _ in range(2))
     assert all(map(torch.equal, first, second))
+
+
+# -------------------------------------------------------------------------------------------------- tensor descriptors
+@pytest.fixture(params=[False, True], ids=["plain", "ahead"])
+def hopper(request, device, monkeypatch):
+    """Descriptors wherever they apply: on the CPU as if it were an H200, in small blocks. Returns what was launched."""
+    launched = []
+
+    def launch(kernel, *given, **constants):
+        launched.append(kernel.fn.__name__)
+        return _rows.launch(kernel, *given, **constants)
+
+    monkeypatch.setattr(descriptors, "launch", launch)
+    if device == "cpu":
+        gpu = SimpleNamespace(major=9, shared_memory_per_multiprocessor=228 * 1024)
+        monkeypatch.setattr(kernels, "properties", lambda device: gpu)
+    elif torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("needs a GPU with tensor descriptors")
+    for name, table in (("FORWARD", (32, 16)), ("BACKWARD_KV", (16, 32)), ("BACKWARD_Q", (32, 16))):
+        tables = getattr(descriptors, name)
+        small = DescriptorConfig(*table, 4, 2)
+        changed = {D: small if device == "cpu" else config for D, config in tables.items()}
+        monkeypatch.setattr(descriptors, name, {D: c._replace(AHEAD=request.param) for D, c in changed.items()})
+    return launched
+
+
+ALL_THREE = [f"flash_attention_{x}_descriptor_kernel" for x in ("fwd", "bwd_kv", "bwd_q")]
+
+
+@pytest.mark.parametrize(
+    ("T_q", "T_k", "causal", "window"),
+    [
+        (70, 50, False, None),
+        (70, 50, True, None),
+        (45, 71, True, None),
+        (64, 64, True, 20),
+        (45, 71, False, 20),
+        (1, 40, True, None),
+        (40, 40, True, 1),
+    ],
+)
+def test_descriptors_match_float64(T_q, T_k, causal, window, hopper, device):
+    check(inputs_of(1, 2, 1, T_q, T_k, 64, torch.bfloat16), device, causal=causal, window=window)
+    assert hopper == ALL_THREE
+
+
+def part_of_projection(x):
+    """As a slice of [B, T, 3, H, D] in memory."""
+    return torch.stack([x.transpose(1, 2)] * 3, dim=2)[:, :, 1].transpose(1, 2)
+
+
+@pytest.mark.parametrize("layout", [as_BTHD, part_of_projection], ids=lambda f: f.__name__)
+def test_descriptors_take_layouts_and_shared_heads(layout, hopper, device):
+    inputs = inputs_of(2, 4, 2, 37, 64, 128, torch.float16)
+    _, dq, _, _ = check(inputs, device, layout=layout, causal=True)
+    assert hopper == ALL_THREE
+    if layout is as_BTHD:
+        assert dq.stride() == layout(inputs[0]).stride()
+
+
+def test_descriptors_give_what_pointers_give(hopper, device, monkeypatch):
+    """o, the LSE with its rows that see nothing, and the gradients of both; and each bit of it twice."""
+    q, k, v, do = (x.to(device) for x in inputs_of(1, 2, 1, 70, 50, 64, torch.bfloat16))
+    settings = *reach(True, None), 0.125, "ieee"
+    dlse = torch.randn(1, 2, 70, generator=seeded(2)).to(device)
+    results = []
+    for _ in range(2):
+        o, lse = flash_attention_fwd(q, k, v, *settings)
+        results.append((o, lse, *flash_attention_bwd(do, dlse, q, k, v, o, lse, *settings)))
+    assert all(map(torch.equal, *results)) and hopper == 2 * ALL_THREE
+    monkeypatch.setattr(kernels, "_by_descriptors", lambda *_: False)
+    monkeypatch.setattr(kernels, "config_of", lambda *_: Config(32, 16, 4, 1))
+    o, lse = flash_attention_fwd(q, k, v, *settings)
+    others = o, lse, *flash_attention_bwd(do, dlse, q, k, v, o, lse, *settings)
+    assert (results[0][0][:, :, :20] == 0).all() and (results[0][1][:, :, :20] == -math.inf).all()
+    assert hopper == 2 * ALL_THREE
+    for a, b in zip(results[0], others, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
+
+
+def test_where_descriptors_are_used(hopper, device):
+    def used(x, k=None, fn=flash_attention):
+        hopper.clear()
+        fn(x, x if k is None else k, x if k is None else k)
+        return bool(hopper)
+
+    x = torch.zeros(1, 2, 16, 64, dtype=torch.bfloat16, device=device)
+    cu = starts((16,), device)
+    assert used(x) and used(x.half()) and used(as_BTHD(x)) and used(x[:, :, 1:, :])
+    assert not used(x.float()) and not used(torch.cat((x, x[..., :16]), -1)) and not used(transposed(x))
+    assert not used(every_second(x)) and not used(x[:, :1].expand(1, 2, 16, 64)), "a stride of 2, and of 0"
+    assert not used(torch.cat((x, x[..., :4]), -1)[..., :64]), "rows that 16 bytes do not divide"
+    assert not used(torch.zeros(1 + x.numel(), dtype=x.dtype, device=device)[1:].view(x.shape)), "address"
+    assert not used(x, x[:, :, :0]), "no keys"
+    packed = lambda *x: flash_attention_varlen(*(y[0].transpose(0, 1) for y in x), cu, cu, 16, 16)  # noqa: E731
+    assert not used(x, fn=packed)
+    if device == "cpu":
+        for major, shared in ((8, 228), (12, 100)):
+            gpu = SimpleNamespace(major=major, shared_memory_per_multiprocessor=shared * 1024)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(kernels, "properties", lambda device, gpu=gpu: gpu)
+                patch.setattr(kernels, "config_of", lambda *_: Config(16, 16, 4, 1))
+                assert not used(x), "an A100, a small GPU"
 
 
 # ------------------------------------------------------------------------------------------------------------- varlen
@@ -538,8 +643,22 @@ def test_every_configuration(D, device, monkeypatch):
     for dtype, table in cases if D != 80 else cases[:1]:
         choose = lambda kind, *_, table=table: getattr(table, kind)[size] if table else PLAIN[size]  # noqa: E731
         monkeypatch.setattr(kernels, "config_of", choose)
+        monkeypatch.setattr(kernels, "_by_descriptors", lambda *_: False)
         for options in ({}, {"causal": True}, {"causal": True, "window": 200}, {"window": 200}):
             check(inputs_of(1, 4, 2, 509, 640, D, dtype), device, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("D", [64, 128])
+def test_descriptors_in_their_own_blocks(D, hopper, device):
+    """With enough keys that some blocks need no mask."""
+    for dtype, options in (
+        (torch.bfloat16, {}),
+        (torch.bfloat16, {"causal": True}),
+        (torch.float16, {"causal": True, "window": 300}),
+        (torch.float16, {"window": 300}),
+    ):
+        check(inputs_of(2, 4, 2, 765, 896, D, dtype), device, layout=as_BTHD, **options)
 
 
 @pytest.mark.gpu

@@ -16,6 +16,9 @@ as FlashAttention has it; is_causal of PyTorch's scaled_dot_product_attention pu
 sees the keys from `left` before to `right` after that place; causal is right = 0. A block in which everything is seen
 needs no mask, so these blocks have a loop of their own.
 
+These kernels take pointers and whatever has strides. On Hopper and later gpukit.kernels._flash_descriptors takes their place
+for 16-bit tensors with the usual head sizes.
+
 Traffic: q, k, v once and o once, as long as the keys of a head stay in L2; without that each block of queries reads them.
 Limits: there are no second derivatives, no dropout, no bias on the scores, one head size for q, k and v. NaN or an infinity
 in v reaches queries that do not see it as well, since 0 times it is NaN; so it does in PyTorch.
@@ -32,14 +35,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gpukit.kernels import _flash_descriptors as descriptors
+from gpukit.kernels._attention import LOG2E, SIZES, _beyond, _ranges, _seen, _softmax_step
+from gpukit.kernels._flash_descriptors import DescriptorConfig
 from gpukit.kernels._rows import INTERPRETED, launch, properties
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PRECISIONS = ("ieee", "tf32")
 UNLIMITED = 2**30  # for left and right: farther than any sequence is long
-LOG2E = tl.constexpr(1.4426950408889634)
-# Numbers that change from call to call: kernels are compiled once for all of them, not anew for those that 16 divides.
-SIZES = ["H", "T_q", "T_k", "left", "right"]
 
 
 # ---------------------------------------------------------------------------------------------------- blocks of one head
@@ -82,23 +85,6 @@ def _store(
 
 
 @triton.jit
-def _ranges(first, last, left, right, size, BLOCK: tl.constexpr):
-    """What x = first .. last see of 0 .. size - 1, if x sees x - left .. x + right, in whole blocks: it lies between `start`
-    and `end`, and every x sees all of the `full` from `full_start` on."""
-    start = tl.maximum(first - left, 0) // BLOCK * BLOCK
-    end = tl.minimum(last + right + 1, size)
-    full_start = tl.cdiv(tl.maximum(last - left, 0), BLOCK) * BLOCK
-    full_end = tl.maximum(tl.minimum(first + right + 1, size), 0) // BLOCK * BLOCK
-    return start, end, full_start, tl.maximum(full_end - full_start, 0)
-
-
-@triton.jit
-def _beyond(i, hole_start, hole):
-    """i, counted without the `hole` numbers from hole_start on: those blocks have a loop of their own."""
-    return i + tl.where(i >= hole_start, hole, 0)
-
-
-@triton.jit
 def _attend(
     acc, l, m, q,
     k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
@@ -110,22 +96,16 @@ def _attend(
     is m.
 
     lowest, highest  [BLOCK_M] the first and the last key that each query sees
-    scale            of the scores, times log2(e): e^x is 2^(x log2(e)), and the GPU computes powers of 2"""
+    scale            of the scores, times log2(e)"""
     for i in tl.range(start, end, BLOCK_N):
         n = _beyond(i, hole_start, hole) if MASKED else i
         k = _load(k_ptr, n, stride_kt, stride_kd, T_k, MASKED, D, BLOCK_N, BLOCK_D)
         s = tl.dot(q, k.T, input_precision=PRECISION)
         if MASKED:
-            keys = n + tl.arange(0, BLOCK_N)[None, :]
-            seen = (keys >= lowest[:, None]) & (keys <= highest[:, None])
-            s = tl.where(seen, s, -float("inf"))
-        m_new = tl.maximum(m, tl.max(s, axis=1) * scale)
-        p = tl.exp2(s * scale - m_new[:, None])
-        shrink = tl.exp2(m - m_new)
-        l = l * shrink + tl.sum(p, axis=1)
+            s = tl.where(_seen(n, lowest, highest, BLOCK_N), s, -float("inf"))
+        p, l, m, shrink = _softmax_step(s, l, m, scale)
         v = _load(v_ptr, n, stride_vt, stride_vd, T_k, MASKED, D, BLOCK_N, BLOCK_D)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-        m = m_new
     return acc, l, m
 
 
@@ -229,8 +209,7 @@ def _add_dk_dv(
         s = tl.dot(k, q.T, input_precision=PRECISION)
         p = tl.exp2(s * scale - (lse * LOG2E)[None, :])
         if MASKED:
-            seen = (offs_m[None, :] >= lowest[:, None]) & (offs_m[None, :] <= highest[:, None])
-            p = tl.where(seen, p, 0.0)
+            p = tl.where(_seen(m, lowest, highest, BLOCK_M), p, 0.0)
         do = _load(do_ptr, m, stride_gt, stride_gd, T_q, MASKED, D, BLOCK_M, BLOCK_D)
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
         delta = tl.load(delta_ptr + offs_m, mask=offs_m < T_q, other=0.0)
@@ -319,9 +298,7 @@ def _add_dq(
         v = _load(v_ptr, n, stride_vt, stride_vd, T_k, MASKED, D, BLOCK_N, BLOCK_D)
         p = tl.exp2(tl.dot(q, k.T, input_precision=PRECISION) * scale - lse[:, None])
         if MASKED:
-            keys = n + tl.arange(0, BLOCK_N)[None, :]
-            seen = (keys >= lowest[:, None]) & (keys <= highest[:, None])
-            p = tl.where(seen, p, 0.0)
+            p = tl.where(_seen(n, lowest, highest, BLOCK_N), p, 0.0)
         dp = tl.dot(do, v.T, input_precision=PRECISION)
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
@@ -403,14 +380,14 @@ class Table(NamedTuple):
     backward_q: dict[int, Config]
 
 
-# For operands of 16 bits; by registers and shared memory as compiled, times are still to be taken. The blocks of q, k and v
-# that are on their way must fit into shared memory.
+# For operands of 16 bits; the first table's 64 and 128 as measured on an H200, the others by registers and shared memory as
+# compiled. The blocks of q, k and v that are on their way must fit into shared memory.
 TABLES = (
     Table(  # Hopper, and Blackwell's data-centre parts
         220,
-        forward={64: Config(128, 64, 4, 3), 128: Config(128, 128, 8, 2), 256: Config(128, 64, 8, 2)},
-        backward_kv={64: Config(64, 128, 8, 2), 128: Config(64, 128, 8, 2), 256: Config(32, 32, 4, 1)},
-        backward_q={64: Config(128, 64, 8, 2), 128: Config(128, 64, 8, 2), 256: Config(64, 32, 8, 2)},
+        forward={64: Config(128, 64, 4, 3), 128: Config(128, 128, 8, 3), 256: Config(128, 64, 8, 2)},
+        backward_kv={64: Config(64, 64, 4, 3), 128: Config(64, 128, 8, 2), 256: Config(32, 32, 4, 1)},
+        backward_q={64: Config(64, 64, 4, 3), 128: Config(128, 64, 8, 3), 256: Config(64, 32, 8, 2)},
     ),
     Table(  # A100
         160,
@@ -456,6 +433,21 @@ class Packed(NamedTuple):
     max_seqlen_k: int
 
 
+def _by_descriptors(*tensors: Tensor) -> bool:
+    """Whether gpukit.kernels._flash_descriptors is for q and the others: Hopper and Blackwell's data-centre parts, 16 bits, a
+    head size that was measured, and tensors of which a descriptor can be made."""
+    q = tensors[0]
+    gpu = properties(q.device)
+    return (
+        gpu is not None
+        and gpu.major >= 9
+        and gpu.shared_memory_per_multiprocessor >= TABLES[0].shared_kib * 1024
+        and q.itemsize == 2
+        and q.shape[3] in descriptors.FORWARD
+        and all(x.numel() and descriptors.describable(x) for x in tensors)
+    )
+
+
 def _near(x: Tensor) -> Tensor:
     """x, or a copy if the offsets within a block of its rows would not fit into int32."""
     return x if max(x.stride(2), x.stride(3)) < 2**22 else x.contiguous()
@@ -484,13 +476,20 @@ def flash_attention_fwd(
     scale: float,
     precision: str,
     packed: Packed | None = None,
-    config: Config | None = None,
+    config: Config | DescriptorConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """o, laid out as q, and the LSE [B, H, T_q] in float32."""
+    """o, laid out as q, and the LSE [B, H, T_q] in float32. config: how, instead of what is chosen for these tensors; its
+    kind says whether by pointers or by descriptors."""
     B, H, T_q, D = q.shape
     o = torch.empty_like(q)
     lse = torch.empty((B, H, T_q), dtype=torch.float32, device=q.device)
     if o.numel() == 0:
+        return o, lse
+    if config is None and packed is None and _by_descriptors(q, k, v):
+        config = descriptors.FORWARD[D]
+    if isinstance(config, DescriptorConfig):
+        with torch.cuda.device_of(q):
+            descriptors.forward(q, k, v, o, lse, left, right, scale, config)
         return o, lse
     q, k, v = map(_near, (q, k, v))
     config = config or config_of("forward", D, q.dtype, precision, q.device)
@@ -520,18 +519,18 @@ def flash_attention_bwd(
     scale: float,
     precision: str,
     packed: Packed | None = None,
-    configs: tuple[Config, Config] | None = None,
+    configs: tuple[Config, Config] | tuple[DescriptorConfig, DescriptorConfig] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv, laid out as q, k and v. configs: for dk and dv, and for dq."""
+    """dq, dk and dv, laid out as q, k and v. configs: for dk and dv, and for dq, as `config` of flash_attention_fwd."""
     B, H, T_q, D = q.shape
     _, H_kv, T_k, _ = k.shape
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     if dq.numel() == 0:
         return dq, dk.zero_(), dv.zero_()
-    q, k, v, o, do = map(_near, (q, k, v, o, do))
-    for_kv, for_q = configs or (config_of(f"backward_{x}", D, q.dtype, precision, q.device) for x in ("kv", "q"))
-    cu_q, cu_k, longest_q, longest_k = packed or (None, None, T_q, T_k)
-    sequences = B if packed is None else len(cu_q) - 1
+    if configs is None and packed is None and _by_descriptors(q, k, v, do) and lse.is_contiguous():
+        configs = descriptors.BACKWARD_KV[D], descriptors.BACKWARD_Q[D]
+    described = configs is not None and isinstance(configs[0], DescriptorConfig)
+    o, do = _near(o), _near(do)
     delta = torch.empty_like(lse)
     with torch.cuda.device_of(q):
         launch(
@@ -539,6 +538,13 @@ def flash_attention_bwd(
             o, do, lse, None if dlse is None else dlse.contiguous(), delta, *o.stride(), *do.stride(), H, T_q,
             D=D, BLOCK_M=DELTA_ROWS, BLOCK_D=max(16, triton.next_power_of_2(D)),
         )  # fmt: skip
+        if described:
+            descriptors.backward(q, k, v, do, lse, delta, dq, dk, dv, left, right, scale, *configs)
+            return dq, dk, dv
+        q, k, v = map(_near, (q, k, v))
+        for_kv, for_q = configs or (config_of(f"backward_{x}", D, q.dtype, precision, q.device) for x in ("kv", "q"))
+        cu_q, cu_k, longest_q, longest_k = packed or (None, None, T_q, T_k)
+        sequences = B if packed is None else len(cu_q) - 1
         inputs = [stride for x in (q, k, v, do) for stride in _strides(x, packed)]
         numbers = H // H_kv, longest_q, longest_k, left, right, scale
         if dk.numel():

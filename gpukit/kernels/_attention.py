@@ -1,0 +1,44 @@
+"""What the FlashAttention kernels share: which blocks see each other, and one step of a softmax that goes over blocks."""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+# Numbers that change from call to call: kernels are compiled once for all of them, not anew for those that 16 divides.
+SIZES = ["H", "T_q", "T_k", "left", "right"]
+
+
+@triton.jit
+def _ranges(first, last, left, right, size, BLOCK: tl.constexpr):
+    """What x = first .. last see of 0 .. size - 1, if x sees x - left .. x + right, in whole blocks: it lies between `start`
+    and `end`, and every x sees all of the `full` from `full_start` on."""
+    start = tl.maximum(first - left, 0) // BLOCK * BLOCK
+    end = tl.minimum(last + right + 1, size)
+    full_start = tl.cdiv(tl.maximum(last - left, 0), BLOCK) * BLOCK
+    full_end = tl.maximum(tl.minimum(first + right + 1, size), 0) // BLOCK * BLOCK
+    return start, end, full_start, tl.maximum(full_end - full_start, 0)
+
+
+@triton.jit
+def _beyond(i, hole_start, hole):
+    """i, counted without the `hole` numbers from hole_start on: those blocks have a loop of their own."""
+    return i + tl.where(i >= hole_start, hole, 0)
+
+
+@triton.jit
+def _seen(first, lowest, highest, BLOCK: tl.constexpr):
+    """[R, BLOCK] which of first .. first + BLOCK - 1 lie between lowest and highest, [R] each."""
+    offs = first + tl.arange(0, BLOCK)[None, :]
+    return (offs >= lowest[:, None]) & (offs <= highest[:, None])
+
+
+@triton.jit
+def _softmax_step(s, l, m, scale):
+    """One more block of scores s [M, N], where the rows' maximum so far is m and their sum l: p = e^(scale s) as seen from
+    the new maximum, the new sum and maximum, and what earlier sums have to be multiplied with.
+
+    scale  times log2(e): e^x is 2^(x log2(e)), and the GPU computes powers of 2"""
+    m_new = tl.maximum(m, tl.max(s, axis=1) * scale)
+    p = tl.exp2(s * scale - m_new[:, None])
+    shrink = tl.exp2(m - m_new)
+    return p, l * shrink + tl.sum(p, axis=1), m_new, shrink

@@ -1,0 +1,308 @@
+"""FlashAttention on Hopper and later: tensor descriptors fetch the blocks (gpukit.kernels.flash_attention chooses it, and
+explains what is computed; these are the same steps).
+
+A descriptor names a whole tensor [B, H, T, D] once, with its strides; the TMA unit then fetches a block of rows from four
+coordinates and fills with zeros what lies past the end. Pointers take an address for every 16 bytes instead, registers
+that in the backward pass were missing: on an H200 dk and dv of [4, 16, 4096, 128] took 2647 us by pointers, 1859 so.
+
+AHEAD: the scores of the next block are computed before the last product of this one, which then goes on while the
+exponentials of the next are computed. Otherwise the tensor cores have nothing to do meanwhile. Blocks with a mask, one or two
+of many, have a loop without it.
+Sources: Shah et al. 2024, FlashAttention-3, https://arxiv.org/abs/2407.08608;
+https://triton-lang.org/main/getting-started/tutorials/06-fused-attention.html
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from gpukit.kernels._attention import LOG2E, SIZES, _beyond, _ranges, _seen, _softmax_step
+from gpukit.kernels._rows import launch
+
+
+@triton.jit
+def _rows_of(desc, batch, head, first, ROWS: tl.constexpr, D: tl.constexpr):
+    """Rows `first` and following of one head, [ROWS, D]; those past the end are zeros."""
+    return desc.load([batch, head, first, 0]).reshape([ROWS, D])
+
+
+@triton.jit
+def _put(desc, batch, head, first, x):
+    """Store x as the rows from `first` on; what lies past the end is left out."""
+    desc.store([batch, head, first, 0], x.to(desc.dtype).reshape([1, 1, x.shape[0], x.shape[1]]))
+
+
+@triton.jit
+def _attend(
+    acc, l, m, q, k_desc, v_desc, batch, head, start, end, hole_start, hole, lowest, highest, scale,
+    MASKED: tl.constexpr, AHEAD: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The keys start .. end - 1, counted without a hole, added to the sums acc and l of the queries q."""
+    s = tl.zeros([q.shape[0], BLOCK_N], tl.float32)
+    if AHEAD:
+        # In a block of its own: otherwise Triton keeps these keys in shared memory for as long as the loop runs.
+        if start < end:
+            s = tl.dot(q, _rows_of(k_desc, batch, head, start, BLOCK_N, D).T)
+    for i in tl.range(start, end, BLOCK_N):
+        n = _beyond(i, hole_start, hole) if MASKED else i
+        if not AHEAD:
+            s = tl.dot(q, _rows_of(k_desc, batch, head, n, BLOCK_N, D).T)
+        if MASKED:
+            s = tl.where(_seen(n, lowest, highest, BLOCK_N), s, -float("inf"))
+        p, l, m, shrink = _softmax_step(s, l, m, scale)
+        if AHEAD:
+            s = tl.dot(q, _rows_of(k_desc, batch, head, n + BLOCK_N, BLOCK_N, D).T)
+        v = _rows_of(v_desc, batch, head, n, BLOCK_N, D)
+        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None])
+    return acc, l, m
+
+
+@triton.jit(do_not_specialize=SIZES)
+def flash_attention_fwd_descriptor_kernel(
+    lse_ptr, q_desc, k_desc, v_desc, o_desc,
+    H, groups, T_q, T_k, left, right, scale,
+    AHEAD: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_M queries of one head per program. lse [B, H, T_q] is contiguous."""
+    blocks = tl.cdiv(T_q, BLOCK_M)
+    start_m = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
+    row = tl.program_id(0) // blocks
+    batch, head = row // H, row % H
+    shift = T_k - T_q
+    offs_m = start_m + tl.arange(0, BLOCK_M)
+    lowest, highest = offs_m + shift - left, tl.minimum(offs_m + shift + right, T_k - 1)
+    last_m = tl.minimum(start_m + BLOCK_M, T_q) - 1
+    start, end, full_start, full = _ranges(start_m + shift, last_m + shift, left, right, T_k, BLOCK_N)
+
+    q = _rows_of(q_desc, batch, head, start_m, BLOCK_M, D)
+    scale *= LOG2E
+    acc = tl.zeros([BLOCK_M, D], tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)
+    m = tl.full([BLOCK_M], -3.4028234663852886e38, tl.float32)
+    acc, l, m = _attend(
+        acc, l, m, q, k_desc, v_desc, batch, head // groups, full_start, full_start + full, 0, 0, lowest, highest, scale,
+        False, AHEAD, D, BLOCK_N,
+    )  # fmt: skip
+    acc, l, m = _attend(
+        acc, l, m, q, k_desc, v_desc, batch, head // groups, start, end - full, full_start, full, lowest, highest, scale,
+        True, False, D, BLOCK_N,
+    )  # fmt: skip
+    _put(o_desc, batch, head, start_m, acc * (1.0 / tl.where(l == 0, 1.0, l))[:, None])
+    tl.store(lse_ptr + row.to(tl.int64) * T_q + offs_m, (m + tl.log2(l)) / LOG2E, mask=offs_m < T_q)
+
+
+@triton.jit
+def _add_dk_dv(
+    dk, dv, k, v, q_desc, do_desc, lse_ptr, delta_ptr, batch, head,
+    start, end, hole_start, hole, lowest, highest, T_q, scale,
+    MASKED: tl.constexpr, AHEAD: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """What the queries start .. end - 1 give to dk and dv of the block k, v. Matrices are [keys, queries]."""
+    s = tl.zeros([k.shape[0], BLOCK_M], tl.float32)
+    if AHEAD:
+        if start < end:
+            s = tl.dot(k, _rows_of(q_desc, batch, head, start, BLOCK_M, D).T)
+    for i in tl.range(start, end, BLOCK_M):
+        m = _beyond(i, hole_start, hole) if MASKED else i
+        offs_m = m + tl.arange(0, BLOCK_M)
+        if not AHEAD:
+            s = tl.dot(k, _rows_of(q_desc, batch, head, m, BLOCK_M, D).T)
+        lse = tl.load(lse_ptr + offs_m, mask=offs_m < T_q, other=float("inf"))
+        p = tl.exp2(s * scale - (lse * LOG2E)[None, :])
+        if MASKED:
+            p = tl.where(_seen(m, lowest, highest, BLOCK_M), p, 0.0)
+        do = _rows_of(do_desc, batch, head, m, BLOCK_M, D)
+        dp = tl.dot(v, do.T)
+        dv = tl.dot(p.to(do.dtype), do, dv)
+        delta = tl.load(delta_ptr + offs_m, mask=offs_m < T_q, other=0.0)
+        ds = p * (dp - delta[None, :])
+        if AHEAD:
+            s = tl.dot(k, _rows_of(q_desc, batch, head, m + BLOCK_M, BLOCK_M, D).T)
+        q = _rows_of(q_desc, batch, head, m, BLOCK_M, D)
+        dk = tl.dot(ds.to(q.dtype), q, dk)
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=SIZES)
+def flash_attention_bwd_kv_descriptor_kernel(
+    lse_ptr, delta_ptr, q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc,
+    H, groups, T_q, T_k, left, right, scale,
+    AHEAD: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of BLOCK_N keys of one of the H heads of k and v, from all its query heads one after the other."""
+    blocks = tl.cdiv(T_k, BLOCK_N)
+    start_n = tl.program_id(0) % blocks * BLOCK_N
+    row = tl.program_id(0) // blocks
+    batch, head = row // H, row % H
+    shift = T_k - T_q
+    offs_n = start_n + tl.arange(0, BLOCK_N)
+    lowest, highest = offs_n - shift - right, offs_n - shift + left
+    last_n = tl.minimum(start_n + BLOCK_N, T_k) - 1
+    start, end, full_start, full = _ranges(start_n - shift, last_n - shift, right, left, T_q, BLOCK_M)
+
+    k = _rows_of(k_desc, batch, head, start_n, BLOCK_N, D)
+    v = _rows_of(v_desc, batch, head, start_n, BLOCK_N, D)
+    dk = tl.zeros([BLOCK_N, D], tl.float32)
+    dv = tl.zeros([BLOCK_N, D], tl.float32)
+    for group in tl.range(0, groups):
+        of_query = head * groups + group
+        first = (batch * H * groups + of_query).to(tl.int64) * T_q
+        dk, dv = _add_dk_dv(
+            dk, dv, k, v, q_desc, do_desc, lse_ptr + first, delta_ptr + first, batch, of_query,
+            full_start, full_start + full, 0, 0, lowest, highest, T_q, scale * LOG2E, False, AHEAD, D, BLOCK_M,
+        )  # fmt: skip
+        dk, dv = _add_dk_dv(
+            dk, dv, k, v, q_desc, do_desc, lse_ptr + first, delta_ptr + first, batch, of_query,
+            start, end - full, full_start, full, lowest, highest, T_q, scale * LOG2E, True, False, D, BLOCK_M,
+        )  # fmt: skip
+    _put(dk_desc, batch, head, start_n, dk * scale)
+    _put(dv_desc, batch, head, start_n, dv)
+
+
+@triton.jit
+def _add_dq(
+    dq, q, do, lse, delta, k_desc, v_desc, batch, head,
+    start, end, hole_start, hole, lowest, highest, scale,
+    MASKED: tl.constexpr, AHEAD: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """What the keys start .. end - 1 give to dq of the block q. Matrices are [queries, keys]; lse is in powers of 2."""
+    s = tl.zeros([q.shape[0], BLOCK_N], tl.float32)
+    if AHEAD:
+        if start < end:
+            s = tl.dot(q, _rows_of(k_desc, batch, head, start, BLOCK_N, D).T)
+    for i in tl.range(start, end, BLOCK_N):
+        n = _beyond(i, hole_start, hole) if MASKED else i
+        if not AHEAD:
+            s = tl.dot(q, _rows_of(k_desc, batch, head, n, BLOCK_N, D).T)
+        p = tl.exp2(s * scale - lse[:, None])
+        if MASKED:
+            p = tl.where(_seen(n, lowest, highest, BLOCK_N), p, 0.0)
+        dp = tl.dot(do, _rows_of(v_desc, batch, head, n, BLOCK_N, D).T)
+        ds = p * (dp - delta[:, None])
+        if AHEAD:
+            s = tl.dot(q, _rows_of(k_desc, batch, head, n + BLOCK_N, BLOCK_N, D).T)
+        k = _rows_of(k_desc, batch, head, n, BLOCK_N, D)
+        dq = tl.dot(ds.to(k.dtype), k, dq)
+    return dq
+
+
+@triton.jit(do_not_specialize=SIZES)
+def flash_attention_bwd_q_descriptor_kernel(
+    lse_ptr, delta_ptr, q_desc, k_desc, v_desc, do_desc, dq_desc,
+    H, groups, T_q, T_k, left, right, scale,
+    AHEAD: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """dq of BLOCK_M queries of one head."""
+    blocks = tl.cdiv(T_q, BLOCK_M)
+    start_m = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
+    row = tl.program_id(0) // blocks
+    batch, head = row // H, row % H
+    shift = T_k - T_q
+    offs_m = start_m + tl.arange(0, BLOCK_M)
+    lowest, highest = offs_m + shift - left, tl.minimum(offs_m + shift + right, T_k - 1)
+    last_m = tl.minimum(start_m + BLOCK_M, T_q) - 1
+    start, end, full_start, full = _ranges(start_m + shift, last_m + shift, left, right, T_k, BLOCK_N)
+
+    q = _rows_of(q_desc, batch, head, start_m, BLOCK_M, D)
+    do = _rows_of(do_desc, batch, head, start_m, BLOCK_M, D)
+    first = row.to(tl.int64) * T_q
+    lse = tl.load(lse_ptr + first + offs_m, mask=offs_m < T_q, other=0.0) * LOG2E
+    delta = tl.load(delta_ptr + first + offs_m, mask=offs_m < T_q, other=0.0)
+    dq = tl.zeros([BLOCK_M, D], tl.float32)
+    dq = _add_dq(
+        dq, q, do, lse, delta, k_desc, v_desc, batch, head // groups,
+        full_start, full_start + full, 0, 0, lowest, highest, scale * LOG2E, False, AHEAD, D, BLOCK_N,
+    )  # fmt: skip
+    dq = _add_dq(
+        dq, q, do, lse, delta, k_desc, v_desc, batch, head // groups,
+        start, end - full, full_start, full, lowest, highest, scale * LOG2E, True, False, D, BLOCK_N,
+    )  # fmt: skip
+    _put(dq_desc, batch, head, start_m, dq * scale)
+
+
+# ------------------------------------------------------------------------------------------------------------ launchers
+class DescriptorConfig(NamedTuple):
+    """As gpukit.kernels.flash_attention.Config."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    num_warps: int
+    num_stages: int
+    AHEAD: bool = False
+
+
+# By the head size, for 16-bit operands and 227 KiB of shared memory.
+FORWARD = {64: DescriptorConfig(128, 64, 4, 3), 128: DescriptorConfig(128, 128, 8, 3)}
+BACKWARD_KV = {64: DescriptorConfig(64, 64, 4, 3), 128: DescriptorConfig(64, 128, 8, 3)}
+BACKWARD_Q = {64: DescriptorConfig(64, 64, 4, 3), 128: DescriptorConfig(128, 64, 8, 3)}
+
+
+def describable(x: Tensor) -> bool:
+    """Whether the TMA unit can read x [B, H, T, D] as it lies in memory: whole rows, whose addresses 16 bytes divide."""
+    unit = 16 // x.itemsize
+    stride_b, stride_h, stride_t, stride_d = x.stride()
+    B, H, T, _ = x.shape
+    return (
+        stride_d == 1
+        and x.data_ptr() % 16 == 0
+        and (T == 1 or (stride_t > 0 and stride_t % unit == 0))
+        and (H == 1 or (stride_h > 0 and stride_h % unit == 0))
+        and (B == 1 or (stride_b > 0 and stride_b % unit == 0))
+    )
+
+
+def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
+    D = x.shape[3]
+    # A dimension of one element may have any stride; the descriptor asks for one that 16 bytes divide.
+    strides = [stride if size > 1 else D for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, D])
+
+
+def _numbers(q: Tensor, k: Tensor, left: int, right: int, scale: float) -> tuple:
+    return q.shape[1] // k.shape[1], q.shape[2], k.shape[2], left, right, scale
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    left: int,
+    right: int,
+    scale: float,
+    config: DescriptorConfig,
+) -> None:
+    """Fill o and lse. All but lse are `describable`, in 16 bits, with a head size of FORWARD."""
+    B, H, T_q, D = q.shape
+    M, N = config.BLOCK_M, config.BLOCK_N
+    launch(
+        flash_attention_fwd_descriptor_kernel, -(-T_q // M) * H * B,
+        lse, _descriptor(q, M), _descriptor(k, N), _descriptor(v, N), _descriptor(o, M),
+        H, *_numbers(q, k, left, right, scale), D=D, **config._asdict(),
+    )  # fmt: skip
+
+
+def backward(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    left: int, right: int, scale: float, for_kv: DescriptorConfig, for_q: DescriptorConfig,
+) -> None:  # fmt: skip
+    """Fill dq, dk and dv. lse and delta are contiguous; the others as in `forward`."""
+    B, H, T_q, D = q.shape
+    _, H_kv, T_k, _ = k.shape
+    numbers = _numbers(q, k, left, right, scale)
+    for kernel, config, programs, heads, results in (
+        (flash_attention_bwd_kv_descriptor_kernel, for_kv, -(-T_k // for_kv.BLOCK_N) * H_kv * B, H_kv, (dk, dv)),
+        (flash_attention_bwd_q_descriptor_kernel, for_q, -(-T_q // for_q.BLOCK_M) * H * B, H, (dq,)),
+    ):
+        M, N = config.BLOCK_M, config.BLOCK_N
+        rows = N if results[0] is dk else M
+        launch(
+            kernel, programs,
+            lse, delta, _descriptor(q, M), _descriptor(k, N), _descriptor(v, N), _descriptor(do, M),
+            *(_descriptor(x, rows) for x in results), heads, *numbers,
+            D=D, **config._asdict(),
+        )  # fmt: skip
