@@ -13,6 +13,7 @@ from gpukit.accounting import flops, memory, roofline
 from gpukit.accounting.memory import Parallel
 from gpukit.widgets import board, calculator, style
 from gpukit.widgets.calculator import Bar
+from gpukit.widgets.decoding import decoding
 from gpukit.widgets.flop_explorer import flop_explorer
 from gpukit.widgets.memory_calculator import memory_calculator
 from gpukit.widgets.roofline import model_roofline
@@ -24,6 +25,7 @@ MAKERS = {
     "cost": lambda: training_cost("70B", mfu=0.5, price=2),
     "flops": lambda: flop_explorer("llama3-8b", 8192, "training", "full"),
     "roofline": lambda: model_roofline("deepseek-v3", 32, 4096, "decode"),
+    "decoding": lambda: decoding("llama3-8b", batch=16, cache="int8"),
 }
 CHANGES = {
     "memory": {
@@ -37,6 +39,7 @@ CHANGES = {
     "cost": {"model": "llama3-405b", "gpus": "16384xb200", "mfu": "0.38"},
     "flops": {"model": "gpt2-xl", "phase": "decode", "tokens": "1M"},
     "roofline": {"model": "gpt2", "phase": "prefill", "batch": 1},
+    "decoding": {"model": "llama3-405b", "gpu": "b200", "batch": 2, "tokens": "1K", "weights": "int4"},
 }
 
 
@@ -124,6 +127,8 @@ def test_colours_are_those_of_the_course(view):
         ("roofline", "batch", "0", "batch must be a whole number from 1"),
         ("roofline", "tokens", "0", "tokens must be a whole number from 1"),
         ("roofline", "gpu", "t4", "dtype must be one of"),
+        ("decoding", "batch", "0", "decode_step: batch must be a whole number from 1"),
+        ("decoding", "tokens", "many", "tokens must be a number such as"),
     ),
 )
 def test_what_cannot_be_calculated_is_said_on_the_board(make, name, value, words):

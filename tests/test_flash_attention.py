@@ -352,7 +352,7 @@ def hopper(request, device, monkeypatch):
         monkeypatch.setattr(kernels, "properties", lambda device: gpu)
     elif torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs a GPU with tensor descriptors")
-    for name, table in (("FORWARD", (32, 16)), ("BACKWARD_KV", (16, 32)), ("BACKWARD_Q", (32, 16))):
+    for name, table in (("FORWARD", (32, 16)), ("FORWARD_LONG", (32, 16)), ("BACKWARD_KV", (16, 32))):
         tables = getattr(descriptors, name)
         small = DescriptorConfig(*table, 4, 2)
         changed = {D: small if device == "cpu" else config for D, config in tables.items()}
@@ -360,7 +360,7 @@ def hopper(request, device, monkeypatch):
     return launched
 
 
-ALL_THREE = [f"flash_attention_{x}_descriptor_kernel" for x in ("fwd", "bwd_kv", "bwd_q")]
+BOTH = [f"flash_attention_{x}_descriptor_kernel" for x in ("fwd", "bwd_kv")]
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ ALL_THREE = [f"flash_attention_{x}_descriptor_kernel" for x in ("fwd", "bwd_kv",
 )
 def test_descriptors_match_float64(T_q, T_k, causal, window, hopper, device):
     check(inputs_of(1, 2, 1, T_q, T_k, 64, torch.bfloat16), device, causal=causal, window=window)
-    assert hopper == ALL_THREE
+    assert hopper == BOTH
 
 
 def part_of_projection(x):
@@ -389,7 +389,7 @@ def part_of_projection(x):
 def test_descriptors_take_layouts_and_shared_heads(layout, hopper, device):
     inputs = inputs_of(2, 4, 2, 37, 64, 128, torch.float16)
     _, dq, _, _ = check(inputs, device, layout=layout, causal=True)
-    assert hopper == ALL_THREE
+    assert hopper == BOTH
     if layout is as_BTHD:
         assert dq.stride() == layout(inputs[0]).stride()
 
@@ -403,13 +403,13 @@ def test_descriptors_give_what_pointers_give(hopper, device, monkeypatch):
     for _ in range(2):
         o, lse = flash_attention_fwd(q, k, v, *settings)
         results.append((o, lse, *flash_attention_bwd(do, dlse, q, k, v, o, lse, *settings)))
-    assert all(map(torch.equal, *results)) and hopper == 2 * ALL_THREE
+    assert all(map(torch.equal, *results)) and hopper == 2 * BOTH
     monkeypatch.setattr(kernels, "_by_descriptors", lambda *_: False)
     monkeypatch.setattr(kernels, "config_of", lambda *_: Config(32, 16, 4, 1))
     o, lse = flash_attention_fwd(q, k, v, *settings)
     others = o, lse, *flash_attention_bwd(do, dlse, q, k, v, o, lse, *settings)
     assert (results[0][0][:, :, :20] == 0).all() and (results[0][1][:, :, :20] == -math.inf).all()
-    assert hopper == 2 * ALL_THREE
+    assert hopper == 2 * BOTH
     for a, b in zip(results[0], others, strict=True):
         torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
 

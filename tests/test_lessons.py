@@ -12,7 +12,18 @@ import pytest
 from gpukit.grading.registry import exercises
 
 ROOT = Path(__file__).resolve().parents[1]
-LESSONS = ("fusion", "triton_basics", "softmax", "gelu", "norms", "matmul", "losses", "adamw")
+LESSONS = (
+    "fusion",
+    "triton_basics",
+    "softmax",
+    "gelu",
+    "norms",
+    "matmul",
+    "flash_attention",
+    "kv_cache",
+    "losses",
+    "adamw",
+)
 EXERCISES = {lesson: [e for e in exercises().values() if e.id.startswith(f"{lesson}.")] for lesson in LESSONS}
 ALL = [exercise for found in EXERCISES.values() for exercise in found]
 WIDE = ("triton_basics", "softmax", "gelu")  # code cells of more than 100 columns; JupyterLab scrolls them sideways

@@ -148,8 +148,8 @@ def test_the_weight_is_read_once(device):
     with tracing._imagined(hardware.gpu("t4")), tracing.Sizes(), gpukit.trace(sample=2) as t:
         int4_matmul(*INT4.make_inputs(shape, torch.bfloat16, seeded()))
     (product,) = t.launches
-    split = product.grid[0] // (N // 64)
-    assert split > 1 and product.grid[0] >= 2 * 40
+    split = product.grid[0] // (N // 128)
+    assert split > 1 and product.grid[0] >= 40, "every SM has something to load"
     weight_and_scales = N * K // 2 + N * (K // 128) * 2
     assert product.load_bytes == weight_and_scales + N // 64 * M * K * 2
     assert product.store_bytes == split * M * N * 4

@@ -55,6 +55,8 @@ TAGS = {
     "tied": "whose head is tied",
     "untied": "whose head is a matrix of its own",
     "gqa": "with fewer heads for keys and values",
+    "filled": "with tokens in the cache already",
+    "stale": "with old numbers behind a sequence's end",
     "own-head-size": "whose heads do not add up to the width",
     "frozen": "with frozen parameters",
     "mixed": "in the mixed recipe",
@@ -64,6 +66,9 @@ TAGS = {
     "open-page": "whose last page is not full",
     "short-micro-batch": "whose last micro-batch is shorter",
     "micro-batches": "of more than one micro-batch",
+    "late": "whose largest scores come late",
+    "unequal": "whose lengths differ",
+    "unseen": "in which a query sees no key",
 }
 
 

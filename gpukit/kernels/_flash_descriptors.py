@@ -3,7 +3,8 @@ explains what is computed; these are the same steps).
 
 A descriptor names a whole tensor [B, H, T, D] once, with its strides; the TMA unit then fetches a block of rows from four
 coordinates and fills with zeros what lies past the end. Pointers take an address for every 16 bytes instead, registers
-that in the backward pass were missing: on an H200 dk and dv of [4, 16, 4096, 128] took 2647 us by pointers, 1859 so.
+that in the backward pass were missing: on an H200 dk and dv of [4, 16, 4096, 128] took 2647 us by pointers, 1859 so. For dq
+pointers are as fast.
 
 AHEAD: the scores of the next block are computed before the last product of this one, which then goes on while the
 exponentials of the next are computed. Otherwise the tensor cores have nothing to do meanwhile. Blocks with a mask, one or two
@@ -98,30 +99,21 @@ def flash_attention_fwd_descriptor_kernel(
 def _add_dk_dv(
     dk, dv, k, v, q_desc, do_desc, lse_ptr, delta_ptr, batch, head,
     start, end, hole_start, hole, lowest, highest, T_q, scale,
-    MASKED: tl.constexpr, AHEAD: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
+    MASKED: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """What the queries start .. end - 1 give to dk and dv of the block k, v. Matrices are [keys, queries]."""
-    s = tl.zeros([k.shape[0], BLOCK_M], tl.float32)
-    if AHEAD:
-        if start < end:
-            s = tl.dot(k, _rows_of(q_desc, batch, head, start, BLOCK_M, D).T)
     for i in tl.range(start, end, BLOCK_M):
         m = _beyond(i, hole_start, hole) if MASKED else i
         offs_m = m + tl.arange(0, BLOCK_M)
-        if not AHEAD:
-            s = tl.dot(k, _rows_of(q_desc, batch, head, m, BLOCK_M, D).T)
+        q = _rows_of(q_desc, batch, head, m, BLOCK_M, D)
         lse = tl.load(lse_ptr + offs_m, mask=offs_m < T_q, other=float("inf"))
-        p = tl.exp2(s * scale - (lse * LOG2E)[None, :])
+        p = tl.exp2(tl.dot(k, q.T) * scale - (lse * LOG2E)[None, :])
         if MASKED:
             p = tl.where(_seen(m, lowest, highest, BLOCK_M), p, 0.0)
         do = _rows_of(do_desc, batch, head, m, BLOCK_M, D)
-        dp = tl.dot(v, do.T)
         dv = tl.dot(p.to(do.dtype), do, dv)
         delta = tl.load(delta_ptr + offs_m, mask=offs_m < T_q, other=0.0)
-        ds = p * (dp - delta[None, :])
-        if AHEAD:
-            s = tl.dot(k, _rows_of(q_desc, batch, head, m + BLOCK_M, BLOCK_M, D).T)
-        q = _rows_of(q_desc, batch, head, m, BLOCK_M, D)
+        ds = p * (tl.dot(v, do.T) - delta[None, :])
         dk = tl.dot(ds.to(q.dtype), q, dk)
     return dk, dv
 
@@ -130,7 +122,7 @@ def _add_dk_dv(
 def flash_attention_bwd_kv_descriptor_kernel(
     lse_ptr, delta_ptr, q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc,
     H, groups, T_q, T_k, left, right, scale,
-    AHEAD: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of BLOCK_N keys of one of the H heads of k and v, from all its query heads one after the other."""
     blocks = tl.cdiv(T_k, BLOCK_N)
@@ -152,75 +144,14 @@ def flash_attention_bwd_kv_descriptor_kernel(
         first = (batch * H * groups + of_query).to(tl.int64) * T_q
         dk, dv = _add_dk_dv(
             dk, dv, k, v, q_desc, do_desc, lse_ptr + first, delta_ptr + first, batch, of_query,
-            full_start, full_start + full, 0, 0, lowest, highest, T_q, scale * LOG2E, False, AHEAD, D, BLOCK_M,
+            full_start, full_start + full, 0, 0, lowest, highest, T_q, scale * LOG2E, False, D, BLOCK_M,
         )  # fmt: skip
         dk, dv = _add_dk_dv(
             dk, dv, k, v, q_desc, do_desc, lse_ptr + first, delta_ptr + first, batch, of_query,
-            start, end - full, full_start, full, lowest, highest, T_q, scale * LOG2E, True, False, D, BLOCK_M,
+            start, end - full, full_start, full, lowest, highest, T_q, scale * LOG2E, True, D, BLOCK_M,
         )  # fmt: skip
     _put(dk_desc, batch, head, start_n, dk * scale)
     _put(dv_desc, batch, head, start_n, dv)
-
-
-@triton.jit
-def _add_dq(
-    dq, q, do, lse, delta, k_desc, v_desc, batch, head,
-    start, end, hole_start, hole, lowest, highest, scale,
-    MASKED: tl.constexpr, AHEAD: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """What the keys start .. end - 1 give to dq of the block q. Matrices are [queries, keys]; lse is in powers of 2."""
-    s = tl.zeros([q.shape[0], BLOCK_N], tl.float32)
-    if AHEAD:
-        if start < end:
-            s = tl.dot(q, _rows_of(k_desc, batch, head, start, BLOCK_N, D).T)
-    for i in tl.range(start, end, BLOCK_N):
-        n = _beyond(i, hole_start, hole) if MASKED else i
-        if not AHEAD:
-            s = tl.dot(q, _rows_of(k_desc, batch, head, n, BLOCK_N, D).T)
-        p = tl.exp2(s * scale - lse[:, None])
-        if MASKED:
-            p = tl.where(_seen(n, lowest, highest, BLOCK_N), p, 0.0)
-        dp = tl.dot(do, _rows_of(v_desc, batch, head, n, BLOCK_N, D).T)
-        ds = p * (dp - delta[:, None])
-        if AHEAD:
-            s = tl.dot(q, _rows_of(k_desc, batch, head, n + BLOCK_N, BLOCK_N, D).T)
-        k = _rows_of(k_desc, batch, head, n, BLOCK_N, D)
-        dq = tl.dot(ds.to(k.dtype), k, dq)
-    return dq
-
-
-@triton.jit(do_not_specialize=SIZES)
-def flash_attention_bwd_q_descriptor_kernel(
-    lse_ptr, delta_ptr, q_desc, k_desc, v_desc, do_desc, dq_desc,
-    H, groups, T_q, T_k, left, right, scale,
-    AHEAD: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """dq of BLOCK_M queries of one head."""
-    blocks = tl.cdiv(T_q, BLOCK_M)
-    start_m = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
-    row = tl.program_id(0) // blocks
-    batch, head = row // H, row % H
-    shift = T_k - T_q
-    offs_m = start_m + tl.arange(0, BLOCK_M)
-    lowest, highest = offs_m + shift - left, tl.minimum(offs_m + shift + right, T_k - 1)
-    last_m = tl.minimum(start_m + BLOCK_M, T_q) - 1
-    start, end, full_start, full = _ranges(start_m + shift, last_m + shift, left, right, T_k, BLOCK_N)
-
-    q = _rows_of(q_desc, batch, head, start_m, BLOCK_M, D)
-    do = _rows_of(do_desc, batch, head, start_m, BLOCK_M, D)
-    first = row.to(tl.int64) * T_q
-    lse = tl.load(lse_ptr + first + offs_m, mask=offs_m < T_q, other=0.0) * LOG2E
-    delta = tl.load(delta_ptr + first + offs_m, mask=offs_m < T_q, other=0.0)
-    dq = tl.zeros([BLOCK_M, D], tl.float32)
-    dq = _add_dq(
-        dq, q, do, lse, delta, k_desc, v_desc, batch, head // groups,
-        full_start, full_start + full, 0, 0, lowest, highest, scale * LOG2E, False, AHEAD, D, BLOCK_N,
-    )  # fmt: skip
-    dq = _add_dq(
-        dq, q, do, lse, delta, k_desc, v_desc, batch, head // groups,
-        start, end - full, full_start, full, lowest, highest, scale * LOG2E, True, False, D, BLOCK_N,
-    )  # fmt: skip
-    _put(dq_desc, batch, head, start_m, dq * scale)
 
 
 # ------------------------------------------------------------------------------------------------------------ launchers
@@ -235,9 +166,10 @@ class DescriptorConfig(NamedTuple):
 
 
 # By the head size, for 16-bit operands and 227 KiB of shared memory.
-FORWARD = {64: DescriptorConfig(128, 64, 4, 3), 128: DescriptorConfig(128, 128, 8, 3)}
+FORWARD = {64: DescriptorConfig(64, 128, 4, 3, AHEAD=True), 128: DescriptorConfig(64, 64, 4, 3, AHEAD=True)}
+LONG = 8192  # keys; of a longer sequence more is read again and again, the less the larger the block of queries
+FORWARD_LONG = {64: DescriptorConfig(64, 128, 4, 3, AHEAD=True), 128: DescriptorConfig(128, 128, 8, 3)}
 BACKWARD_KV = {64: DescriptorConfig(64, 64, 4, 3), 128: DescriptorConfig(64, 128, 8, 3)}
-BACKWARD_Q = {64: DescriptorConfig(64, 64, 4, 3), 128: DescriptorConfig(128, 64, 8, 3)}
 
 
 def describable(x: Tensor) -> bool:
@@ -286,23 +218,16 @@ def forward(
     )  # fmt: skip
 
 
-def backward(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    left: int, right: int, scale: float, for_kv: DescriptorConfig, for_q: DescriptorConfig,
+def backward_kv(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, delta: Tensor, dk: Tensor, dv: Tensor,
+    left: int, right: int, scale: float, config: DescriptorConfig,
 ) -> None:  # fmt: skip
-    """Fill dq, dk and dv. lse and delta are contiguous; the others as in `forward`."""
-    B, H, T_q, D = q.shape
-    _, H_kv, T_k, _ = k.shape
-    numbers = _numbers(q, k, left, right, scale)
-    for kernel, config, programs, heads, results in (
-        (flash_attention_bwd_kv_descriptor_kernel, for_kv, -(-T_k // for_kv.BLOCK_N) * H_kv * B, H_kv, (dk, dv)),
-        (flash_attention_bwd_q_descriptor_kernel, for_q, -(-T_q // for_q.BLOCK_M) * H * B, H, (dq,)),
-    ):
-        M, N = config.BLOCK_M, config.BLOCK_N
-        rows = N if results[0] is dk else M
-        launch(
-            kernel, programs,
-            lse, delta, _descriptor(q, M), _descriptor(k, N), _descriptor(v, N), _descriptor(do, M),
-            *(_descriptor(x, rows) for x in results), heads, *numbers,
-            D=D, **config._asdict(),
-        )  # fmt: skip
+    """Fill dk and dv. lse and delta are contiguous; the others as in `forward`."""
+    B, H_kv, T_k, D = k.shape
+    M, N = config.BLOCK_M, config.BLOCK_N
+    launch(
+        flash_attention_bwd_kv_descriptor_kernel, -(-T_k // N) * H_kv * B,
+        lse, delta, _descriptor(q, M), _descriptor(k, N), _descriptor(v, N), _descriptor(do, M),
+        _descriptor(dk, N), _descriptor(dv, N), H_kv, *_numbers(q, k, left, right, scale),
+        D=D, BLOCK_M=M, BLOCK_N=N, num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip

@@ -486,7 +486,7 @@ def flash_attention_fwd(
     if o.numel() == 0:
         return o, lse
     if config is None and packed is None and _by_descriptors(q, k, v):
-        config = descriptors.FORWARD[D]
+        config = (descriptors.FORWARD_LONG if k.shape[2] > descriptors.LONG else descriptors.FORWARD)[D]
     if isinstance(config, DescriptorConfig):
         with torch.cuda.device_of(q):
             descriptors.forward(q, k, v, o, lse, left, right, scale, config)
@@ -519,7 +519,7 @@ def flash_attention_bwd(
     scale: float,
     precision: str,
     packed: Packed | None = None,
-    configs: tuple[Config, Config] | tuple[DescriptorConfig, DescriptorConfig] | None = None,
+    configs: tuple[Config | DescriptorConfig, Config] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv, laid out as q, k and v. configs: for dk and dv, and for dq, as `config` of flash_attention_fwd."""
     B, H, T_q, D = q.shape
@@ -527,27 +527,24 @@ def flash_attention_bwd(
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     if dq.numel() == 0:
         return dq, dk.zero_(), dv.zero_()
+    for_kv, for_q = configs or (config_of(f"backward_{x}", D, q.dtype, precision, q.device) for x in ("kv", "q"))
     if configs is None and packed is None and _by_descriptors(q, k, v, do) and lse.is_contiguous():
-        configs = descriptors.BACKWARD_KV[D], descriptors.BACKWARD_Q[D]
-    described = configs is not None and isinstance(configs[0], DescriptorConfig)
-    o, do = _near(o), _near(do)
+        for_kv = descriptors.BACKWARD_KV[D]
+    q, k, v, o, do = map(_near, (q, k, v, o, do))
     delta = torch.empty_like(lse)
+    cu_q, cu_k, longest_q, longest_k = packed or (None, None, T_q, T_k)
+    sequences = B if packed is None else len(cu_q) - 1
+    inputs = [stride for x in (q, k, v, do) for stride in _strides(x, packed)]
+    numbers = H // H_kv, longest_q, longest_k, left, right, scale
     with torch.cuda.device_of(q):
         launch(
             flash_attention_delta_kernel, -(-T_q // DELTA_ROWS) * H * B,
             o, do, lse, None if dlse is None else dlse.contiguous(), delta, *o.stride(), *do.stride(), H, T_q,
             D=D, BLOCK_M=DELTA_ROWS, BLOCK_D=max(16, triton.next_power_of_2(D)),
         )  # fmt: skip
-        if described:
-            descriptors.backward(q, k, v, do, lse, delta, dq, dk, dv, left, right, scale, *configs)
-            return dq, dk, dv
-        q, k, v = map(_near, (q, k, v))
-        for_kv, for_q = configs or (config_of(f"backward_{x}", D, q.dtype, precision, q.device) for x in ("kv", "q"))
-        cu_q, cu_k, longest_q, longest_k = packed or (None, None, T_q, T_k)
-        sequences = B if packed is None else len(cu_q) - 1
-        inputs = [stride for x in (q, k, v, do) for stride in _strides(x, packed)]
-        numbers = H // H_kv, longest_q, longest_k, left, right, scale
-        if dk.numel():
+        if isinstance(for_kv, DescriptorConfig):
+            descriptors.backward_kv(q, k, v, do, lse, delta, dk, dv, left, right, scale, for_kv)
+        elif dk.numel():
             launch(
                 flash_attention_bwd_kv_kernel, -(-longest_k // for_kv.BLOCK_N) * H_kv * sequences,
                 q, k, v, do, lse, delta, dk, dv, cu_q, cu_k,

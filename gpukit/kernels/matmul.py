@@ -131,7 +131,7 @@ HOPPER = (
     Config(128, 128, 128, 4, 3, 700),  # two programs on an SM: 203 us for 4096 x 4096 x 4096, 273 with 128 x 256
     Config(64, 128, 128, 4, 4, 480),
     Config(64, 64, 128, 4, 4, 330),
-    Config(16, 64, 256, 4, 4, 80),
+    Config(16, 64, 256, 4, 4, 120),
     Config(128, 16, 256, 4, 4, 130),
 )
 AMPERE = (

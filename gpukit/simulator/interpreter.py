@@ -417,7 +417,8 @@ def _counted_launch(plain):
     def run(self, *args, grid, warmup, **kwargs):
         if watchers and not warmup:
             _interpreted(self).run(*args, grid=grid, warmup=False, **kwargs)
-            if any(watcher.dry for watcher in watchers):
+            no_memory = any(t.device.type == "meta" for t in _tensors([*args, *kwargs.values()]))
+            if no_memory or any(watcher.dry for watcher in watchers):
                 return None
         return plain(self, *args, grid=grid, warmup=warmup, **kwargs)
 

@@ -121,7 +121,10 @@ def _ran(compiled: Compiled, executions: Executions) -> list[float | None]:
     found = []
     for instruction in compiled.instructions:
         frames = tuple((file, first_lines.get(file, {}).get(line, line)) for file, line in instruction.own_frames)
-        found.append(executions.get(frames, anywhere.get(frames)))
+        times = executions.get(frames, anywhere.get(frames))
+        if times is None and len(frames) > 1 and frames[:1] in anywhere:
+            times = 0.0  # the line ran, but never by way of this call: a loop without a turn, say
+        found.append(times)
     return found
 
 

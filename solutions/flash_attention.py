@@ -1,0 +1,363 @@
+"""FlashAttention: partial results that merge, tiles in PyTorch, Triton kernels with LSE, causal, packed; and gradients.
+
+Eight exercises, from top to bottom; notebooks/13_flash_attention.ipynb explains them. For each query, o = softmax(s) v over
+its scores s = scale q k^T, and LSE = log(sum(exp(s))). T_q queries, T_k keys, scale 1 / sqrt(D). Kernels add up in float32;
+give tl.dot input_precision="ieee", so that float32 means float32. The code outside the gaps is complete.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+# ----------------------------------------------------------------------------------------------- flash_attention.merge
+def merge(a: tuple[float, float, float], b: tuple[float, float, float]) -> tuple[float, float, float]:
+    """What one query knows of some keys, and what it knows of others, as one: (m, l, acc) each, and so is the result.
+
+    Over the keys that a state stands for, with scores s and one number v for each: m = max(s), l = sum(exp(s - m)) and
+    acc = sum(exp(s - m) v). One key is (s, 1, v). No keys at all are (-inf, 0, 0), and they can be either argument, or both.
+    Scores may be any finite float: 1,000, for instance, of which exp is none. In the end o = acc / l and LSE = m + log(l).
+    """
+    # BEGIN SOLUTION
+    (m_a, l_a, acc_a), (m_b, l_b, acc_b) = a, b
+    m = max(m_a, m_b)
+    if m == -math.inf:
+        return a
+    # Both differences are 0 or less, so exp is at most 1 and can only underflow, which is right.
+    shrink_a, shrink_b = math.exp(m_a - m), math.exp(m_b - m)
+    return m, l_a * shrink_a + l_b * shrink_b, acc_a * shrink_a + acc_b * shrink_b
+    # END SOLUTION
+
+
+# ----------------------------------------------------------------------------------------------- flash_attention.tiles
+def attention_tiles(q: Tensor, k: Tensor, v: Tensor, BLOCK: int) -> Tensor:
+    """One head in PyTorch, float32: q [T_q, D], k and v [T_k, D] -> o [T_q, D]. Any lengths, T_k >= 1.
+
+    Memory: besides o no more at a time than 16 blocks of BLOCK x BLOCK or BLOCK x D numbers, whichever is larger, and two
+    numbers for each query. The scores of a block of queries with all keys are too much.
+    """
+    (T_q, D), T_k = q.shape, k.shape[0]
+    o = torch.zeros_like(q)
+    # BEGIN SOLUTION
+    for i in range(0, T_q, BLOCK):
+        rows = q[i : i + BLOCK] / math.sqrt(D)
+        m = torch.full((len(rows), 1), -math.inf)
+        l = torch.zeros(len(rows), 1)
+        acc = o[i : i + BLOCK]  # a view: what is added to it is added to o
+        for j in range(0, T_k, BLOCK):
+            s = rows @ k[j : j + BLOCK].T
+            m_new = torch.maximum(m, s.amax(1, keepdim=True))
+            p = torch.exp(s - m_new)
+            shrink = torch.exp(m - m_new)
+            l = l * shrink + p.sum(1, keepdim=True)
+            acc.mul_(shrink).add_(p @ v[j : j + BLOCK])
+            m = m_new
+        acc.div_(l)
+    # END SOLUTION
+    return o
+
+
+# ------------------------------------------------------------------------------------------------ flash_attention.late
+@triton.jit
+def one_query_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr,
+    T_q, T_k, scale,
+    D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program: one query, BLOCK_N keys at a time. All tensors are contiguous."""
+    query, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    offs_d = tl.arange(0, BLOCK_D)
+    q = tl.load(q_ptr + (head * T_q + query) * D + offs_d, mask=offs_d < D, other=0.0).to(tl.float32)
+    m = tl.full((), -float("inf"), tl.float32)
+    l = tl.zeros((), tl.float32)
+    acc = tl.zeros((BLOCK_D,), tl.float32)
+    for start in range(0, T_k, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        mask = (keys[:, None] < T_k) & (offs_d[None, :] < D)
+        offs = (head * T_k + keys[:, None]) * D + offs_d[None, :]
+        k = tl.load(k_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+        v = tl.load(v_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+        s = tl.where(keys < T_k, tl.sum(q[None, :] * k, axis=1) * scale, -float("inf"))
+        # BEGIN SOLUTION
+        # STUB: m_new = tl.maximum(m, tl.max(s, axis=0))
+        # STUB: l *= tl.exp(m - m_new)
+        # STUB: p = tl.exp(s - m_new)
+        # STUB: m = m_new
+        # STUB: l += tl.sum(p, axis=0)
+        # STUB: acc = acc * tl.exp(m - m_new) + tl.sum(p[:, None] * v, axis=0)
+        m_new = tl.maximum(m, tl.max(s, axis=0))
+        p = tl.exp(s - m_new)
+        l = l * tl.exp(m - m_new) + tl.sum(p, axis=0)
+        acc = acc * tl.exp(m - m_new) + tl.sum(p[:, None] * v, axis=0)
+        m = m_new  # only now: both sums were made with the old maximum
+        # END SOLUTION
+    tl.store(o_ptr + (head * T_q + query) * D + offs_d, acc / l, mask=offs_d < D)
+
+
+def attention_by_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """q [H, T_q, D], k and v [H, T_k, D], contiguous, of one dtype -> o [H, T_q, D]. Slow: each query reads all keys."""
+    (H, T_q, D), T_k = q.shape, k.shape[1]
+    o = torch.empty_like(q)
+    BLOCK_D = triton.next_power_of_2(D)
+    one_query_kernel[(T_q, H)](q, k, v, o, T_q, T_k, 1 / math.sqrt(D), D=D, BLOCK_N=16, BLOCK_D=BLOCK_D, num_warps=1)
+    return o
+
+
+# --------------------------------------------------------------------------------------------- flash_attention.forward
+@triton.jit
+def load_rows(ptr, first, end, stride, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Rows first, first + 1, ... of a matrix whose rows begin `stride` elements apart, [ROWS, BLOCK_D]. What lies from row
+    `end` or from column D on is 0."""
+    rows = first + tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, BLOCK_D)[None, :]
+    return tl.load(ptr + rows.to(tl.int64) * stride + columns, mask=(rows < end) & (columns < D), other=0.0)
+
+
+@triton.jit
+def store_rows(ptr, x, first, end, stride, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The counterpart: x [ROWS, BLOCK_D] into the same places."""
+    rows = first + tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, BLOCK_D)[None, :]
+    tl.store(ptr + rows.to(tl.int64) * stride + columns, x, mask=(rows < end) & (columns < D))
+
+
+@triton.jit
+def update(acc, l, m, s, v):
+    """One more block of keys for BLOCK_M queries: returns acc, l, m with it.
+
+    acc [BLOCK_M, BLOCK_D], l and m [BLOCK_M], float32, are the state of each query; before the first block acc and l are 0
+    and m is -inf. s [BLOCK_M, BLOCK_N], float32, are the new scores, -inf where a key does not count. v [BLOCK_N, BLOCK_D]
+    has the dtype of the tensors.
+    """
+    # BEGIN SOLUTION
+    m_new = tl.maximum(m, tl.max(s, axis=1))
+    # A query that has seen no key yet: -inf - (-inf) would be NaN.
+    base = tl.where(m_new == -float("inf"), 0.0, m_new)
+    p = tl.exp(s - base[:, None])
+    shrink = tl.exp(m - base)
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return acc, l * shrink + tl.sum(p, axis=1), m_new
+    # END SOLUTION
+
+
+@triton.jit
+def attend(
+    q, k_ptr, v_ptr, stride, T_k, scale,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """o [BLOCK_M, BLOCK_D] and LSE [BLOCK_M] of the queries q [BLOCK_M, BLOCK_D] with all T_k >= 1 keys of one head. Rows of
+    k and v begin `stride` elements apart."""
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    l = tl.zeros((BLOCK_M,), tl.float32)
+    m = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+    # BEGIN SOLUTION
+    for start in range(0, T_k, BLOCK_N):
+        k = load_rows(k_ptr, start, T_k, stride, D, BLOCK_N, BLOCK_D)
+        v = load_rows(v_ptr, start, T_k, stride, D, BLOCK_N, BLOCK_D)
+        s = tl.dot(q, k.T, input_precision="ieee") * scale
+        # The rows of k beyond the end are 0, and so would their scores be, which is not nothing.
+        s = tl.where(start + tl.arange(0, BLOCK_N)[None, :] < T_k, s, -float("inf"))
+        acc, l, m = update(acc, l, m, s, v)
+    return acc / l[:, None], m + tl.log(l)
+    # END SOLUTION
+
+
+@triton.jit
+def attention_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr,
+    T_q, T_k, scale,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_M queries of one head. All tensors are contiguous."""
+    start_m, head = tl.program_id(0) * BLOCK_M, tl.program_id(1).to(tl.int64)
+    q = load_rows(q_ptr + head * T_q * D, start_m, T_q, D, D, BLOCK_M, BLOCK_D)
+    k_ptr += head * T_k * D
+    v_ptr += head * T_k * D
+    o, lse = attend(q, k_ptr, v_ptr, D, T_k, scale, D, BLOCK_M, BLOCK_N, BLOCK_D)
+    store_rows(o_ptr + head * T_q * D, o, start_m, T_q, D, D, BLOCK_M, BLOCK_D)
+    offs_m = start_m + tl.arange(0, BLOCK_M)
+    tl.store(lse_ptr + head * T_q + offs_m, lse, mask=offs_m < T_q)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """q [H, T_q, D], k and v [H, T_k, D], contiguous, of one dtype, D up to 256 -> o [H, T_q, D] in that dtype and LSE
+    [H, T_q] in float32.
+
+    Bound: q is loaded once, k and v once for each block of 32 queries, o and LSE are stored once. No scores in memory.
+    """
+    (H, T_q, D), T_k = q.shape, k.shape[1]
+    o, lse = torch.empty_like(q), torch.empty(H, T_q, dtype=torch.float32, device=q.device)
+    blocks = {"BLOCK_M": 32, "BLOCK_N": 16, "BLOCK_D": max(16, triton.next_power_of_2(D))}
+    attention_kernel[(triton.cdiv(T_q, 32), H)](q, k, v, o, lse, T_q, T_k, 1 / math.sqrt(D), D=D, **blocks)
+    return o, lse
+
+
+# ---------------------------------------------------------------------------------------------- flash_attention.causal
+@triton.jit
+def causal_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr,
+    T_q, T_k, scale,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_M queries of one head. All tensors are contiguous."""
+    start_m, head = tl.program_id(0) * BLOCK_M, tl.program_id(1).to(tl.int64)
+    q = load_rows(q_ptr + head * T_q * D, start_m, T_q, D, D, BLOCK_M, BLOCK_D)
+    k_ptr += head * T_k * D
+    v_ptr += head * T_k * D
+    offs_m = start_m + tl.arange(0, BLOCK_M)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    l = tl.zeros((BLOCK_M,), tl.float32)
+    m = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+    # BEGIN SOLUTION
+    last = offs_m + T_k - T_q  # the last key that each query sees; negative where it sees none
+    end = tl.minimum(start_m + BLOCK_M, T_q) + T_k - T_q  # behind the last key that any of the block's queries sees
+    for start in range(0, end, BLOCK_N):
+        k = load_rows(k_ptr, start, T_k, D, D, BLOCK_N, BLOCK_D)
+        v = load_rows(v_ptr, start, T_k, D, D, BLOCK_N, BLOCK_D)
+        s = tl.dot(q, k.T, input_precision="ieee") * scale
+        keys = start + tl.arange(0, BLOCK_N)
+        s = tl.where(keys[None, :] <= last[:, None], s, -float("inf"))
+        acc, l, m = update(acc, l, m, s, v)
+    o = acc / tl.where(l == 0, 1.0, l)[:, None]
+    lse = m + tl.log(l)
+    # END SOLUTION
+    store_rows(o_ptr + head * T_q * D, o, start_m, T_q, D, D, BLOCK_M, BLOCK_D)
+    tl.store(lse_ptr + head * T_q + offs_m, lse, mask=offs_m < T_q)
+
+
+def attention_causal(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """q [H, T_q, D], k and v [H, T_k, D], contiguous, of one dtype -> o [H, T_q, D] and LSE [H, T_q], float32.
+
+    Query i sees the keys up to i + T_k - T_q: the last query sees all, whichever of the lengths is larger. A query that
+    sees no key gives o = 0 and LSE = -inf. Bound: a block of 16 keys of which none of 16 queries sees one is not loaded.
+    """
+    (H, T_q, D), T_k = q.shape, k.shape[1]
+    o, lse = torch.empty_like(q), torch.empty(H, T_q, dtype=torch.float32, device=q.device)
+    blocks = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_D": max(16, triton.next_power_of_2(D))}
+    causal_kernel[(triton.cdiv(T_q, 16), H)](q, k, v, o, lse, T_q, T_k, 1 / math.sqrt(D), D=D, **blocks)
+    return o, lse
+
+
+# ---------------------------------------------------------------------------------------------- flash_attention.packed
+@triton.jit
+def packed_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, cu_q_ptr, cu_k_ptr,
+    H, H_kv, scale,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Program (block, head, sequence): BLOCK_M queries of one of the H heads of one sequence. All tensors are contiguous."""
+    start_m, head, sequence = tl.program_id(0) * BLOCK_M, tl.program_id(1), tl.program_id(2)
+    # BEGIN SOLUTION
+    first_q = tl.load(cu_q_ptr + sequence)
+    first_k = tl.load(cu_k_ptr + sequence)
+    T_q = tl.load(cu_q_ptr + sequence + 1) - first_q
+    T_k = tl.load(cu_k_ptr + sequence + 1) - first_k
+    if start_m >= T_q:  # a sequence shorter than the longest
+        return
+    stride_q, stride_k = H * D, H_kv * D
+    head_k = head // (H // H_kv)
+    q_ptr += first_q.to(tl.int64) * stride_q + head * D
+    o_ptr += first_q.to(tl.int64) * stride_q + head * D
+    k_ptr += first_k.to(tl.int64) * stride_k + head_k * D
+    v_ptr += first_k.to(tl.int64) * stride_k + head_k * D
+    # END SOLUTION
+    q = load_rows(q_ptr, start_m, T_q, stride_q, D, BLOCK_M, BLOCK_D)
+    o, _ = attend(q, k_ptr, v_ptr, stride_k, T_k, scale, D, BLOCK_M, BLOCK_N, BLOCK_D)
+    store_rows(o_ptr, o, start_m, T_q, stride_q, D, BLOCK_M, BLOCK_D)
+
+
+def attention_packed(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, longest: int) -> Tensor:
+    """Sequences of several lengths, one behind the other: q [sum of T_q, H, D], k and v [sum of T_k, H_kv, D], contiguous,
+    of one dtype -> o like q. The queries of a sequence see its own keys, all of them, and no others.
+
+    cu_q, cu_k [sequences + 1], int32: where each sequence begins in q and in k, and at last where the last one ends. Every
+    sequence has a key, and may have no query. longest: the largest T_q. H_kv divides H: with H = 6 and H_kv = 2 the query
+    heads 0, 1 and 2 use head 0 of k and v, the others head 1. Bound: each head of k and v is loaded once for each block of
+    16 queries of each head that uses it, q once, o is stored once.
+    """
+    H, H_kv, D = q.shape[1], k.shape[1], q.shape[2]
+    o = torch.empty_like(q)
+    grid = (triton.cdiv(longest, 16), H, len(cu_q) - 1)
+    blocks = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_D": max(16, triton.next_power_of_2(D))}
+    packed_kernel[grid](q, k, v, o, cu_q, cu_k, H, H_kv, 1 / math.sqrt(D), D=D, **blocks)
+    return o
+
+
+# ------------------------------------------------------------------------------------------- flash_attention.recompute
+def gradient_tiles(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, BLOCK: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of one head in PyTorch, float32: q, o, do [T_q, D], k, v [T_k, D], lse [T_q] -> dq, dk, dv.
+
+    Backward of attention_tiles: o and lse are what forward kept, do is the gradient of o. Memory: besides dq, dk and dv no
+    more at a time than 16 blocks of BLOCK x BLOCK or BLOCK x D numbers, whichever is larger, a tensor as large as q, and two
+    numbers for each query.
+    """
+    (T_q, D), T_k = q.shape, k.shape[0]
+    scale = 1 / math.sqrt(D)
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    # BEGIN SOLUTION
+    for i in range(0, T_q, BLOCK):
+        rows, do_rows = q[i : i + BLOCK], do[i : i + BLOCK]
+        delta = (o[i : i + BLOCK] * do_rows).sum(1, keepdim=True)
+        for j in range(0, T_k, BLOCK):
+            keys, values = k[j : j + BLOCK], v[j : j + BLOCK]
+            p = torch.exp(rows @ keys.T * scale - lse[i : i + BLOCK, None])
+            dv[j : j + BLOCK] += p.T @ do_rows
+            ds = p * (do_rows @ values.T - delta)
+            dq[i : i + BLOCK] += ds @ keys * scale
+            dk[j : j + BLOCK] += ds.T @ rows * scale
+    # END SOLUTION
+    return dq, dk, dv
+
+
+# ------------------------------------------------------------------------------------------- flash_attention.gradients
+@triton.jit
+def dk_dv_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
+    T_q, T_k, scale,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_N keys of one head. All tensors are contiguous."""
+    start_n, head = tl.program_id(0) * BLOCK_N, tl.program_id(1).to(tl.int64)
+    q_ptr += head * T_q * D
+    do_ptr += head * T_q * D
+    lse_ptr += head * T_q
+    delta_ptr += head * T_q
+    k = load_rows(k_ptr + head * T_k * D, start_n, T_k, D, D, BLOCK_N, BLOCK_D)
+    v = load_rows(v_ptr + head * T_k * D, start_n, T_k, D, D, BLOCK_N, BLOCK_D)
+    # BEGIN SOLUTION
+    dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    for start in range(0, T_q, BLOCK_M):
+        offs_m = start + tl.arange(0, BLOCK_M)
+        q = load_rows(q_ptr, start, T_q, D, D, BLOCK_M, BLOCK_D)
+        do = load_rows(do_ptr, start, T_q, D, D, BLOCK_M, BLOCK_D)
+        # Queries beyond the end: their q, do and delta are 0, so whatever p is, they add nothing; it must only be finite.
+        lse = tl.load(lse_ptr + offs_m, mask=offs_m < T_q, other=0.0)
+        delta = tl.load(delta_ptr + offs_m, mask=offs_m < T_q, other=0.0)
+        # [keys, queries] from the start: no result of tl.dot has to be transposed.
+        p = tl.exp(tl.dot(k, q.T, input_precision="ieee") * scale - lse[None, :])
+        dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")
+        ds = p * (tl.dot(v, do.T, input_precision="ieee") - delta[None, :])
+        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")
+    dk *= scale
+    # END SOLUTION
+    store_rows(dk_ptr + head * T_k * D, dk, start_n, T_k, D, D, BLOCK_N, BLOCK_D)
+    store_rows(dv_ptr + head * T_k * D, dv, start_n, T_k, D, D, BLOCK_N, BLOCK_D)
+
+
+def dk_dv(q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, delta: Tensor, dk: Tensor, dv: Tensor) -> None:
+    """Fills dk and dv. q, do [H, T_q, D], k, v, dk, dv [H, T_k, D], of one dtype, lse and delta = sum(o do) [H, T_q], float32;
+    all contiguous.
+
+    Two runs agree to the bit: no atomics. Bound: k and v are loaded once, everything of the queries once for each block of
+    32 keys, dk and dv are stored once; four products for each pair of blocks.
+    """
+    (H, T_q, D), T_k = q.shape, k.shape[1]
+    blocks = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_D": max(16, triton.next_power_of_2(D))}
+    grid = (triton.cdiv(T_k, 32), H)
+    dk_dv_kernel[grid](q, k, v, do, lse, delta, dk, dv, T_q, T_k, 1 / math.sqrt(D), D=D, **blocks)

@@ -1,0 +1,312 @@
+"""Decoding with a cache of keys and values: what is seen, tokens a second, one token's attention, heads, splits, 8 bits.
+
+Six exercises, from top to bottom; notebooks/14_kv_cache.ipynb explains them. A cache is [B, T_max, H_kv, D]: token t of
+sequence b lies at [b, t]. What lies behind a sequence's last token was never written: it may be anything, NaN included.
+Kernels add up in float32; give tl.dot input_precision="ieee". The code outside the gaps is complete.
+"""
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+# ----------------------------------------------------------------------------------------------------- kv_cache.attend
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, length: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The next T tokens of each sequence: keep their keys and values, then causal attention over all tokens so far.
+
+    q [B, T, H, D], k and v [B, T, H_kv, D]; caches [B, T_max, H_kv, D] in which each sequence has `length` tokens already,
+    0 or more. H_kv divides H: query head h reads head h // (H / H_kv) of the cache. Each token sees itself and all before
+    it. Returns o [B, T, H, D] and the two caches, changed in place.
+    """
+    end = length + q.shape[1]
+    k_cache[:, length:end] = k
+    v_cache[:, length:end] = v
+    # scaled_dot_product_attention has heads before tokens
+    q, keys, values = (x.transpose(1, 2) for x in (q, k_cache[:, :end], v_cache[:, :end]))
+    # BEGIN SOLUTION
+    # STUB: o = F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=True)
+    # Query t is token length + t. PyTorch's is_causal takes it for token t, which is right in an empty cache alone.
+    seen = torch.arange(end) <= length + torch.arange(q.shape[2])[:, None]
+    o = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen, enable_gqa=True)
+    # END SOLUTION
+    return o.transpose(1, 2), k_cache, v_cache
+
+
+# ------------------------------------------------------------------------------------------------------ kv_cache.speed
+def tokens_per_second(
+    weights: int, weight_bits: int, layers: int, kv_heads: int, head_size: int, cache_bits: int, batch: int, prompt: int,
+    new: int, hbm_gbps: float,
+) -> float:  # fmt: skip
+    """Tokens that all sequences of a batch together gain in a second, if decoding takes as long as its bytes take to come.
+
+    weights     numbers that every step reads, of weight_bits each
+    cache_bits  of an element of the cache. Of 8 bits: besides, each head of each token has a scale of 4 bytes for its keys
+                and one for its values
+    prompt      tokens in each sequence's cache before the first step
+    new         steps; each appends a token to every sequence and then reads all that is cached, the new token included
+    hbm_gbps    10^9 bytes a second
+    """
+    # BEGIN SOLUTION
+    scale_bytes = 4 if cache_bits == 8 else 0
+    token_bytes = 2 * layers * kv_heads * (head_size * cache_bits / 8 + scale_bytes)
+    cached = new * prompt + new * (new + 1) // 2  # of one sequence, summed over the steps
+    step_bytes = weights * weight_bits / 8 + batch * token_bytes * cached / new
+    return batch * hbm_gbps * 1e9 / step_bytes
+    # END SOLUTION
+
+
+# ----------------------------------------------------------------------------------------------------- kv_cache.decode
+@triton.jit
+def decode_kernel(
+    q_ptr, k_ptr, v_ptr, lengths_ptr, o_ptr,
+    stride_kb, stride_kt, stride_kh, stride_kd,
+    stride_vb, stride_vt, stride_vh, stride_vd,
+    H, scale,
+    D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program: one head of one sequence. q and o are contiguous; of the caches only the strides are known."""
+    row = tl.program_id(0).to(tl.int64)
+    b, h = row // H, row % H
+    offs_d = tl.arange(0, BLOCK_D)
+    mask_d = offs_d < D
+    q = tl.load(q_ptr + row * D + offs_d, mask=mask_d, other=0.0).to(tl.float32) * scale
+    length = tl.load(lengths_ptr + b)
+    # BEGIN SOLUTION
+    k_ptrs = k_ptr + b * stride_kb + h * stride_kh + offs_d[None, :] * stride_kd
+    v_ptrs = v_ptr + b * stride_vb + h * stride_vh + offs_d[None, :] * stride_vd
+    m, l, acc = -3.0e38, 0.0, tl.zeros((BLOCK_D,), tl.float32)  # finite, so that -inf - m is never NaN
+    for start in range(0, length, BLOCK_T):
+        offs_t = start + tl.arange(0, BLOCK_T).to(tl.int64)
+        mask = (offs_t < length)[:, None] & mask_d[None, :]
+        k = tl.load(k_ptrs + offs_t[:, None] * stride_kt, mask=mask, other=0.0).to(tl.float32)
+        v = tl.load(v_ptrs + offs_t[:, None] * stride_vt, mask=mask, other=0.0).to(tl.float32)
+        s = tl.where(offs_t < length, tl.sum(q[None, :] * k, axis=1), -float("inf"))
+        m_new = tl.maximum(m, tl.max(s, axis=0))
+        p, shrink = tl.exp(s - m_new), tl.exp(m - m_new)
+        l = l * shrink + tl.sum(p, axis=0)
+        acc = acc * shrink + tl.sum(p[:, None] * v, axis=0)
+        m = m_new
+    tl.store(o_ptr + row * D + offs_d, acc / tl.where(l == 0, 1.0, l), mask=mask_d)
+    # END SOLUTION
+
+
+def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor) -> Tensor:
+    """Attention of each sequence's newest token over its cache: softmax(q k^T / sqrt(D)) v.
+
+    q [B, H, D], contiguous; k_cache and v_cache [B, T_max, H, D] of any strides, each its own; lengths [B] int32, 0 to
+    T_max: how many tokens count. Returns o like q; a sequence of length 0 gives zeros. D is 1 to 128. Bound: q and each key
+    and value within the lengths loaded once, o stored once.
+    """
+    B, H, D = q.shape
+    o = torch.empty_like(q)
+    decode_kernel[(B * H,)](
+        q, k_cache, v_cache, lengths, o, *k_cache.stride(), *v_cache.stride(), H, D**-0.5,
+        D=D, BLOCK_T=32, BLOCK_D=triton.next_power_of_2(D),
+    )  # fmt: skip
+    return o
+
+
+# ----------------------------------------------------------------------------------------------------- kv_cache.packed
+@triton.jit
+def packed_kernel(
+    q_ptr, k_ptr, v_ptr, lengths_ptr, o_ptr,
+    T_max, H_kv, GROUP, scale,
+    D: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """One program: one head of one sequence's cache, for all GROUP query heads that read it. All tensors are contiguous."""
+    row = tl.program_id(0).to(tl.int64)
+    b, h = row // H_kv, row % H_kv
+    offs_d = tl.arange(0, D)
+    length = tl.load(lengths_ptr + b)
+    # BEGIN SOLUTION
+    offs_g = tl.arange(0, BLOCK_G)[:, None]
+    at = (row * GROUP + offs_g) * D + offs_d[None, :]  # a group's query heads follow one another
+    q = tl.load(q_ptr + at, mask=offs_g < GROUP, other=0.0)
+    m, l = tl.full((BLOCK_G,), -3.0e38, tl.float32), tl.zeros((BLOCK_G,), tl.float32)
+    acc = tl.zeros((BLOCK_G, D), tl.float32)
+    for start in range(0, length, BLOCK_T):
+        offs_t = start + tl.arange(0, BLOCK_T)
+        tokens = ((b * T_max + offs_t) * H_kv + h)[:, None] * D + offs_d[None, :]
+        k = tl.load(k_ptr + tokens, mask=offs_t[:, None] < length, other=0.0)
+        v = tl.load(v_ptr + tokens, mask=offs_t[:, None] < length, other=0.0)
+        s = tl.dot(q, k.T, input_precision="ieee") * scale
+        s = tl.where(offs_t[None, :] < length, s, -float("inf"))
+        m_new = tl.maximum(m, tl.max(s, axis=1))
+        p, shrink = tl.exp(s - m_new[:, None]), tl.exp(m - m_new)
+        l = l * shrink + tl.sum(p, axis=1)
+        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        m = m_new
+    tl.store(o_ptr + at, acc / l[:, None], mask=offs_g < GROUP)
+    # END SOLUTION
+
+
+def decode_packed(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor) -> Tensor:
+    """As `decode`, with fewer heads in the cache: q [B, H, D], caches [B, T_max, H_kv, D], contiguous; lengths from 1 on.
+
+    GROUP = H / H_kv query heads in a row, 1 to 64 of them, read one head of the cache. D is a power of two from 16 on.
+    Bound: each key and value within the lengths is loaded once, whatever GROUP is.
+    """
+    B, H, D = q.shape
+    _, T_max, H_kv, _ = k_cache.shape
+    o, GROUP = torch.empty_like(q), H // H_kv
+    packed_kernel[(B * H_kv,)](
+        q, k_cache, v_cache, lengths, o, T_max, H_kv, GROUP, D**-0.5,
+        D=D, BLOCK_G=max(16, triton.next_power_of_2(GROUP)), BLOCK_T=32,
+    )  # fmt: skip
+    return o
+
+
+# ------------------------------------------------------------------------------------------------------ kv_cache.split
+@triton.jit
+def part_kernel(
+    q_ptr, k_ptr, v_ptr, lengths_ptr, acc_ptr, m_ptr, l_ptr,
+    T_max, H, scale,
+    SPLITS: tl.constexpr, D: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """Program (row, split): one of SPLITS parts of the tokens of one head. q and the caches are contiguous."""
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    b, h = row // H, row % H
+    offs_d = tl.arange(0, D)
+    q = tl.load(q_ptr + row * D + offs_d).to(tl.float32) * scale
+    length = tl.load(lengths_ptr + b)
+    # BEGIN SOLUTION
+    blocks = tl.cdiv(length, BLOCK_T)
+    first, end = blocks * split // SPLITS * BLOCK_T, tl.minimum(blocks * (split + 1) // SPLITS * BLOCK_T, length)
+    m, l, acc = -3.0e38, 0.0, tl.zeros((D,), tl.float32)  # what a part without tokens leaves
+    for start in range(first, end, BLOCK_T):
+        offs_t = start + tl.arange(0, BLOCK_T)
+        at = ((b * T_max + offs_t) * H + h)[:, None] * D + offs_d[None, :]
+        k = tl.load(k_ptr + at, mask=offs_t[:, None] < end, other=0.0).to(tl.float32)
+        v = tl.load(v_ptr + at, mask=offs_t[:, None] < end, other=0.0).to(tl.float32)
+        s = tl.where(offs_t < end, tl.sum(q[None, :] * k, axis=1), -float("inf"))
+        m_new = tl.maximum(m, tl.max(s, axis=0))
+        p, shrink = tl.exp(s - m_new), tl.exp(m - m_new)
+        l = l * shrink + tl.sum(p, axis=0)
+        acc = acc * shrink + tl.sum(p[:, None] * v, axis=0)
+        m = m_new
+    tl.store(acc_ptr + (row * SPLITS + split) * D + offs_d, acc)
+    tl.store(m_ptr + row * SPLITS + split, m)
+    tl.store(l_ptr + row * SPLITS + split, l)
+    # END SOLUTION
+
+
+@triton.jit
+def combine_kernel(acc_ptr, m_ptr, l_ptr, o_ptr, SPLITS: tl.constexpr, D: tl.constexpr):
+    """One program: one row of o from its SPLITS parts."""
+    row = tl.program_id(0).to(tl.int64)
+    offs_d = tl.arange(0, D)
+    # BEGIN SOLUTION
+    M = -3.0e38
+    for split in range(SPLITS):
+        M = tl.maximum(M, tl.load(m_ptr + row * SPLITS + split))
+    total, o = 0.0, tl.zeros((D,), tl.float32)
+    for split in range(SPLITS):  # always in this order, so that two runs agree to the bit
+        weight = tl.exp(tl.load(m_ptr + row * SPLITS + split) - M)
+        total += weight * tl.load(l_ptr + row * SPLITS + split)
+        o += weight * tl.load(acc_ptr + (row * SPLITS + split) * D + offs_d)
+    tl.store(o_ptr + row * D + offs_d, o / total)
+    # END SOLUTION
+
+
+def decode_split(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, SPLITS: int) -> Tensor:
+    """As `decode`, with SPLITS programs for each head of a sequence, in two launches, no atomics. Lengths from 1 on.
+
+    q [B, H, D] and caches [B, T_max, H, D] are contiguous; D is a power of two. SPLITS divides neither the lengths nor their
+    blocks of 32 in general, and a sequence may have fewer blocks than that. Bound: each key and value within the lengths is
+    loaded once, q SPLITS times; of each part D + 2 float32 numbers are stored once and loaded once (m twice); no program
+    has more than its share of its own sequence's tokens.
+    """
+    (B, H, D), T_max = q.shape, k_cache.shape[1]
+    o = torch.empty_like(q)
+    # BEGIN SOLUTION
+    acc = torch.empty(B * H, SPLITS, D, dtype=torch.float32, device=q.device)
+    m, l = (torch.empty(B * H, SPLITS, dtype=torch.float32, device=q.device) for _ in range(2))
+    # END SOLUTION
+    part_kernel[(B * H, SPLITS)](
+        q, k_cache, v_cache, lengths, acc, m, l, T_max, H, D**-0.5, SPLITS=SPLITS, D=D, BLOCK_T=32
+    )
+    combine_kernel[(B * H,)](acc, m, l, o, SPLITS=SPLITS, D=D)
+    return o
+
+
+# ------------------------------------------------------------------------------------------------------- kv_cache.int8
+@triton.jit
+def quantize(x_ptr, cache_ptr, scale_ptr, D: tl.constexpr):
+    """D numbers from x_ptr on become D int8 from cache_ptr on and one float32 at scale_ptr."""
+    offs_d = tl.arange(0, D)
+    # BEGIN SOLUTION
+    x = tl.load(x_ptr + offs_d).to(tl.float32)
+    scale = tl.max(tl.abs(x), axis=0) / 127
+    q = tl.floor(x / tl.where(scale == 0, 1.0, scale) + 0.5)  # a cast alone would cut off what is behind the point
+    tl.store(cache_ptr + offs_d, q.to(tl.int8))
+    tl.store(scale_ptr, scale)
+    # END SOLUTION
+
+
+@triton.jit
+def append_kernel(
+    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, k_scales_ptr, v_scales_ptr, lengths_ptr,
+    T_max, H, D: tl.constexpr,
+):  # fmt: skip
+    """One program: the new token's keys and values of one head of one sequence."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = (row // H * T_max + tl.load(lengths_ptr + row // H)) * H + row % H
+    quantize(k_ptr + row * D, k_cache_ptr + slot * D, k_scales_ptr + slot, D)
+    quantize(v_ptr + row * D, v_cache_ptr + slot * D, v_scales_ptr + slot, D)
+
+
+@triton.jit
+def int8_kernel(
+    q_ptr, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, lengths_ptr, o_ptr,
+    T_max, H, scale, D: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """One program: one head of one sequence, whose tokens fit one block. The new token is in the caches already."""
+    row = tl.program_id(0).to(tl.int64)
+    offs_d = tl.arange(0, D)
+    q = tl.load(q_ptr + row * D + offs_d).to(tl.float32) * scale
+    length = tl.load(lengths_ptr + row // H) + 1
+    offs_t = tl.arange(0, BLOCK_T)
+    slots = (row // H * T_max + offs_t) * H + row % H
+    # BEGIN SOLUTION
+    seen = offs_t < length
+    k = tl.load(k_ptr + slots[:, None] * D + offs_d[None, :], mask=seen[:, None], other=0).to(tl.float32)
+    v = tl.load(v_ptr + slots[:, None] * D + offs_d[None, :], mask=seen[:, None], other=0).to(tl.float32)
+    k_scale = tl.load(k_scales_ptr + slots, mask=seen, other=0.0)
+    v_scale = tl.load(v_scales_ptr + slots, mask=seen, other=0.0)
+    # A scale belongs to a token: it multiplies one score and one weight, not D elements.
+    s = tl.where(seen, tl.sum(q[None, :] * k, axis=1) * k_scale, -float("inf"))
+    p = tl.exp(s - tl.max(s, axis=0))
+    o = tl.sum((p * v_scale)[:, None] * v, axis=0) / tl.sum(p, axis=0)
+    tl.store(o_ptr + row * D + offs_d, o)
+    # END SOLUTION
+
+
+def decode_int8(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k_scales: Tensor,
+    v_scales: Tensor,
+    lengths: Tensor,
+) -> Tensor:
+    """Append the newest token of each sequence to caches of int8, then its attention over what is in them.
+
+    q, k, v [B, H, D], the newest token's; caches [B, T_max, H, D] int8 and scales [B, T_max, H] float32, changed in place;
+    lengths [B] int32: tokens before it, less than T_max. Everything is contiguous, D a power of two. Each D numbers are
+    stored as integers from -127 to 127, rounded to nearest, and the scale that makes their largest 127; zeros have the scale
+    0. Returns o like q. Bound: each element and scale within the lengths is loaded once.
+    """
+    (B, H, D), T_max = q.shape, k_cache.shape[1]
+    o = torch.empty_like(q)
+    append_kernel[(B * H,)](k, v, k_cache, v_cache, k_scales, v_scales, lengths, T_max, H, D=D)
+    int8_kernel[(B * H,)](
+        q, k_cache, v_cache, k_scales, v_scales, lengths, o, T_max, H, D**-0.5,
+        D=D, BLOCK_T=triton.next_power_of_2(T_max),
+    )  # fmt: skip
+    return o

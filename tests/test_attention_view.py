@@ -1,0 +1,166 @@
+"""Blocks of attention scores, online softmax along a row, and the viewer of notebook 13, without a browser."""
+
+import itertools
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+
+import ipywidgets as widgets
+import pytest
+import torch
+import traitlets
+
+from gpukit.accounting.attention import Blocks, online
+from gpukit.reference.flash_attention import pairs, seen
+from gpukit.widgets import board, style
+from gpukit.widgets.attention import attention
+
+GENERATOR = torch.Generator().manual_seed(0)
+SCORES = torch.randn(10, 16, generator=GENERATOR).tolist()
+VALUES = torch.randn(16, generator=GENERATOR).tolist()
+LENGTHS = [(1, 1), (10, 16), (16, 10), (7, 7), (5, 1), (1, 9), (24, 24)]
+
+
+def view(**options):
+    return attention(SCORES, VALUES, **options)
+
+
+def root(shown) -> ElementTree.Element:
+    return ElementTree.fromstring(shown.picture_area.value)
+
+
+# ---- blocks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("window", (None, 1, 3, 40))
+@pytest.mark.parametrize(("T_q", "T_k"), LENGTHS)
+def test_blocks_are_those_of_the_mask(T_q, T_k, causal, window):
+    blocks, mask = Blocks(T_q, T_k, 4, 3, causal, window), seen(T_q, T_k, causal, window)
+    assert [list(blocks.keys(i)) for i in range(T_q)] == [row.nonzero().flatten().tolist() for row in mask]
+    assert sum(len(blocks.keys(i)) for i in range(T_q)) == pairs(T_q, T_k, causal, window)
+    kinds = []
+    for i, rows in enumerate(mask.split(4)):
+        for j, part in enumerate(rows.split(3, dim=1)):
+            kinds.append("full" if part.all() else "cut" if part.any() else "none")
+            assert blocks.kind(i, j) == kinds[-1]
+            assert ((i, j) in blocks.walk()) == bool(part.any())
+    assert blocks.count() == {kind: kinds.count(kind) for kind in ("full", "cut", "none")}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    (
+        ({"T_q": 0}, "blocks: T_q must be a whole number, at least 1, got 0"),
+        ({"BLOCK_N": 2.5}, "blocks: BLOCK_N must be a whole number, at least 1, got 2.5"),
+        ({"window": 0}, "blocks: window must be a whole number, at least 1, got 0"),
+    ),
+)
+def test_blocks_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        Blocks(**{"T_q": 4, "T_k": 4, "BLOCK_M": 2, "BLOCK_N": 2, **options})
+
+
+def test_online_softmax_ends_at_softmax_and_says_what_it_scaled():
+    s, v = torch.randn(2, 20, generator=GENERATOR, dtype=torch.float64) * 3
+    blocks = [list(zip(a.tolist(), b.tolist(), strict=True)) for a, b in zip(s.split(6), v.split(6), strict=True)]
+    states = online(blocks)
+    assert states[-1].o == pytest.approx(float(s.softmax(0) @ v), rel=1e-12)
+    assert states[-1].lse == pytest.approx(float(s.logsumexp(0)), rel=1e-12)
+    for before, after in itertools.pairwise(states):
+        assert after.factor == pytest.approx(math.exp(before.m - after.m), rel=1e-12)
+    assert states[0].factor == 0
+
+
+def test_a_row_that_sees_nothing_stays_empty():
+    (state,) = online([[(-math.inf, 1.0), (-math.inf, 2.0)]])
+    assert (state.m, state.l, state.acc, state.o, state.lse) == (-math.inf, 0, 0, 0, -math.inf)
+
+
+# ---- the viewer ------------------------------------------------------------------------------------------------------
+
+
+def test_controls():
+    controls = view().children[0].children
+    assert len(controls) == 5 and all(c.description for c in controls)
+    assert [c.description for c in controls if isinstance(c, widgets.Button)][-1] == "reset"
+
+
+@pytest.mark.parametrize("mask", ("all", "causal", "window"))
+def test_picture_is_svg_within_its_frame_in_the_colours_of_the_course(mask):
+    shown = view(mask=mask)
+    for step in (0, 3, shown.step_slider.max):
+        shown.step = step
+        svg = root(shown)
+        assert svg.get("role") == "img" and svg.get("aria-label") == shown.sentence()
+        _, _, width, height = map(float, svg.get("viewBox").split())
+        for rect in svg.iter("rect"):
+            x, y, w, h = (float(rect.get(name)) for name in ("x", "y", "width", "height"))
+            assert -1 <= x and x + w <= width + 1 and -1 <= y and y + h <= height + 1
+        used = {c.upper() for c in re.findall(r"#[0-9a-fA-F]{6}", shown.picture_area.value)}
+        own = {*style.COLOURS.values(), board.DARK, board.LIGHT, "#BDBDBD"}
+        assert used <= {colour.upper() for colour in own}
+
+
+def test_steps_tell_the_block_and_the_state():
+    shown = view(query=5)
+    assert shown.sentence().startswith("10 queries, 16 keys, 12 blocks: 6 seen whole, 5 cut, 1 left out. Before")
+    for _ in range(5):
+        shown.forward_button.click()
+    assert "Step 5 of 11: program 1, block 1 of the keys, seen whole: no mask." in shown.sentence()
+    states = shown.states("causal", 5, 5)
+    assert [column for column, _ in states] == [0, 1]
+    scores, values = torch.tensor(SCORES[5][:8]), torch.tensor(VALUES[:8])
+    assert states[-1][1].o == pytest.approx(float(scores.softmax(0) @ values), rel=1e-5)
+    assert not any(text.text.startswith("o = ") for text in root(shown).iter("text"))
+    shown.step = shown.step_slider.max
+    last = shown.states("causal", 5, shown.step)[-1][1]
+    assert f"o = {last.o:.3f}, LSE = {last.lse:.3f}" in [text.text for text in root(shown).iter("text")]
+    assert shown.forward_button.disabled
+
+
+def test_another_mask_has_other_blocks():
+    shown = view()
+    shown.step = 11
+    shown.mask_menu.value = "window"
+    assert shown.step == shown.step_slider.max == 8
+    shown.mask_menu.value = "all"
+    assert shown.step_slider.max == 12
+    with pytest.raises(traitlets.TraitError):
+        shown.mask = "some"
+    before = view().picture_area.value
+    shown.reset_button.click()
+    assert shown.picture_area.value == before
+
+
+def test_queries_that_see_nothing():
+    shown = attention(torch.zeros(6, 2).tolist(), [1.0, 2.0], query=1)
+    shown.step = shown.step_slider.max
+    assert "o = 0.000, LSE = -inf" in [text.text for text in root(shown).iter("text")]
+
+
+def test_saved_form_is_constant_and_small():
+    shown = view(query=5, step=7)
+    text, (data, metadata) = repr(shown), shown._repr_png_()
+    assert data.startswith(b"\x89PNG") and len(data) <= style.MAX_PNG_BYTES
+    assert "Step 7 of 11" in metadata["alt"]
+    shown.mask, shown.query, shown.step = "all", 2, 3
+    assert repr(shown) == text and shown._repr_png_()[0] == data
+
+
+@pytest.mark.parametrize(
+    ("scores", "values", "options", "message"),
+    (
+        ([], [], {}, "scores must be 1 to 24 rows"),
+        ([[1.0] * 30], [1.0] * 30, {}, "scores must be 1 to 24 rows"),
+        ([[1.0], [1.0, 2.0]], [1.0], {}, "rows of one length"),
+        ([[1.0, 2.0]], [1.0], {}, "values must be one number a key, 2, got 1"),
+        ([[1.0]], [1.0], {"mask": "none"}, "mask must be one of all, causal, window, got 'none'"),
+        ([[1.0]], [1.0], {"query": 1}, "query must be 0 to 0, got 1"),
+        ([[1.0]], [1.0], {"block": (0, 4)}, "BLOCK_M must be a whole number"),
+        ([[1.0]], [1.0], {"window": 0}, "window must be a whole number"),
+    ),
+)
+def test_viewer_errors(scores, values, options, message):
+    with pytest.raises(ValueError, match=message):
+        attention(scores, values, **options)
