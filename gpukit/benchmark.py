@@ -375,7 +375,7 @@ class _Bench:
                     self._fail(f"{what}: not timed: {wrong}", ours=name == "gpukit")
                     continue
                 for mode in modes:
-                    self._time(name, fn, mode, shape, dtype, inputs)
+                    self._time(name, fn, mode, shape, dtype, _copies(inputs))
             except NotTimed as error:
                 self.say(f"{what}: {error}")
             except Exception as error:  # out of memory, or a shape that is refused: costs its rows, not the run
@@ -422,7 +422,8 @@ class _Bench:
         """All providers again without the CPU: beside one launch-bound row the others cannot be judged either."""
         for row in measured:
             try:
-                self._time(row.provider, provider(self.op, row.provider), "fwd", row.shape, dtype, inputs, graph=True)
+                fn = provider(self.op, row.provider)
+                self._time(row.provider, fn, "fwd", row.shape, dtype, _copies(inputs), graph=True)
             except Exception as error:
                 line = f"{row.provider} {shape_name(row.shape)} in a graph: {_first_line(error)}"
                 self._fail(line, ours=row.provider == "gpukit" or _is_impossible(error))
@@ -493,6 +494,13 @@ def make_inputs(op: Op, shape: tuple[int, ...], dtype: torch.dtype, device: str)
     except (RuntimeError, ValueError):  # it insists on the CPU
         inputs = op.make_inputs(shape, dtype, torch.Generator().manual_seed(0))
     return tuple(x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs)
+
+
+def _copies(inputs: tuple) -> tuple:
+    """For one provider alone: some write their gradients into their inputs, and the next would get what they left."""
+    import torch
+
+    return tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs)
 
 
 def _call(op: Op, fn: Callable, inputs: tuple) -> Callable:

@@ -191,6 +191,20 @@ def test_a_peer_that_fails_costs_its_own_rows_only(timed, monkeypatch):
     assert {r.provider for r in run("softmax", ("torch", "library"), **CPU)} == {"library"}
 
 
+def test_a_peer_that_overwrites_its_inputs_spoils_only_its_own(timed, monkeypatch):
+    """As some libraries' backward passes do, and kernels in place."""
+
+    def peer(x):
+        y = torch.softmax(x, -1)
+        x.data.fill_(1)
+        return y
+
+    softmax = operation("softmax")
+    monkeypatch.setattr(benchmark, "operation", lambda name: replace(softmax, peers={"liger": peer}))
+    rows = run("softmax", ("liger", "library"), modes=("fwd",), **CPU)
+    assert [r.provider for r in rows if r.op == "softmax"] == ["liger", "library"]
+
+
 def test_a_peer_without_its_package_is_left_out(timed, monkeypatch, capsys):
     def peer(x):
         import no_such_package  # noqa: F401

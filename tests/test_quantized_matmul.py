@@ -151,7 +151,7 @@ def test_the_weight_is_read_once(device):
     split = product.grid[0] // (N // 128)
     assert split > 1 and product.grid[0] >= 40, "every SM has something to load"
     weight_and_scales = N * K // 2 + N * (K // 128) * 2
-    assert product.load_bytes == weight_and_scales + N // 64 * M * K * 2
+    assert product.load_bytes == weight_and_scales + N // 128 * M * K * 2
     assert product.store_bytes == split * M * N * 4
 
 
