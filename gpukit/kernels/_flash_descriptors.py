@@ -118,7 +118,9 @@ def _add_dk_dv(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=SIZES)
+# Of T_q it must be known whether 16 divides it: a row of the LSE begins at a multiple of it, and numbers that may begin
+# anywhere are copied one by one.
+@triton.jit(do_not_specialize=[name for name in SIZES if name != "T_q"])
 def flash_attention_bwd_kv_descriptor_kernel(
     lse_ptr, delta_ptr, q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc,
     H, groups, T_q, T_k, left, right, scale,
