@@ -127,22 +127,20 @@ def matmul_persistent(
     bias: Tensor | None,
     residual: Tensor | None,
     scale: Tensor | None,
-    activation: str,
-    config: dict,
     programs: int,
+    constants: dict,
 ) -> None:
     """Fill c [M, N], contiguous, from a [M, K] and b [K, N] (2 N columns for "swiglu"), which `described` returned."""
     (M, K), N = a.shape, c.shape[1]
-    config = dict(config)
-    BLOCK_M, BLOCK_N, BLOCK_K = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    BLOCK_M, BLOCK_N, BLOCK_K = constants["BLOCK_M"], constants["BLOCK_N"], constants["BLOCK_K"]
     a_desc, a_rows = _descriptor(a, [BLOCK_M, BLOCK_K])
     b_desc, b_rows = _descriptor(b, [BLOCK_K, BLOCK_N])
-    aligned = N * c.itemsize % 16 == 0
-    if not aligned:
-        config["PIECES"] = min(8, BLOCK_N // 16)  # an address of two registers for each element that is stored
-    c_desc = TensorDescriptor(c, [M, N], [N, 1], [BLOCK_M, BLOCK_N // config["PIECES"]]) if aligned else None
+    if N * c.itemsize % 16 == 0:
+        c_desc = TensorDescriptor(c, [M, N], [N, 1], [BLOCK_M, BLOCK_N // constants["PIECES"]])
+    else:  # an address of two registers for each element that is stored
+        c_desc, constants = None, constants | {"PIECES": min(8, BLOCK_N // 16)}
     tiles = -(-M // BLOCK_M) * -(-N // BLOCK_N)
     launch(
         matmul_persistent_kernel, min(programs, tiles), a_desc, b_desc, c_desc, c, z, bias, residual, scale, M, N, K,
-        A_ROWS=a_rows, B_ROWS=b_rows, ACTIVATION=activation, **config,
+        A_ROWS=a_rows, B_ROWS=b_rows, **constants,
     )  # fmt: skip

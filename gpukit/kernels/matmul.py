@@ -298,23 +298,40 @@ def matmul_fwd(
     bias = None if bias is None else bias.contiguous()
     residual = None if residual is None else residual.contiguous()
     after = (z, bias, residual, scale)
-    with torch.cuda.device_of(a):
-        if config is None:
-            key = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, precision, activation, a.device)
-            at = (*key, (a.data_ptr() | b.data_ptr()) % 16, id(properties(a.device)))
-            configs = _known.get(at)
-            if configs is None:
-                by_tma, wide = _by_tma(a, b, gated), _wide(a) and _wide(b)
-                configs = choices(batches, M, N, K, a.dtype, precision, gated, wide, by_tma, a.device)
-                if len(_known) >= 10_000:  # sizes that always change
-                    _known.clear()
-                _known[at] = configs
-            config = configs[0]
-            if autotune:
-                run = lambda config: _run(config, a, b, c, after, activation, precision, keep)  # noqa: E731
+    if config is None:
+        key = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, precision, activation, a.device)
+        at = (*key, (a.data_ptr() | b.data_ptr()) % 16, id(properties(a.device)))
+        configs = _known.get(at)
+        if configs is None:
+            by_tma, wide = _by_tma(a, b, gated), _wide(a) and _wide(b)
+            configs = choices(batches, M, N, K, a.dtype, precision, gated, wide, by_tma, a.device)
+            if len(_known) >= 10_000:  # sizes that always change
+                _known.clear()
+            _known[at] = configs
+        config = configs[0]
+        if autotune:
+            run = lambda config: _run(config, a, b, c, after, activation, precision, keep)  # noqa: E731
+            with torch.cuda.device_of(a):
                 config = _fastest(key, configs, run)
-        _run(config, a, b, c, after, activation, precision, keep)
+    _run(config, a, b, c, after, activation, precision, keep)
     return c, z
+
+
+@cache
+def _constants(config: Config, activation: str, precision: str, dtype: torch.dtype) -> dict:
+    """What a kernel is compiled for."""
+    constants = {
+        "ACTIVATION": activation,
+        "BLOCK_M": config.BLOCK_M,
+        "BLOCK_N": config.BLOCK_N,
+        "BLOCK_K": config.BLOCK_K,
+        "GROUP_M": GROUP_M,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
+    if config.descriptors:
+        return constants | {"PIECES": config.PIECES, "FLATTEN": config.FLATTEN}
+    return constants | {"PRECISION": precision, "ACC": acc_dtype(dtype), "SPLIT_K": config.SPLIT_K}
 
 
 def _run(
@@ -322,25 +339,23 @@ def _run(
 ) -> None:
     """Fill c, and z where there is one in `after` = (z, bias, residual, scale). keep: see `counters`."""
     (batches, M, K), columns, N = a.shape, b.shape[2], c.shape[2]
-    BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages, _, SPLIT_K, PIECES, FLATTEN = config
-    blocks = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K, "GROUP_M": GROUP_M}
-    options = {"num_warps": num_warps, "num_stages": num_stages}
+    constants = _constants(config, activation, precision, a.dtype)
     if config.descriptors:
         along_k = (True, False) if a.dtype == FP8 else (None, None)  # of 8 bits the tensor cores take rows along K only
-        a, b = described(a[0], along_k[0]), described(b[0], along_k[1])
         gpu = properties(a.device)
-        programs = gpu.multi_processor_count if gpu else 2
-        more = {"PIECES": PIECES, "FLATTEN": FLATTEN, **options}
-        matmul_persistent(a, b, c[0], *after, activation, {**blocks, **more}, programs)
+        matmul_persistent(
+            described(a[0], along_k[0]), described(b[0], along_k[1]), c[0], *after,
+            gpu.multi_processor_count if gpu else 2, constants,
+        )  # fmt: skip
         return
-    tiles = -(-M // BLOCK_M) * -(-N // BLOCK_N) * batches
+    tiles = -(-M // config.BLOCK_M) * -(-N // config.BLOCK_N) * batches
     parts = count = None
-    if SPLIT_K > 1:
-        parts = torch.empty(SPLIT_K * batches * M * columns, dtype=torch_acc_dtype(a.dtype), device=a.device)
+    if config.SPLIT_K > 1:
+        parts = torch.empty(config.SPLIT_K * batches * M * columns, dtype=torch_acc_dtype(a.dtype), device=a.device)
         count = counters(tiles, a.device, keep)
     launch(
-        matmul_kernel, tiles * SPLIT_K, a, b, c, *after, parts, count, *a.stride(), *b.stride(), M, N, K, batches,
-        ACTIVATION=activation, PRECISION=precision, ACC=acc_dtype(a.dtype), **blocks, SPLIT_K=SPLIT_K, **options,
+        matmul_kernel, tiles * config.SPLIT_K, a, b, c, *after, parts, count, *a.stride(), *b.stride(), M, N, K, batches,
+        **constants,
     )  # fmt: skip
 
 
@@ -539,7 +554,7 @@ def matmul(
     if not (bias is residual is scale is None):
         _check_after("matmul", a, bias, residual, scale, columns, [*leading, M, N], dtype)
     if b.ndim == 2:  # all rows of a times one matrix, as in a linear layer
-        a, b = a.reshape(1, a.shape[:-1].numel(), K), b.unsqueeze(0)
+        a, b = a.unsqueeze(0) if a.ndim == 2 else a.reshape(1, a.shape[:-1].numel(), K), b.unsqueeze(0)
     else:
         batches = leading.numel()
         a = a.expand(*leading, M, K).reshape(batches, M, K)
