@@ -4,10 +4,12 @@ What is special about one lesson's exercises stands in its own file; tests/test_
 """
 
 import json
+import random
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from gpukit.grading.registry import exercises
 
@@ -37,6 +39,24 @@ def ids(exercise):
 def cells_of(lesson: str) -> list[dict]:
     (path,) = (ROOT / "notebooks").glob(f"??_{lesson}.ipynb")
     return json.loads(path.read_text(encoding="utf-8"))["cells"]
+
+
+def same(a, b) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.allclose(a.double(), b.double(), rtol=0, atol=0, equal_nan=True)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+@pytest.mark.parametrize("exercise", ALL, ids=ids)
+def test_cases_are_fresh_but_always_the_same_ones(exercise):
+    """A seed says all of the inputs, and nothing of what the cases are for."""
+    first, second, again = (exercise.cases(random.Random(seed)) for seed in (1, 2, 1))
+    assert [(case.name, case.tags) for case in first] == [(case.name, case.tags) for case in second]
+    assert len({case.name for case in first}) == len(first) >= 5
+    assert all(same(a.args, b.args) for a, b in zip(first, again, strict=True))
+    assert not all(same(a.args, b.args) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("exercise", ALL, ids=ids)

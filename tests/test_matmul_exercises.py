@@ -39,16 +39,6 @@ def edited(*edits):
 # ---- cases -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("exercise", EXERCISES, ids=ids)
-def test_cases_are_fresh_but_always_the_same_ones(exercise):
-    first, second, again = (cases(exercise, seed) for seed in (1, 2, 1))
-    assert [case.name for case in first] == [case.name for case in second]
-    assert [case.tags for case in first] == [case.tags for case in second]
-    assert len({case.name for case in first}) == len(first) >= 6
-    assert not all(a.args[0].equal(b.args[0]) for a, b in zip(first, second, strict=True))
-    assert all(a.args[0].equal(b.args[0]) for a, b in zip(first, again, strict=True))
-
-
 @pytest.mark.parametrize("exercise", [e for e in EXERCISES if isinstance(e, KernelExercise)], ids=ids)
 def test_cases_hold_what_breaks_kernels(exercise):
     tags = set().union(*(case.tags for case in cases(exercise)))
