@@ -565,11 +565,14 @@ class _Truth:
 
 
 def _upstream(y: tuple) -> tuple:
-    """Gradients from above, the same for every provider and dtype."""
+    """Gradients from above, the same for every provider and dtype. Of a loss it is 1, as backward() has it: who makes the
+    gradient along with the loss need not touch it again then."""
     import torch
 
     return tuple(
-        torch.randn(part.shape, generator=torch.Generator(part.device).manual_seed(1), device=part.device).to(
+        torch.ones_like(part)
+        if part.ndim == 0
+        else torch.randn(part.shape, generator=torch.Generator(part.device).manual_seed(1), device=part.device).to(
             part.dtype
         )
         for part in y

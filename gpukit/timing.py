@@ -24,6 +24,7 @@ from gpukit import hardware
 from gpukit.op import Cost
 
 LAUNCH_BOUND_MS = 0.020
+_HOST_MATTERS_MS = 0.3  # hardly a call takes the CPU as long, and looking costs 20 more of them
 _GRAPH_CALLS = 50
 _BUNCH_MS = 2  # of calls between two looks at the clock: the wait for the GPU at the end is a small share of it
 _INTERPRETERS = ("triton.runtime.interpreter", "gpukit.simulator.interpreter")
@@ -49,6 +50,7 @@ class Timing:
             host's clock over calls back to back, warm caches) or "cpu" (the host's clock around each call, warm caches)
     sm_mhz  the clock of the GPU's SMs right after the runs, 0 where nobody says it. It falls under load, and with it
             everything that is limited by arithmetic
+    host_ms how long the CPU takes for a call; 0 where it was not measured, since it hardly matters
     """
 
     median_ms: float
@@ -57,11 +59,12 @@ class Timing:
     how: str
     device: str
     sm_mhz: int = 0
+    host_ms: float = 0.0
 
     @property
     def launch_bound(self) -> bool:
-        """Whether launching took a large share of the time: fast kernels look alike then."""
-        return self.how == "events" and self.median_ms < LAUNCH_BOUND_MS
+        """Whether launching took a large share of the time, or the GPU waited for it: fast kernels look alike then."""
+        return self.how == "events" and self.median_ms < max(LAUNCH_BOUND_MS, self.host_ms)
 
     def __str__(self) -> str:
         note = ", launch-bound" if self.launch_bound else ""
@@ -120,7 +123,9 @@ def time_ms(
         raise NotTimed("fn took less time than the clock can tell apart: give it more to do")
     if not on_gpu:
         return Timing(*percentiles, how, "cpu")
-    timing = Timing(*percentiles, how, torch.cuda.get_device_name(), sm_mhz())
+    clock = sm_mhz()
+    host = _host_ms(fn, inputs) if how == "events" and percentiles[0] < _HOST_MATTERS_MS else 0.0
+    timing = Timing(*percentiles, how, torch.cuda.get_device_name(), clock, host)
     if cost is not None:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         if wall and cost.bytes < 3 * properties.L2_cache_size:  # warm: the bytes need not come out of memory
@@ -168,6 +173,19 @@ def _time_events(fn, inputs, warmup_ms, rep_ms, grad_to_none) -> list[float]:
     return do_bench(
         lambda: fn(*inputs), warmup=warmup_ms, rep=rep_ms, grad_to_none=grad_to_none, quantiles=[0.5, 0.2, 0.8]
     )
+
+
+def _host_ms(fn, inputs) -> float:
+    """The CPU's time for a call, few enough of them in a row that it never waits for the GPU."""
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(4):
+            fn(*inputs)
+        times.append((time.perf_counter() - start) / 4 * 1e3)
+    torch.cuda.synchronize()
+    return statistics.median(times)
 
 
 def _time_graph(fn, inputs, warmup_ms, rep_ms) -> tuple[float, float, float]:

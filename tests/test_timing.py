@@ -121,6 +121,8 @@ def test_unknown_gpu_is_not_checked():
 def test_launch_bound_is_told_from_events_alone():
     assert Timing(0.019, 0.018, 0.02, "events", H200).launch_bound
     assert not Timing(0.021, 0.018, 0.03, "events", H200).launch_bound
+    assert Timing(0.12, 0.11, 0.13, "events", H200, host_ms=0.15).launch_bound, "the GPU waited for the CPU"
+    assert not Timing(0.12, 0.11, 0.13, "events", H200, host_ms=0.1).launch_bound
     assert not Timing(0.009, 0.008, 0.01, "graph", H200).launch_bound
     assert str(Timing(0.009, 0.008, 0.01, "events", H200)).endswith("on NVIDIA H200, launch-bound")
 

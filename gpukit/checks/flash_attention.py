@@ -35,6 +35,8 @@ class _Heads:
         """v is around 1, so that a row's sum matters. slope: by how much the scores rise from key to key, up to about 0; from
         slope 20 on they begin at 0, so that their exponentials overflow, and the last key has all the weight."""
         q, k, v = self.normal(H, T_q, D), self.normal(H, T_k, D), self.normal(H, T_k, D) + 1
+        if T_k == 1:  # its score is the LSE; if its terms cancelled, rounding would be as large as the allowed error
+            q, k = q.abs(), k.abs()
         if slope:
             q[..., 0] = 2
             steps = self.torch.arange(T_k) - (T_k - 1 if 0 < slope < 20 else 0)
