@@ -90,6 +90,28 @@ def test_the_table_stays_small(kernel):
     assert len(_rows._compiled) <= 10_000
 
 
+def test_without_gradients_autograd_is_left_out(monkeypatch):
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            ctx.set_materialize_grads(False)
+            ctx.factor = 2
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, dy):
+            return dy * ctx.factor
+
+    x = torch.ones(3, requires_grad=True)
+    assert _rows.apply(Double, x).requires_grad
+    monkeypatch.setattr(Double, "apply", None)
+    with torch.no_grad():
+        assert torch.equal(_rows.apply(Double, x), torch.full((3,), 2.0))
+    with torch.inference_mode():
+        assert not _rows.apply(Double, x).requires_grad
+
+
 def test_as_rows():
     x = torch.arange(24).view(2, 3, 4)
     assert as_rows(x).shape == (6, 4) and as_rows(x).data_ptr() == x.data_ptr()

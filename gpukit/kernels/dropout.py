@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import acc_dtype, as_rows, check, check_device, empty, launch
+from gpukit.kernels._rows import acc_dtype, apply, as_rows, check, check_device, empty, launch
 
 # Elements LANES apart share a Philox call of so many rounds, and BITS of its words are compared: what a seed means, so not
 # to be tuned. The kernel reads them itself, since every argument costs the CPU time at each launch.
@@ -134,5 +134,6 @@ def dropout(x: Tensor, p: float, seed: int | Tensor) -> Tensor:
         raise ValueError(f"dropout: seed must be 0 to 2^63 - 1, got {seed}")
     else:
         number = seed
-    call = dropout_op if torch.compiler.is_compiling() else DropoutFunction.apply
-    return call(x, p, number, seed_tensor)
+    if torch.compiler.is_compiling():
+        return dropout_op(x, p, number, seed_tensor)
+    return apply(DropoutFunction, x, p, number, seed_tensor)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gpukit.kernels._rows import (
     acc_dtype,
+    apply,
     as_rows,
     check,
     check_alike,
@@ -369,7 +370,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """
     check("gelu", x=x)
     _check_approximate("gelu", approximate)
-    return gelu_op(x, None, approximate) if torch.compiler.is_compiling() else GeluFunction.apply(x, None, approximate)
+    return gelu_op(x, None, approximate) if torch.compiler.is_compiling() else apply(GeluFunction, x, None, approximate)
 
 
 def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
@@ -382,7 +383,7 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
     check("bias_gelu", x=x)
     check_vector("bias_gelu", "bias", bias, x)
     _check_approximate("bias_gelu", approximate)
-    return gelu_op(x, bias, approximate) if torch.compiler.is_compiling() else GeluFunction.apply(x, bias, approximate)
+    return gelu_op(x, bias, approximate) if torch.compiler.is_compiling() else apply(GeluFunction, x, bias, approximate)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -394,4 +395,4 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """
     check("swiglu", gate=gate, up=up)
     check_alike("swiglu", "up", up, "gate", gate)
-    return swiglu_op(gate, up) if torch.compiler.is_compiling() else SwigluFunction.apply(gate, up)
+    return swiglu_op(gate, up) if torch.compiler.is_compiling() else apply(SwigluFunction, gate, up)

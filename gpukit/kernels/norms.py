@@ -27,6 +27,7 @@ from torch import Tensor
 
 from gpukit.kernels._rows import (
     acc_dtype,
+    apply,
     as_rows,
     check,
     check_alike,
@@ -477,7 +478,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tens
     _check("rms_norm", x, weight, None, eps)
     if torch.compiler.is_compiling():
         return norm_op(x, None, weight, None, eps, False)[0]
-    return NormFunction.apply(x, None, weight, None, eps, False)
+    return apply(NormFunction, x, None, weight, None, eps, False)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
@@ -488,7 +489,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     _check("layer_norm", x, weight, bias, eps)
     if torch.compiler.is_compiling():
         return norm_op(x, None, weight, bias, eps, True)[0]
-    return NormFunction.apply(x, None, weight, bias, eps, True)
+    return apply(NormFunction, x, None, weight, bias, eps, True)
 
 
 def residual_rms_norm(
@@ -503,4 +504,4 @@ def residual_rms_norm(
     check_alike("residual_rms_norm", "residual", residual, "x", x)
     if torch.compiler.is_compiling():
         return norm_op(x, residual, weight, None, eps, False)[:2]
-    return NormFunction.apply(x, residual, weight, None, eps, False)
+    return apply(NormFunction, x, residual, weight, None, eps, False)

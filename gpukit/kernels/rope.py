@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import acc_dtype, check, check_device, empty, launch
+from gpukit.kernels._rows import acc_dtype, apply, check, check_device, empty, launch
 
 
 @triton.jit
@@ -152,4 +152,4 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor
         raise ValueError(f"rope: sin must have the shape of cos, {list(cos.shape)}, got {list(sin.shape)}")
     for name, x in (("k", k), ("cos", cos), ("sin", sin)):
         check_device("rope", name, x, "q", q)
-    return rope_op(q, k, cos, sin, False) if torch.compiler.is_compiling() else RopeFunction.apply(q, k, cos, sin)
+    return rope_op(q, k, cos, sin, False) if torch.compiler.is_compiling() else apply(RopeFunction, q, k, cos, sin)

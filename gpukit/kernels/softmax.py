@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import acc_dtype, as_rows, check, empty, launch, properties
+from gpukit.kernels._rows import acc_dtype, apply, as_rows, check, empty, launch, properties
 
 
 @triton.jit
@@ -358,7 +358,7 @@ def softmax(x: Tensor) -> Tensor:
     dimensions or on a device that Triton cannot use.
     """
     check("softmax", x=x)
-    return softmax_op(x, False) if torch.compiler.is_compiling() else SoftmaxFunction.apply(x, False)
+    return softmax_op(x, False) if torch.compiler.is_compiling() else apply(SoftmaxFunction, x, False)
 
 
 def log_softmax(x: Tensor) -> Tensor:
@@ -367,4 +367,4 @@ def log_softmax(x: Tensor) -> Tensor:
     x, y and the errors as in `softmax`.
     """
     check("log_softmax", x=x)
-    return softmax_op(x, True) if torch.compiler.is_compiling() else SoftmaxFunction.apply(x, True)
+    return softmax_op(x, True) if torch.compiler.is_compiling() else apply(SoftmaxFunction, x, True)
