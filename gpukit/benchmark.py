@@ -375,7 +375,7 @@ class _Bench:
                     self._fail(f"{what}: not timed: {wrong}", ours=name == "gpukit")
                     continue
                 for mode in modes:
-                    self._time(name, fn, mode, shape, dtype, _copies(inputs))
+                    self._time(name, fn, mode, shape, dtype, inputs)
             except NotTimed as error:
                 self.say(f"{what}: {error}")
             except Exception as error:  # out of memory, or a shape that is refused: costs its rows, not the run
@@ -405,10 +405,11 @@ class _Bench:
         return back and Cost(*(getattr(there, f.name) + getattr(back, f.name) for f in fields(Cost)))
 
     def _time(self, name: str, fn, mode: str, shape, dtype, inputs, *, graph: bool = False) -> None:
-        from gpukit.timing import time_ms
+        from gpukit.timing import copied, time_ms
 
         if (cost := self._cost(mode, shape, dtype)) is None:
             return
+        inputs = copied(inputs)  # some providers write gradients into them, and the next would get what they left
         if mode in ("bwd", "fwd+bwd"):
             call, arguments = _gradient(self.op, fn, inputs, forward=mode == "fwd+bwd"), ()
         else:
@@ -422,8 +423,7 @@ class _Bench:
         """All providers again without the CPU: beside one launch-bound row the others cannot be judged either."""
         for row in measured:
             try:
-                fn = provider(self.op, row.provider)
-                self._time(row.provider, fn, "fwd", row.shape, dtype, _copies(inputs), graph=True)
+                self._time(row.provider, provider(self.op, row.provider), "fwd", row.shape, dtype, inputs, graph=True)
             except Exception as error:
                 line = f"{row.provider} {shape_name(row.shape)} in a graph: {_first_line(error)}"
                 self._fail(line, ours=row.provider == "gpukit" or _is_impossible(error))
@@ -494,13 +494,6 @@ def make_inputs(op: Op, shape: tuple[int, ...], dtype: torch.dtype, device: str)
     except (RuntimeError, ValueError):  # it insists on the CPU
         inputs = op.make_inputs(shape, dtype, torch.Generator().manual_seed(0))
     return tuple(x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs)
-
-
-def _copies(inputs: tuple) -> tuple:
-    """For one provider alone: some write their gradients into their inputs, and the next would get what they left."""
-    import torch
-
-    return tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs)
 
 
 def _call(op: Op, fn: Callable, inputs: tuple) -> Callable:

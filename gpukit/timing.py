@@ -134,6 +134,11 @@ def time_ms(
     return timing
 
 
+def copied(inputs: Iterable) -> tuple:
+    """The inputs, with tensors of their own."""
+    return tuple(x.clone() if isinstance(x, Tensor) else x for x in inputs)
+
+
 def check_ms(**given_ms: float) -> None:
     """Raise ValueError, which names the argument, for what is no length of time: 0, less, infinity, no number."""
     for name, ms in given_ms.items():
@@ -195,7 +200,7 @@ def _time_graph(fn, inputs, warmup_ms, rep_ms) -> tuple[float, float, float]:
     l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
     copies = max(2, math.ceil(3 * l2_bytes / max(call_bytes, 1)))
     calls = copies * math.ceil(_GRAPH_CALLS / copies)
-    rotation = [tuple(x.clone() if isinstance(x, Tensor) else x for x in inputs) for _ in range(copies)]
+    rotation = [copied(inputs) for _ in range(copies)]
 
     graph = torch.cuda.CUDAGraph()
     results = deque(maxlen=copies)  # so a result's memory is free again only after `copies` others were written

@@ -1,8 +1,6 @@
 """What is special about the exercises of notebook 13; tests/test_wrong.py judges the known answers of all exercises,
 tests/test_flash_attention.py tests the kernels, tests/test_lessons.py what lessons have in common."""
 
-import random
-
 import pytest
 import torch
 
@@ -23,25 +21,10 @@ from gpukit.grading.exercise import KernelExercise
 from gpukit.grading.judge import judge_source
 from gpukit.grading.stubs import clear
 from gpukit.reference import flash_attention as reference
+from tests.lesson_cases import cases, edited, ids
 
 ROOT = course.root(__file__)
 SOLUTION = (ROOT / "solutions" / "flash_attention.py").read_text(encoding="utf-8")
-
-
-def ids(exercise):
-    return exercise.id
-
-
-def cases(exercise, seed=1):
-    return exercise.cases(random.Random(seed))
-
-
-def edited(*edits):
-    source = SOLUTION
-    for old, new in edits:
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    return source
 
 
 # ---- cases -----------------------------------------------------------------------------------------------------------
@@ -158,7 +141,7 @@ def test_detective_stub_is_right_until_a_maximum_comes_late():
 
 def test_top_left_is_right_where_lengths_agree():
     known = next(variant for variant in CAUSAL.wrong if variant.diagnosis == "top-left")
-    found = judge_source(CAUSAL, edited(*known.edits), seed=1)
+    found = judge_source(CAUSAL, edited("flash_attention", *known.edits), seed=1)
     assert "fails for every case whose lengths differ; passes for the others" in str(found)
 
 
@@ -166,7 +149,7 @@ def test_a_matrix_of_scores_in_memory_is_too_much_traffic():
     """A kernel of one's own is not enough: S written and read is what the exercise is about."""
     call = "    attention_kernel[(triton.cdiv(T_q, 32), H)]"
     stored = "    s = torch.zeros(H, T_q, T_k, dtype=torch.float32, device=q.device)\n"
-    found = judge_source(FORWARD, edited((call, stored + call)), seed=1)
+    found = judge_source(FORWARD, edited("flash_attention", (call, stored + call)), seed=1)
     assert found.diagnosis == "traffic"
 
 
@@ -178,7 +161,7 @@ def test_calling_one_kernel_for_each_head_is_too_many_launches():
         "    for h in range(H):\n        attention_kernel[(triton.cdiv(T_q, 32), 1)]"
         "(q[h], k[h], v[h], o[h], lse[h], T_q, T_k, 1 / math.sqrt(D), D=D, **blocks)\n"
     )
-    assert judge_source(FORWARD, edited((call, each)), seed=1).diagnosis == "launches"
+    assert judge_source(FORWARD, edited("flash_attention", (call, each)), seed=1).diagnosis == "launches"
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=ids)

@@ -11,29 +11,18 @@ from gpukit.grading.judge import judge_source
 from gpukit.reference import gelu
 from gpukit.testing import compare
 from gpukit.widgets.gelu import activations, tails
+from tests.lesson_cases import edited, ids
 
 ROOT = course.root(__file__)
-
-
-def ids(exercise):
-    return exercise.id
 
 
 def solution() -> str:
     return (ROOT / "solutions" / "gelu.py").read_text(encoding="utf-8")
 
 
-def edited(*edits: tuple[str, str]) -> str:
-    source = solution()
-    for old, new in edits:
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    return source
-
-
 def verdict(exercise, name: str):
     (variant,) = [variant for variant in exercise.wrong if variant.name == name]
-    return judge_source(exercise, edited(*variant.edits), seed=1)
+    return judge_source(exercise, edited("gelu", *variant.edits), seed=1)
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=ids)
@@ -93,7 +82,7 @@ def test_replacing_the_nan_is_seen_through():
 
 
 def test_a_wrong_forward_is_said_to_come_first():
-    found = judge_source(BACKWARD, edited(("y = 0.5 * h * (1 + tl.erf", "y = h * (1 + tl.erf")), seed=1)
+    found = judge_source(BACKWARD, edited("gelu", ("y = 0.5 * h * (1 + tl.erf", "y = h * (1 + tl.erf")), seed=1)
     assert found.diagnosis == "forward-first"
     assert "gelu.bias must pass first" in str(found)
 
@@ -123,7 +112,7 @@ def test_a_saved_sigmoid_is_counted():
     ),
 )
 def test_lazy_answers_do_not_pass(exercise, edits):
-    assert not judge_source(exercise, edited(*edits), seed=1).passed
+    assert not judge_source(exercise, edited("gelu", *edits), seed=1).passed
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=ids)

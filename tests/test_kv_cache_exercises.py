@@ -16,26 +16,11 @@ from gpukit.grading.stubs import clear
 from gpukit.reference import kv_cache as reference
 from gpukit.widgets.decoding import busy
 from gpukit.widgets.decoding import decoding as decoding_view
+from tests.lesson_cases import cases, edited, ids
 
 ROOT = course.root(__file__)
 SOLUTION = (ROOT / "solutions" / "kv_cache.py").read_text(encoding="utf-8")
 KERNELS = [exercise for exercise in EXERCISES if isinstance(exercise, KernelExercise)]
-
-
-def ids(exercise):
-    return exercise.id
-
-
-def cases(exercise, seed=1):
-    return exercise.cases(random.Random(seed))
-
-
-def edited(*edits):
-    source = SOLUTION
-    for old, new in edits:
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    return source
 
 
 def tensors(args):
@@ -141,7 +126,7 @@ def test_two_passes_over_the_keys_are_one_too_many():
         "        s = tl.where(offs_t < length, tl.sum(q[None, :] * k, axis=1), -float('inf'))\n"
         "        m = tl.maximum(m, tl.max(s, axis=0))\n"
     )
-    assert judge_source(DECODE, edited((loop, first + loop)), seed=1).diagnosis == "traffic"
+    assert judge_source(DECODE, edited("kv_cache", (loop, first + loop)), seed=1).diagnosis == "traffic"
 
 
 def test_attention_by_torch_is_no_kernel():

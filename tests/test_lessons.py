@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from gpukit.grading.registry import exercises
+from tests.lesson_cases import ids
 
 ROOT = Path(__file__).resolve().parents[1]
 LESSONS = (
@@ -30,10 +31,6 @@ EXERCISES = {lesson: [e for e in exercises().values() if e.id.startswith(f"{less
 ALL = [exercise for found in EXERCISES.values() for exercise in found]
 WIDE = ("triton_basics", "softmax", "gelu")  # code cells of more than 100 columns; JupyterLab scrolls them sideways
 MINUTES = {"fusion": "{} more for six exercises"}
-
-
-def ids(exercise):
-    return exercise.id
 
 
 def cells_of(lesson: str) -> list[dict]:

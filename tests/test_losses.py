@@ -2,7 +2,6 @@
 exercises, tests/test_cross_entropy.py and tests/test_kl_div.py test the kernels."""
 
 import json
-import random
 
 import pytest
 import torch
@@ -17,18 +16,11 @@ from gpukit.grading.stubs import clear
 from gpukit.hardware import gpu
 from gpukit.kernels import cross_entropy, kl_div, linear_cross_entropy
 from gpukit.op import Cost
+from tests.lesson_cases import cases, ids
 
 ROOT = course.root(__file__)
 SOLUTION = (ROOT / "solutions" / "losses.py").read_text(encoding="utf-8")
 CELLS = json.loads((ROOT / "notebooks" / "15_losses.ipynb").read_text(encoding="utf-8"))["cells"]
-
-
-def ids(exercise):
-    return exercise.id
-
-
-def cases(exercise, seed=1):
-    return exercise.cases(random.Random(seed))
 
 
 # ---- cases -----------------------------------------------------------------------------------------------------------

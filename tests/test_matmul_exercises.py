@@ -2,7 +2,6 @@
 exercises, tests/test_matmul.py tests the kernels."""
 
 import json
-import random
 
 import pytest
 import torch
@@ -14,26 +13,11 @@ from gpukit.grading.exercise import KernelExercise
 from gpukit.grading.judge import judge_source
 from gpukit.grading.stubs import clear
 from gpukit.simulator import numerics
+from tests.lesson_cases import cases, edited, ids
 
 ROOT = course.root(__file__)
 SOLUTION = (ROOT / "solutions" / "matmul.py").read_text(encoding="utf-8")
 CELLS = json.loads((ROOT / "notebooks" / "12_matmul.ipynb").read_text(encoding="utf-8"))["cells"]
-
-
-def ids(exercise):
-    return exercise.id
-
-
-def cases(exercise, seed=1):
-    return exercise.cases(random.Random(seed))
-
-
-def edited(*edits):
-    source = SOLUTION
-    for old, new in edits:
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    return source
 
 
 # ---- cases -----------------------------------------------------------------------------------------------------------
@@ -122,7 +106,7 @@ def test_one_dot_product_for_each_element_is_no_tiling():
 
 def test_dequantising_into_memory_first_is_not_enough():
     call = "    int4_kernel[grid](x, packed, scales, y, M, N, K, GROUP=K // scales.shape[0], BLOCK_M=16, BLOCK_N=32)\n"
-    found = judge_source(INT4, edited((call, "    packed = packed.clone()\n" + call)), seed=1)
+    found = judge_source(INT4, edited("matmul", (call, "    packed = packed.clone()\n" + call)), seed=1)
     assert found.diagnosis == "traffic"
 
 

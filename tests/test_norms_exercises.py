@@ -12,22 +12,13 @@ from gpukit.grading.judge import judge_source
 from gpukit.reference import norms, rope
 from gpukit.testing import compare
 from gpukit.widgets.norms import cancellation
+from tests.lesson_cases import edited, ids
 
 ROOT = course.root(__file__)
 
 
-def ids(exercise):
-    return exercise.id
-
-
 def solution() -> str:
     return (ROOT / "solutions" / "norms.py").read_text(encoding="utf-8")
-
-
-def edited(old: str, new: str) -> str:
-    source = solution()
-    assert source.count(old) == 1, old
-    return source.replace(old, new)
 
 
 def verdict(exercise, name: str):
@@ -103,7 +94,7 @@ def test_pytorchs_own_norms_are_right_answers_of_the_detective_and_welford():
 
 
 def test_a_wrong_forward_is_said_to_come_first():
-    found = judge_source(BACKWARD, edited("x * rstd * weight, mask", "x * rstd, mask"), seed=1)
+    found = judge_source(BACKWARD, edited("norms", ("x * rstd * weight, mask", "x * rstd, mask")), seed=1)
     assert found.diagnosis == "forward-first"
     assert "norms.rms_norm must pass first" in str(found)
 
@@ -140,7 +131,7 @@ def test_a_weight_that_is_loaded_for_each_row_is_named():
     ),
 )
 def test_lazy_answers_do_not_pass(exercise, old, new):
-    assert not judge_source(exercise, edited(old, new), seed=1).passed
+    assert not judge_source(exercise, edited("norms", (old, new)), seed=1).passed
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=ids)
@@ -154,7 +145,9 @@ def test_every_diagnosis_is_reached_by_a_known_wrong_answer(exercise):
 
 
 def test_dy_handed_back_is_known():
-    found = judge_source(ROPE, edited("        dx = turn(dy, cos, sin, True)\n", "        dx = dy.clone()\n"), seed=1)
+    found = judge_source(
+        ROPE, edited("norms", ("        dx = turn(dy, cos, sin, True)\n", "        dx = dy.clone()\n")), seed=1
+    )
     assert found.diagnosis == "gradient-not-turned"
 
 

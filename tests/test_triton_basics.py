@@ -16,13 +16,10 @@ from gpukit.grading.stubs import clear
 from gpukit.reference import triton_basics as reference
 from gpukit.simulator.compile import CompileError
 from gpukit.simulator.interpreter import MemoryFault, RaceFault
+from tests.lesson_cases import ids
 
 ROOT = course.root(__file__)
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
-
-
-def ids(exercise):
-    return exercise.id
 
 
 def solution() -> str:

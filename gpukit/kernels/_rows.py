@@ -67,7 +67,8 @@ def launch(kernel, programs: int, *arguments: Tensor | TensorDescriptor | int | 
     if interpreted():  # gpukit.trace() sees what goes through Triton's run()
         kernel[(programs,)](*arguments, **constants)
         return
-    device = getattr(arguments[0], "base", arguments[0]).get_device()
+    first = arguments[0]
+    device = (first if isinstance(first, Tensor) else first.base).get_device()
     if device != torch.cuda.current_device():
         with torch.cuda.device(device):
             launch(kernel, programs, *arguments, **constants)

@@ -488,21 +488,19 @@ def flash_attention_fwd(
     if config is None and packed is None and _by_descriptors(q, k, v):
         config = (descriptors.FORWARD_LONG if k.shape[2] > descriptors.LONG else descriptors.FORWARD)[D]
     if isinstance(config, DescriptorConfig):
-        with torch.cuda.device_of(q):
-            descriptors.forward(q, k, v, o, lse, left, right, scale, config)
+        descriptors.forward(q, k, v, o, lse, left, right, scale, config)
         return o, lse
     q, k, v = map(_near, (q, k, v))
     config = config or config_of("forward", D, q.dtype, precision, q.device)
     cu_q, cu_k, longest_q, longest_k = packed or (None, None, T_q, k.shape[2])
     sequences = B if packed is None else len(cu_q) - 1
-    with torch.cuda.device_of(q):
-        launch(
-            flash_attention_fwd_kernel, -(-longest_q // config.BLOCK_M) * H * sequences,
-            q, k, v, o, lse, cu_q, cu_k,
-            *_strides(q, packed), *_strides(k, packed), *_strides(v, packed), *_strides(o, packed),
-            *_strides(lse, packed)[:2], H, H // k.shape[1], longest_q, longest_k, left, right, scale,
-            **_options(q, config, precision),
-        )  # fmt: skip
+    launch(
+        flash_attention_fwd_kernel, -(-longest_q // config.BLOCK_M) * H * sequences,
+        q, k, v, o, lse, cu_q, cu_k,
+        *_strides(q, packed), *_strides(k, packed), *_strides(v, packed), *_strides(o, packed),
+        *_strides(lse, packed)[:2], H, H // k.shape[1], longest_q, longest_k, left, right, scale,
+        **_options(q, config, precision),
+    )  # fmt: skip
     return o, lse
 
 
@@ -536,27 +534,26 @@ def flash_attention_bwd(
     sequences = B if packed is None else len(cu_q) - 1
     inputs = [stride for x in (q, k, v, do) for stride in _strides(x, packed)]
     numbers = H // H_kv, longest_q, longest_k, left, right, scale
-    with torch.cuda.device_of(q):
+    launch(
+        flash_attention_delta_kernel, -(-T_q // DELTA_ROWS) * H * B,
+        o, do, lse, None if dlse is None else dlse.contiguous(), delta, *o.stride(), *do.stride(), H, T_q,
+        D=D, BLOCK_M=DELTA_ROWS, BLOCK_D=max(16, triton.next_power_of_2(D)),
+    )  # fmt: skip
+    if isinstance(for_kv, DescriptorConfig):
+        descriptors.backward_kv(q, k, v, do, lse, delta, dk, dv, left, right, scale, for_kv)
+    elif dk.numel():
         launch(
-            flash_attention_delta_kernel, -(-T_q // DELTA_ROWS) * H * B,
-            o, do, lse, None if dlse is None else dlse.contiguous(), delta, *o.stride(), *do.stride(), H, T_q,
-            D=D, BLOCK_M=DELTA_ROWS, BLOCK_D=max(16, triton.next_power_of_2(D)),
+            flash_attention_bwd_kv_kernel, -(-longest_k // for_kv.BLOCK_N) * H_kv * sequences,
+            q, k, v, do, lse, delta, dk, dv, cu_q, cu_k,
+            *inputs, *_strides(dk, packed), *_strides(dv, packed), *_strides(lse, packed)[:2], H_kv, *numbers,
+            **_options(q, for_kv, precision),
         )  # fmt: skip
-        if isinstance(for_kv, DescriptorConfig):
-            descriptors.backward_kv(q, k, v, do, lse, delta, dk, dv, left, right, scale, for_kv)
-        elif dk.numel():
-            launch(
-                flash_attention_bwd_kv_kernel, -(-longest_k // for_kv.BLOCK_N) * H_kv * sequences,
-                q, k, v, do, lse, delta, dk, dv, cu_q, cu_k,
-                *inputs, *_strides(dk, packed), *_strides(dv, packed), *_strides(lse, packed)[:2], H_kv, *numbers,
-                **_options(q, for_kv, precision),
-            )  # fmt: skip
-        launch(
-            flash_attention_bwd_q_kernel, -(-longest_q // for_q.BLOCK_M) * H * sequences,
-            q, k, v, do, lse, delta, dq, cu_q, cu_k,
-            *inputs, *_strides(dq, packed), *_strides(lse, packed)[:2], H, *numbers,
-            **_options(q, for_q, precision),
-        )  # fmt: skip
+    launch(
+        flash_attention_bwd_q_kernel, -(-longest_q // for_q.BLOCK_M) * H * sequences,
+        q, k, v, do, lse, delta, dq, cu_q, cu_k,
+        *inputs, *_strides(dq, packed), *_strides(lse, packed)[:2], H, *numbers,
+        **_options(q, for_q, precision),
+    )  # fmt: skip
     return dq, dk, dv
 
 

@@ -217,6 +217,9 @@ def _launch(function, args, kwargs, grid) -> None:
     memory.add_guarded()
     memory.alone |= _running.sampling  # a sampled launch stores nothing
 
+    # The compiler takes `min` and `max` from triton.language when it is imported. Triton does that at the first kernel it
+    # compiles, which must not be while the interpreter's stand in their place.
+    importlib.import_module("triton.compiler.code_generator")
     # Patched once for the whole launch and for every function the kernel calls, where Triton patches at each call.
     scope = ti._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     scope.set_attr(tl.core.tensor, "__index__", lambda self: int(self.handle.data.item()))  # NumPy >= 2.4, Triton 3.6
@@ -932,9 +935,6 @@ _ABSENT = object()
 
 
 def _interpreter_module():
-    # The compiler takes `min` and `max` from triton.language when it is imported. Triton does that at the first kernel it
-    # compiles, which must not be while the interpreter's stand in their place.
-    importlib.import_module("triton.compiler.code_generator")
     return sys.modules[_INTERPRETER]
 
 
