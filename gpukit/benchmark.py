@@ -36,10 +36,11 @@ import pkgutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,11 @@ MODE_WORDS = {"forward": "fwd", "backward": "bwd", "both": "fwd+bwd", **{mode: m
 # Of a GPU: float64 references of longer tensors would take longer than the measurement. Of the CPU: what it does in 0.1 s.
 _CHECKED_ELEMENTS = {"cuda": 1 << 27, "cpu": 1 << 20}
 _COPY_SHAPE = (32768, 16384)
+_ROUNDS = {
+    "cuda": 3,
+    "cpu": 1,
+}  # in which the providers take turns: a hot GPU's clock falls, and one that came last would pay
+_GRAPHED = ("fwd", "bwd")
 
 
 class BenchmarkFailed(RuntimeError):
@@ -71,7 +77,9 @@ class Row:
 
     op: str
     provider: str
-    mode: str  # of MODES, or "fwd-graph": replays of a CUDA graph, which come beside "fwd" rows that are launch-bound
+    mode: (
+        str  # of MODES; "fwd-graph", "bwd-graph": replays of a CUDA graph, which come beside rows that are launch-bound
+    )
     dtype: str
     shape: tuple[int, ...]
     median_ms: float
@@ -223,7 +231,7 @@ def run(
     providers, shapes, dtypes, modes   default: the operation's own; on the CPU fewer of a shape's first dimension
     commit    of the code measured; default: GPUKIT_COMMIT, else git's
     record    False: nothing is written, and the rate of a copy is not measured
-    graph     all forward calls in a CUDA graph as well, not only where one of them is launch-bound
+    graph     forward and backward in a CUDA graph as well, not only where one of the calls is launch-bound
     go_on     (steps done, steps in all, what comes now) -> whether to go on; rows measured so far are kept
     on_row    called with each row as it is measured
     Raises BenchmarkFailed at the end if gpukit was wrong or a time impossible, ValueError for unknown names or a graph
@@ -354,18 +362,19 @@ class _Bench:
         """Time the providers of one shape and dtype. False if `go_on` said so."""
         import torch
 
-        from gpukit.timing import NotTimed, refuse_interpreter
+        from gpukit.timing import refuse_interpreter
 
         shape, dtype, _, modes = steps[0]
         torch.compiler.reset()  # each shape is compiled for itself, as dynamic=False says
         inputs = make_inputs(self.op, shape, dtype, self.device)
         small = _cut(self.op, shape, self.device)
         truth = _Truth(self.op, inputs if small == shape else make_inputs(self.op, small, dtype, self.device), modes)
+        ready, more = {}, True
         for done, (*_, name, _) in enumerate(steps):
             what = f"{name} {shape_name(shape)} {_short(dtype)}"
-            if not go_on(done, f"{self.op.name} {what}"):
-                return False
-            try:
+            if not (more := go_on(done, f"{self.op.name} {what}")):
+                break
+            with self._reported(name, what):
                 fn = provider(self.op, name)
                 if fn is None:
                     self.say(f"{what}: not installed, skipped")
@@ -374,19 +383,28 @@ class _Bench:
                 if wrong := truth.refutes(fn):
                     self._fail(f"{what}: not timed: {wrong}", ours=name == "gpukit")
                     continue
-                for mode in modes:
-                    self._time(name, fn, mode, shape, dtype, inputs)
-            except NotTimed as error:
-                self.say(f"{what}: {error}")
-            except Exception as error:  # out of memory, or a shape that is refused: costs its rows, not the run
-                if isinstance(error, ModuleNotFoundError) and name != "gpukit":  # a peer imports it when it is called
-                    self.say(f"{what}: {error.name} is not installed, skipped")
-                    continue
-                self._fail(f"{what}: {_first_line(error)}", ours=name == "gpukit" or _is_impossible(error))
-        measured = [row for row in self.rows if (row.shape, row.dtype, row.mode) == (shape, _short(dtype), "fwd")]
-        if self.op.build is None and (graph or any(row.note for row in measured)):
-            self._graphs(measured, dtype, inputs)
-        return True
+                ready[name] = fn
+        del truth
+        for mode in modes:
+            timed = self._time(ready, mode, shape, dtype, inputs)
+            if mode in _GRAPHED and self.op.build is None and (graph or any(row.note for row in timed)):
+                self._time({row.provider: ready[row.provider] for row in timed}, mode, shape, dtype, inputs, graph=True)
+        return more
+
+    @contextmanager
+    def _reported(self, name: str, what: str) -> Iterator[None]:
+        """An error inside costs a provider its rows, not the run."""
+        from gpukit.timing import NotTimed
+
+        try:
+            yield
+        except NotTimed as error:
+            self.say(f"{what}: {error}")
+        except Exception as error:  # out of memory, or a shape that is refused
+            if isinstance(error, ModuleNotFoundError) and name != "gpukit":  # a peer imports it when it is called
+                self.say(f"{what}: {error.name} is not installed, skipped")
+                return
+            self._fail(f"{what}: {_first_line(error)}", ours=name == "gpukit" or _is_impossible(error))
 
     def _fail(self, line: str, ours: bool) -> None:
         self.say(line)
@@ -404,29 +422,45 @@ class _Bench:
         there, back = op.cost(shape, dtype), op.cost_bwd and op.cost_bwd(shape, dtype)
         return back and Cost(*(getattr(there, f.name) + getattr(back, f.name) for f in fields(Cost)))
 
-    def _time(self, name: str, fn, mode: str, shape, dtype, inputs, *, graph: bool = False) -> None:
+    def _time(self, fns: dict, mode: str, shape, dtype, inputs, *, graph: bool = False) -> list[Row]:
+        """Time these providers in rounds, and make of each one's median round a row."""
+        if (cost := self._cost(mode, shape, dtype)) is None:
+            return []
+        rounds, lost, peak = {name: [] for name in fns}, set(), {}
+        for turn in range(_ROUNDS[self.device]):
+            for name in [*fns][:: -1 if turn % 2 else 1]:
+                if name in lost:
+                    continue
+                lost.add(name)
+                with self._reported(name, f"{name} {shape_name(shape)} {_short(dtype)} {mode}" + " in a graph" * graph):
+                    timing, peak[name] = self._round(fns[name], mode, dtype, inputs, cost, graph)
+                    rounds[name].append(timing)
+                    lost.remove(name)
+        for name in lost:
+            del fns[name]
+        named = f"{mode}-graph" if graph else mode
+        return [
+            self._add(
+                name, named, dtype, shape, sorted(times, key=lambda t: t.median_ms)[len(times) // 2], cost, peak[name]
+            )
+            for name, times in rounds.items()
+            if name in fns
+        ]
+
+    def _round(self, fn, mode: str, dtype, inputs, cost: Cost, graph: bool) -> tuple[Timing, int]:
+        """One provider's time, and the memory that the call takes."""
         from gpukit.timing import copied, time_ms
 
-        if (cost := self._cost(mode, shape, dtype)) is None:
-            return
         inputs = copied(inputs)  # some providers write gradients into them, and the next would get what they left
-        if mode in ("bwd", "fwd+bwd"):
-            call, arguments = _gradient(self.op, fn, inputs, forward=mode == "fwd+bwd"), ()
-        else:
-            call, arguments = (fn, inputs) if self.op.build is None else (_call(self.op, fn, inputs), ())
-        options = {"rep_ms": self.rep_ms, "cost": cost, "dtype": dtype, "device": self.device}
-        timing = time_ms(call, *arguments, graph=graph, wall=mode == "wall", **options)
-        peak = 0 if graph else _peak_bytes(call, arguments, self.device)
-        self._add(name, "fwd-graph" if graph else mode, dtype, shape, timing, cost, peak)
-
-    def _graphs(self, measured: list[Row], dtype, inputs) -> None:
-        """All providers again without the CPU: beside one launch-bound row the others cannot be judged either."""
-        for row in measured:
-            try:
-                self._time(row.provider, provider(self.op, row.provider), "fwd", row.shape, dtype, inputs, graph=True)
-            except Exception as error:
-                line = f"{row.provider} {shape_name(row.shape)} in a graph: {_first_line(error)}"
-                self._fail(line, ours=row.provider == "gpukit" or _is_impossible(error))
+        options = {"cost": cost, "dtype": dtype, "device": self.device, "rep_ms": self.rep_ms / _ROUNDS[self.device]}
+        gradient = mode in ("bwd", "fwd+bwd") and partial(_gradient, self.op, fn, forward=mode == "fwd+bwd")
+        if graph:
+            return time_ms(fn, *inputs, graph=True, prepare=gradient or None, **options), 0
+        call, arguments = (fn, inputs) if self.op.build is None else (_call(self.op, fn, inputs), ())
+        if gradient:
+            call, arguments = gradient(inputs), ()
+        timing = time_ms(call, *arguments, wall=mode == "wall", **options)
+        return timing, _peak_bytes(call, arguments, self.device)
 
     def copy(self) -> None:
         """What the memory system gives to the simplest kernel: the rate that the others are held against."""
@@ -440,7 +474,7 @@ class _Bench:
         timing = time_ms(y.copy_, x, rep_ms=self.rep_ms, cost=cost, dtype=x.dtype)
         self._add("torch", "fwd", x.dtype, _COPY_SHAPE, timing, cost, 0, op="copy")
 
-    def _add(self, name, mode, dtype, shape, timing: Timing, cost: Cost, peak_bytes: int, op: str = "") -> None:
+    def _add(self, name, mode, dtype, shape, timing: Timing, cost: Cost, peak_bytes: int, op: str = "") -> Row:
         row = Row(
             op=op or self.op.name,
             provider=name,
@@ -460,6 +494,7 @@ class _Bench:
         self.rows.append(row)
         self.on_row(row)
         self.say(line(row))
+        return row
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -638,7 +673,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode", type=_modes, metavar="forward,backward,both,wall", help="default: the operation's own"
     )
-    parser.add_argument("--graph", action="store_true", help="time forward calls in a CUDA graph as well")
+    parser.add_argument("--graph", action="store_true", help="time forward and backward in a CUDA graph as well")
     parser.add_argument(
         "--seconds", type=_seconds, metavar="N", help="begin nothing new after N seconds; keep what is there"
     )

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -82,6 +83,7 @@ def time_ms(
     cost: Cost | None = None,
     dtype: torch.dtype | None = None,
     device: str | None = None,
+    prepare: Callable[[tuple], Callable[[], object]] | None = None,
 ) -> Timing:
     """Time fn(*inputs), on a GPU if there is one and no input tensor is on the CPU, else on the CPU.
 
@@ -93,6 +95,8 @@ def time_ms(
     grad_to_none  tensors whose .grad is cleared before each run
     cost, dtype   the least that fn must do, and in which dtype: held against the GPU's peaks
     device        "cpu" or "cuda", for a function without inputs
+    prepare       in a graph: prepare(inputs) is the call to time instead of fn(*inputs), where it needs something before
+                  it that shall not be timed, such as the forward pass of a gradient
     Raises NotTimed if fn runs a kernel in Triton's interpreter, ImpossibleTime above the GPU's peak, ValueError for a
     graph without a GPU or without input tensors, an unknown device, a length of time that is none. On the CPU caches
     stay warm.
@@ -114,7 +118,7 @@ def time_ms(
     if wall:
         how, percentiles = "wall", _time_wall(fn, inputs, warmup_ms, rep_ms, grad_to_none, on_gpu)
     elif graph:
-        how, percentiles = "graph", _time_graph(fn, inputs, warmup_ms, rep_ms)
+        how, percentiles = "graph", _time_graph(fn, inputs, prepare, warmup_ms, rep_ms)
     elif on_gpu:
         how, percentiles = "events", _time_events(fn, inputs, warmup_ms, rep_ms, grad_to_none)
     else:
@@ -193,20 +197,26 @@ def _host_ms(fn, inputs) -> float:
     return statistics.median(times)
 
 
-def _time_graph(fn, inputs, warmup_ms, rep_ms) -> tuple[float, float, float]:
-    result = fn(*inputs)  # compiles, which a capture cannot
-    call_bytes = sum(x.nbytes for x in [*inputs, result] if isinstance(x, Tensor))
-    del result
-    l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-    copies = max(2, math.ceil(3 * l2_bytes / max(call_bytes, 1)))
-    calls = copies * math.ceil(_GRAPH_CALLS / copies)
-    rotation = [copied(inputs) for _ in range(copies)]
+def _time_graph(fn, inputs, prepare, warmup_ms, rep_ms) -> tuple[float, float, float]:
+    prepare = prepare or (lambda given: partial(fn, *given))
+    stream = torch.cuda.Stream()  # a gradient runs where its forward pass ran, and a capture sees one stream
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        result = prepare(copied(inputs))()  # compiles, which a capture cannot
+        made = result if isinstance(result, tuple | list) else (result,)
+        call_bytes = sum(x.nbytes for x in [*inputs, *made] if isinstance(x, Tensor))
+        del result, made
+        l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+        copies = max(2, math.ceil(3 * l2_bytes / max(call_bytes, 1)))
+        calls = copies * math.ceil(_GRAPH_CALLS / copies)
+        rotation = [prepare(copied(inputs)) for _ in range(copies)]
+    torch.cuda.synchronize()
 
     graph = torch.cuda.CUDAGraph()
     results = deque(maxlen=copies)  # so a result's memory is free again only after `copies` others were written
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         for i in range(calls):
-            results.append(fn(*rotation[i % copies]))
+            results.append(rotation[i % copies]())
 
     def replay_ms() -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -128,10 +128,12 @@ def _kernel(op: Op) -> Callable:
 
 @contextmanager
 def _imagined(gpu: hardware.Gpu) -> Iterator[None]:
-    """Grids of a fixed size are made for `gpu` inside the block."""
+    """Inside the block the launches are those of `gpu`, also beside a GPU: on tensors of the CPU, and only interpreted."""
     from gpukit.kernels import _rows
+    from gpukit.simulator import interpreter
 
-    before = _rows.imagined
+    before = _rows.imagined, interpreter.imagining
+    interpreter.imagining = True
     _rows.imagined = types.SimpleNamespace(
         major=gpu.compute_capability[0],
         minor=gpu.compute_capability[1],
@@ -141,7 +143,7 @@ def _imagined(gpu: hardware.Gpu) -> Iterator[None]:
     try:
         yield
     finally:
-        _rows.imagined = before
+        _rows.imagined, interpreter.imagining = before
 
 
 class Sizes(TorchDispatchMode):

@@ -1,6 +1,7 @@
 """AdamW: against torch.optim.AdamW, step by step, in the interpreter and on a GPU."""
 
 import copy
+import pickle
 import sys
 
 import pytest
@@ -364,6 +365,109 @@ def test_unaligned_weights(device):
     assert farthest(ours, theirs) < 16
 
 
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda a: pickle.loads(pickle.dumps(a))], ids=["copied", "pickled"])
+def test_a_copy_goes_on_alone(again, device):
+    ours = weights(device=device)
+    a = AdamW(ours, max_norm=1.0, seed=3)
+    give_gradients(ours, seed=0)
+    a.step()
+    b = again(a)
+    theirs = b.param_groups[0]["params"]
+    assert b.seed == 3
+    give_gradients(ours, theirs, seed=1)
+    b.step()
+    assert not torch.equal(ours[0], theirs[0])
+    a.step()
+    assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
+
+
+def _cleared(a, params):
+    a.state.clear()
+
+
+def _one_removed(a, params):
+    del a.state[params[1]]
+
+
+def _replaced(a, params):
+    for state in a.state.values():
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = state[name] * 0.5
+
+
+def _offloaded(a, params):
+    """What saves memory between steps: the states go to the CPU, in whatever layout, and come back."""
+    for state in a.state.values():
+        state |= {name: value.cpu().clone(memory_format=torch.contiguous_format) for name, value in state.items()}
+
+
+def _relaid(a, params):
+    params[1].data = params[1].data.t().contiguous().t()
+    params[1].grad = None
+
+
+def _moved(a, params):
+    for p in params:
+        p.data = p.data.clone()
+
+
+@pytest.mark.parametrize("change", [_cleared, _one_removed, _replaced, _offloaded, _relaid, _moved])
+def test_weights_and_states_may_be_replaced_between_steps(change, device):
+    ours = weights(device=device)
+    theirs = copies(ours)
+    a, b = AdamW(ours, lr=1e-2), torch.optim.AdamW(theirs, lr=1e-2)
+    for step in range(4):
+        give_gradients(ours, theirs, seed=step)
+        a.step()
+        b.step()
+        if step == 1:
+            change(a, ours)
+            change(b, theirs)
+            for state in b.state.values():  # PyTorch wants them on one device
+                state |= {name: value.to(theirs[0].device) for name, value in state.items() if name != "step"}
+    assert farthest(ours, theirs) < 16
+
+
+def test_who_kept_the_weights_is_told(device):
+    w, x = torch.ones(3, device=device, requires_grad=True), torch.ones(3, device=device, requires_grad=True)
+    y = (w * x).sum()
+    w.grad = torch.ones_like(w)
+    AdamW([w]).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_a_step_inside_torch_compile(device):
+    ours = weights(device=device, shapes=((7, 5),))
+    theirs = copies(ours)
+    a, b = AdamW(ours, lr=1e-2), torch.optim.AdamW(theirs, lr=1e-2)
+
+    def train(params, optimizer):
+        optimizer.zero_grad()
+        params[0].square().sum().backward()
+        optimizer.step()
+
+    compiled = torch.compile(train, backend="eager")
+    for _ in range(2):
+        compiled(ours, a)
+        train(theirs, b)
+    assert farthest(ours, theirs) < 16
+
+
+def test_settings_of_float64(device):
+    """A learning rate and a norm in float64 do not make another kernel of it."""
+    for options in ({}, {"stochastic_rounding": True}):
+        ours = [*weights(torch.bfloat16, device), *weights(torch.float32, device)]
+        optimizer = AdamW(ours, lr=torch.tensor(1e-2, dtype=torch.float64, device=device), max_norm=1.0, **options)
+        give_gradients(ours, seed=0)
+        if not options:
+            optimizer.add_param_group({"params": weights(torch.float64, device, shapes=((3,),))})
+            optimizer.param_groups[1]["params"][0].grad = torch.ones(3, dtype=torch.float64, device=device)
+        before = copies(ours)
+        optimizer.step()
+        assert all(p.isfinite().all() and not torch.equal(p, q) for p, q in zip(ours, before, strict=True) if p.numel())
+
+
 # ------------------------------------------------------------------------------------------------------------- errors
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -377,11 +481,51 @@ def test_unaligned_weights(device):
         ({"max_norm": 0.0}, "max_norm must be positive and finite, got 0"),
         ({"master_weights": True, "stochastic_rounding": True}, "choose one"),
         ({"lr": torch.ones(2)}, r"tensor of one element, got shape \[2\]"),
+        ({"lr": torch.tensor(-1.0)}, "lr must be 0 or more and finite, got -1"),
+        ({"betas": 0.9}, r"betas must be two numbers in \[0, 1\), got 0.9"),
+        ({"seed": -1}, r"seed must be an integer, 0 to 2\^63 - 1, got -1"),
+        ({"seed": 1.5}, "seed must be an integer"),
     ],
 )
 def test_bad_options(options, message, device):
     with pytest.raises(ValueError, match=message):
         AdamW(weights(device=device), **options)
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ({"amsgrad": True}, "amsgrad=True is not supported"),
+        ({"betas": (0.9, 1.5)}, "betas must be two numbers"),
+        ({"weight_decay": -1.0}, "weight_decay must be 0 or more and finite, got -1"),
+        ({"master_weights": True, "stochastic_rounding": True}, "choose one"),
+        ({"params": [torch.zeros(2, dtype=torch.complex64)]}, "parameters must be float32"),
+    ],
+)
+def test_a_bad_group_is_not_added(group, message, device):
+    p, q = weights(device=device, shapes=((5,), (4,)))
+    optimizer = AdamW([p])
+    with pytest.raises((ValueError, TypeError), match=message):
+        optimizer.add_param_group({"params": [q], **group})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_what_does_not_fit_its_parameter(device):
+    p = torch.zeros(3, device=device, requires_grad=True)
+    p.grad = torch.ones_like(p)
+    optimizer = AdamW([p], lr=0.5)
+    optimizer.step()
+    state = torch.optim.AdamW([p], lr=0.1, amsgrad=True).state_dict()
+    with pytest.raises(ValueError, match="amsgrad=True is not supported"):
+        optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["lr"] == 0.5 and len(optimizer.state) == 1
+    p.data = torch.zeros(4, device=device)
+    p.grad = torch.ones_like(p)
+    with pytest.raises(ValueError, match=r"exp_avg must have the shape of its parameter, \[4\], got \[3\]"):
+        optimizer.step()
+    q = torch.zeros(5, device=device, requires_grad=True)
+    with pytest.raises(ValueError, match=r"exp_avg must have the shape of its parameter, \[5\], got \[3\]"):
+        AdamW([q]).load_state_dict(optimizer.state_dict())
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
@@ -395,12 +539,15 @@ def test_bad_parameters(device, monkeypatch):
     p = torch.zeros(3, device=device, requires_grad=True)
     optimizer = AdamW([p])
     p.grad = torch.sparse_coo_tensor([[1]], [1.0], (3,), device=device, check_invariants=True)
-    with pytest.raises(TypeError, match="sparse gradients are not supported"):
-        optimizer.step()
-    state = torch.optim.AdamW([p], amsgrad=True).state_dict()
-    with pytest.raises(ValueError, match="amsgrad=True is not supported"):
-        optimizer.load_state_dict(state)
-    monkeypatch.setattr(kernels, "INTERPRETED", False)
+    sparse, p.grad = p.grad, None
+    for dense_first in (False, True):
+        if dense_first:
+            p.grad = torch.ones_like(p)
+            optimizer.step()
+        p.grad = sparse
+        with pytest.raises(TypeError, match="sparse gradients are not supported"):
+            optimizer.step()
+    monkeypatch.setattr(kernels, "interpreted", lambda: False)
     with pytest.raises(ValueError, match="a parameter is on cpu; Triton needs CUDA tensors"):
         AdamW([torch.zeros(3)])
 

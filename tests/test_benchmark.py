@@ -151,6 +151,20 @@ def test_launch_bound_rows_come_with_graph_rows_of_all_providers(timed):
     assert [r.provider for r in measured if r.mode == "fwd-graph"] == ["torch", "library"]
     assert {r.note for r in measured if r.mode == "fwd"} == {"launch-bound"}
     assert {r.note for r in measured if r.mode == "fwd-graph"} == {""}
+    assert [r.provider for r in measured if r.mode == "bwd-graph"] == ["torch", "library"]
+
+
+def test_providers_take_turns_and_the_median_round_counts(timed, monkeypatch):
+    monkeypatch.setitem(benchmark._ROUNDS, "cpu", 3)
+    times, order = iter((1.0, 5.0, 6.0, 2.0, 3.0, 4.0)), []
+    monkeypatch.setattr(
+        benchmark._Bench, "_round",
+        lambda self, fn, *_: (order.append(fn.__name__), (Timing(*(next(times),) * 3, "events", "NVIDIA H200"), 0))[1],
+    )  # fmt: skip
+    measured = run("softmax", ("torch", "library"), **{**CPU, "modes": ("fwd",)})
+    first, second = order[:2]
+    assert order == [first, second, second, first, first, second] and first != second
+    assert [r.median_ms for r in measured] == [2.0, 5.0]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +191,7 @@ def test_an_impossible_time_fails_the_run_and_keeps_the_rest(timed, tmp_path):
 
     timed.say = say
     out = tmp_path / "softmax.csv"
-    with pytest.raises(BenchmarkFailed, match="torch 6x40 bfloat16: ImpossibleTime: 10,000 GB/s"):
+    with pytest.raises(BenchmarkFailed, match="torch 6x40 bfloat16 fwd: ImpossibleTime: 10,000 GB/s"):
         run("softmax", ("torch", "library"), **CPU, out=out)
     assert {r.provider for r in benchmark._read(out)} == {"library"}
 

@@ -485,3 +485,13 @@ def test_a_report_says_it_level_by_level():
     text = str(assumed(lambda: copy[(1,)](x, y, 4096, 1, BLOCK=4096)))
     assert text.splitlines()[0] == "L1          512 sectors asked for, 0% of them there"
     assert "DRAM to L2  16,384 bytes" in text and "lanes as assumed" in text
+
+
+@pytest.mark.parametrize("used", ([0], [0, 1, 2], [0, 8, 16], [0, 1, 7, 8, 14], [3, 50, 51, 99]))
+def test_what_no_program_reached_lies_in_the_gaps_of_others(used):
+    used = np.array(used)
+    lines, moves = caches._places(used)
+    taken = [line for move in moves for line in (used + move).tolist()]
+    assert len(set(taken)) == len(taken) and max(taken) < lines
+    steps = np.diff(used)[np.diff(used) > 1]
+    assert len(moves) > 1 or steps.size == 0 or steps.min() - 1 < 2

@@ -130,6 +130,36 @@ def test_gradcheck(device):
         )
 
 
+def test_second_derivatives(device):
+    x = torch.randn(4, 9, generator=seeded(), dtype=torch.float64).to(device).requires_grad_()
+    target = torch.tensor([0, 8, -100, 3], device=device, dtype=torch.int32)
+    for options in ({}, {"label_smoothing": 0.1, "z_loss": 0.01, "reduction": "none"}):
+        call = lambda x, options=options: cross_entropy(x, target, **options)  # noqa: E731
+        assert torch.autograd.gradgradcheck(call, (x,))
+    weight = torch.ones(9, 9, dtype=torch.float64, device=device)
+    for loss in (cross_entropy(x * 1, target, inplace=True), linear_cross_entropy(x, weight, target)):
+        with pytest.raises(RuntimeError, match="no second derivative"):
+            torch.autograd.grad(loss, x, create_graph=True)
+
+
+@pytest.mark.parametrize("far", [1e3, -3e4, 1e30, -3.4028234663852886e38])
+@pytest.mark.parametrize("how", ["", "inplace", "linear"])
+def test_logits_far_from_zero(how, far, device):
+    """What all logits of a row have in common changes nothing, also where a float32 has no digits left beside it."""
+    x = torch.randn(4, 33, generator=seeded()) + far
+    x = x.clamp(min=torch.finfo(torch.float32).min)
+    target = torch.tensor([0, 32, 7, 7])
+    leaves = [x.double().requires_grad_(), x.clone().requires_grad_(), x.to(device).requires_grad_()]
+    losses = [F.cross_entropy(leaf, target) for leaf in leaves[:2]]
+    if how == "linear":
+        losses.append(linear_cross_entropy(leaves[2], torch.eye(33, device=device), target.to(device)))
+    else:
+        losses.append(cross_entropy(leaves[2] * 1, target.to(device), inplace=how == "inplace"))
+    truth, native, ours = (torch.autograd.grad(loss, leaf)[0] for loss, leaf in zip(losses, leaves, strict=True))
+    assert_close(losses[2].detach().cpu(), losses[0].detach(), losses[1].detach(), what="loss")
+    assert_close(ours.cpu(), truth, native, gradient=True, what="dx")
+
+
 def test_rows_without_a_loss(device):
     x = torch.randn(5, 7, generator=seeded())
     x[0], x[1, 3], x[2, 1], x[3, 2] = -torch.inf, torch.inf, torch.nan, -torch.inf
@@ -193,8 +223,8 @@ def test_every_element_is_written(shape, device, monkeypatch):
     target[0] = -100
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, **options: poison(empty(*size, **options)))
-    losses, lse = cross_entropy_fwd(x, target, -100, 0.0, 0.0)
-    dx = cross_entropy_bwd(x, target, lse, torch.ones_like(losses), -100, 0.0, 0.0)
+    losses, stats = cross_entropy_fwd(x, target, -100, 0.0, 0.0)
+    dx = cross_entropy_bwd(x, target, stats, torch.ones_like(losses), -100, 0.0, 0.0)
     assert not losses.isnan().any() and not dx.isnan().any() and (dx[0] == 0).all()
 
 
@@ -203,9 +233,9 @@ def test_offsets_beyond_int32(device):
     x = torch.empty(3 * 2**30 + 100, dtype=torch.float16, device=device).as_strided((4, 100), (2**30, 1))
     x.copy_(torch.randn(4, 100, generator=seeded()))
     target = torch.tensor([1, 99, 3, 50], device=device)
-    losses, lse = cross_entropy_fwd(x, target, -100, 0.0, 0.0)
+    losses, stats = cross_entropy_fwd(x, target, -100, 0.0, 0.0)
     torch.testing.assert_close(losses, F.cross_entropy(x.float(), target, reduction="none"))
-    dx = cross_entropy_bwd(x, target, lse, torch.ones_like(losses), -100, 0.0, 0.0)
+    dx = cross_entropy_bwd(x, target, stats, torch.ones_like(losses), -100, 0.0, 0.0)
     expected = torch.softmax(x.float(), -1) - F.one_hot(target, 100)
     torch.testing.assert_close(dx.float(), expected, atol=1e-3, rtol=1e-2)
 
@@ -227,6 +257,14 @@ def test_bad_arguments(device, monkeypatch):
         (ValueError, r"reduction must be 'mean', 'sum' or 'none', got 'avg'", lambda: cross_entropy(x, target, reduction="avg")),
         (ValueError, r"label_smoothing must be between 0 and 1, got 1.5", lambda: cross_entropy(x, target, label_smoothing=1.5)),
         (ValueError, r"z_loss must be 0 or more, got -1", lambda: cross_entropy(x, target, z_loss=-1)),
+        (TypeError, r"ignore_index must be an integer of target's torch\.int64, got 3\.0", lambda: cross_entropy(x, target, 3.0)),
+        (TypeError, r"ignore_index must be .* torch\.int32, got 1099511627776", lambda: cross_entropy(x, target.int(), 2**40)),
+        (ValueError, r"logits that each have memory of their own, got strides \(0, 1\)", lambda: cross_entropy(
+            x[:1].expand(4, 9), target, inplace=True
+        )),
+        (ValueError, r"memory of their own, got strides \(9, 0\)", lambda: cross_entropy(
+            x[:, :1].expand(4, 9), target, inplace=True
+        )),
         (ValueError, r"inplace=True needs logits whose rows are evenly spaced", lambda: cross_entropy(
             x.view(2, 2, 9).transpose(0, 1), target.view(2, 2), inplace=True
         )),
@@ -234,7 +272,7 @@ def test_bad_arguments(device, monkeypatch):
         with pytest.raises(error, match=message):
             call()
     module = sys.modules["gpukit.kernels.cross_entropy"]
-    monkeypatch.setattr(module, "INTERPRETED", False)
+    monkeypatch.setattr(module, "interpreted", lambda: False)
     with pytest.raises(ValueError, match=r"logits are on cpu .* TRITON_INTERPRET=1"):
         cross_entropy(x.cpu(), target.cpu())
 
@@ -280,7 +318,7 @@ def test_operator_registration(device):
     torch.library.opcheck(torch.ops.gpukit.cross_entropy.default, (leaves[0], target, -100, 0.1, 0.0))
     torch.library.opcheck(
         torch.ops.gpukit.cross_entropy_bwd.default,
-        (x, target, torch.logsumexp(x, -1), torch.ones(5, device=device), -100, 0.0, 0.0),
+        (x, target, torch.zeros(5, 2, device=device), torch.ones(5, device=device), -100, 0.0, 0.0),
     )
     torch.library.opcheck(
         torch.ops.gpukit.linear_cross_entropy.default, (*leaves, target, True, True, True, 2, -100, 0.0, 0.0)
@@ -338,6 +376,14 @@ def test_linear_under_autocast(device):
     torch.testing.assert_close(loss, expected, rtol=1e-2, atol=1e-2)
 
 
+def test_linear_under_autocast_leaves_float64(device):
+    x, weight = (torch.randn(n, 8, device=device, dtype=torch.float64) for n in (6, 11))
+    target = torch.arange(6, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        loss = linear_cross_entropy(x, weight, target)
+    torch.testing.assert_close(loss, F.cross_entropy(x @ weight.T, target))
+
+
 def test_chunks_cover_the_tokens():
     for tokens, classes in ((1, 1), (0, 5), (127, 50257), (8192, 128256), (100_000, 200_000), (3, 10**9)):
         size = chunk_tokens(tokens, classes)
@@ -352,7 +398,9 @@ def test_linear_bad_arguments(device):
         (ValueError, r"x \[\.\.\., D\] needs a weight \[V, D\], got \[4, 8\] and \[8, 11\]", lambda: linear_cross_entropy(x, weight.T, target)),
         (TypeError, r"one dtype and device, got torch\.float32 .* torch\.float16", lambda: linear_cross_entropy(x, weight.half(), target)),
         (ValueError, r"reduction must be 'mean' or 'sum', got 'none'", lambda: linear_cross_entropy(x, weight, target, reduction="none")),
-        (ValueError, r"chunk must be at least 1 token, got 0", lambda: linear_cross_entropy(x, weight, target, chunk=0)),
+        (ValueError, r"chunk must be a whole number of tokens, at least 1, got 0", lambda: linear_cross_entropy(x, weight, target, chunk=0)),
+        (ValueError, r"chunk must be a whole number .* got 2\.5", lambda: linear_cross_entropy(x, weight, target, chunk=2.5)),
+        (TypeError, r"x must be float16, .*, got torch\.int64", lambda: linear_cross_entropy(x.long(), weight.long(), target)),
         (ValueError, r"need a target", lambda: linear_cross_entropy(x, weight, target[:2])),
     ):  # fmt: skip
         with pytest.raises(error, match=message):

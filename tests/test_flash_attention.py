@@ -509,10 +509,12 @@ def test_bad_arguments(device, monkeypatch):
         ((q, x(1, 4, 9, 16), q), ValueError, "k and v must have one shape"),
         ((q, x(1, 4, 8, 32), x(1, 4, 8, 32)), ValueError, "k and v must have one shape, and q's head size"),
         ((q, x(2, 4, 8, 16), x(2, 4, 8, 16)), ValueError, "q and k must have one batch size, got 1 and 2"),
-        ((q, q, q, False, -1.0), ValueError, "scale must be positive and finite, got -1.0"),
-        ((q, q, q, False, math.nan), ValueError, "scale must be positive and finite, got nan"),
-        ((q, q, q, False, 0), ValueError, "scale must be positive and finite, got 0.0"),
-        ((q, q, q, True, None, 0), ValueError, "window must be None or at least 1 key, got 0"),
+        ((q, q, q, False, -1.0), ValueError, "scale must be positive, 1e-37 to 1e37, got -1.0"),
+        ((q, q, q, False, math.nan), ValueError, "scale must be positive, 1e-37 to 1e37, got nan"),
+        ((q, q, q, False, 0), ValueError, "scale must be positive, 1e-37 to 1e37, got 0.0"),
+        ((q, q, q, False, 1e-300), ValueError, "scale must be positive, 1e-37 to 1e37, got 1e-300"),
+        ((q, q, q, True, None, 0), ValueError, "window must be None or a whole number of at least 1 key, got 0"),
+        ((q, q, q, True, None, 1.5), ValueError, "window must be None or a whole number of at least 1 key, got 1.5"),
     ):
         with pytest.raises(kind, match=f"flash_attention: .*{message}"):
             flash_attention(*given)
@@ -520,7 +522,9 @@ def test_bad_arguments(device, monkeypatch):
         flash_attention(q, q, q, precision="tf64")
     with pytest.raises(ValueError, match="k is on meta; Triton needs"):
         flash_attention(q, q.to("meta"), q)
-    monkeypatch.setattr(kernels, "INTERPRETED", False)
+    with pytest.raises(ValueError, match="q is on meta; Triton needs"):
+        flash_attention(q.to("meta"), q, q)
+    monkeypatch.setattr(_rows, "INTERPRETED", False)
     with pytest.raises(ValueError, match="q is on cpu; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1"):
         flash_attention(*(torch.zeros(1, 1, 4, 16),) * 3)
 
@@ -550,10 +554,48 @@ def test_bad_lengths(device):
     ):
         with pytest.raises(ValueError, match=f"flash_attention_varlen: .*{message}"):
             call(*given)
+    with pytest.raises(TypeError, match=r"max_seqlen_k must be a Python integer, got 8\.0"):
+        call((0, 8), longest_k=8.0)
     with pytest.raises(ValueError, match="cu_seqlens_q is on meta, q on"):
         flash_attention_varlen(q, q, q, torch.zeros(2, dtype=torch.int32, device="meta"), starts((8,), device), 8, 8)
     with pytest.raises(ValueError, match=r"q must have the dimensions \[total H D\], got shape \[1, 8, 2, 16\]"):
         flash_attention_varlen(q[None], q, q, starts((8,), device), starts((8,), device), 8, 8)
+
+
+def test_lengths_of_every_origin(device):
+    q, cu = torch.randn(8, 1, 16, generator=seeded()).to(device), starts((3, 5), device)
+    expected = flash_attention_varlen(q, q, q, cu, cu, 5, 5)
+    apart = cu.repeat_interleave(2)[::2]
+    assert torch.equal(flash_attention_varlen(q, q, q, apart, apart, 5, 5), expected)
+    with torch.inference_mode():
+        made_here = starts((3, 5), device)
+        for _ in range(2):
+            assert torch.equal(flash_attention_varlen(q, q, q, made_here, made_here, 5, 5), expected)
+
+
+def test_lengths_that_change_before_the_backward_pass(device):
+    q, cu = torch.randn(8, 1, 16, generator=seeded()).to(device).requires_grad_(), starts((3, 5), device)
+    o = flash_attention_varlen(q, q, q, cu, cu, 5, 5)
+    cu[1] = 4
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.sum().backward()
+
+
+@pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**63 - 1, 2**64])
+def test_a_window_longer_than_any_sequence(window, device):
+    q, k, v, _ = (x.to(device) for x in inputs_of(1, 1, 1, 20, 33, 16))
+    for causal in (False, True):
+        assert torch.equal(flash_attention(q, k, v, causal, window=window), flash_attention(q, k, v, causal))
+
+
+def test_no_second_derivatives(device):
+    q, k, v, _ = (x.to(device) for x in inputs_of(1, 1, 1, 5, 6, 16))
+    q.requires_grad_()
+    cu_q, cu_k = starts((5,), device), starts((6,), device)
+    packed = [x[0].transpose(0, 1) for x in (q, k, v)]
+    for o in (flash_attention(q, k, v), flash_attention_varlen(*packed, cu_q, cu_k, 5, 6)):
+        with pytest.raises(RuntimeError, match="no second derivatives: create_graph must be False, got True"):
+            torch.autograd.grad(o.sum(), q, create_graph=True)
 
 
 def test_lengths_are_looked_at_again_when_they_change(device):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpukit import course
 from gpukit.grading import judge as judging
 from gpukit.grading import wire
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Label, Misconception, Traffic
@@ -259,6 +260,15 @@ def test_exception_names_line_and_code():
     assert "AttributeError in exercises/demo.py, line 3" in str(verdict)
     assert "return c.nothing" in str(verdict)
     assert "gpukit/grading" not in str(verdict)
+
+
+def test_a_loop_counts_in_python_numbers():
+    """On a GPU a loop's variable is a tensor; in the interpreter `.to` is no attribute of it, and the check says what is."""
+    file = course.root(__file__) / "solutions" / "norms.py"
+    source = file.read_text(encoding="utf-8")
+    assert source.count("tl.cast(start, tl.int64)") == 1
+    verdict = judge_source(find("norms.backward"), source.replace("tl.cast(start, tl.int64)", "start.to(tl.int64)"))
+    assert verdict.diagnosis == "exception" and "tl.cast(i, tl.int64)" in str(verdict)
 
 
 def test_failure_has_at_most_eight_lines_and_ends_with_the_hint():

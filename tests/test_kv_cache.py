@@ -425,7 +425,7 @@ def test_decode_attention_refuses(error, message, given):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scale": -1.0}, "scale must be positive and finite, got -1.0"),
+        ({"scale": -1.0}, "scale must be positive, 1e-37 to 1e37, got -1.0"),
         ({"precision": "fast"}, "precision must be 'ieee' or 'tf32', got 'fast'"),
     ],
 )
@@ -467,6 +467,19 @@ def test_the_cache_refuses(device):
         KVCache(2, 4, 2, 16, torch.float32, device).attend(k[:, :, 1:], k, k)
 
 
+def test_attend_that_raises_appends_nothing(device):
+    k = torch.zeros(2, 2, 1, 16, device=device)
+    for first in (True, False):
+        cache = KVCache(2, 4, 2, 16, torch.float32, device)
+        if not first:
+            cache.append(k, k, [1, 0])
+        before = cache.lengths.tolist()
+        for q, scale in ((k.half(), None), (k[:, :, :, 1:], None), (k[:1], None), (k[:, :, :0], None), (k, -1.0)):
+            with pytest.raises((TypeError, ValueError)):
+                cache.attend(q, k, k, scale=scale)
+            assert cache.lengths.tolist() == before and cache.longest == max(before)
+
+
 @pytest.mark.parametrize(
     ("error", "message", "given"),
     [
@@ -488,12 +501,16 @@ def test_generate_refuses_before_it_computes(model, device):
     for message, given, options in (
         ("caches\\[0\\] has room for 8 tokens, and 9 are needed", (prompt, 5, caches), {}),
         ("prompt must be \\[B, T\\] with at least one token", (prompt[:, :0], 2, caches), {}),
-        ("new_tokens must be at least 1, got 0", (prompt, 0, caches), {}),
+        ("new_tokens must be a positive integer, got 0", (prompt, 0, caches), {}),
+        ("new_tokens must be a positive integer, got 1.5", (prompt, 1.5, caches), {}),
+        ("caches\\[0\\] is for 2 sequences, and prompt has 1", (prompt[:1], 2, caches), {}),
         ("temperature must be 0 or more, got -1", (prompt, 2, caches), {"temperature": -1}),
         ("counts must be 2 numbers from 1 to 5, got \\[0, 5\\]", (prompt, 2, caches), {"counts": [0, 5]}),
     ):
         with pytest.raises(ValueError, match=f"generate: {message}"):
             generate(never, *given, **options)
+    with pytest.raises(TypeError, match=r"generate: prompt must be int64, got torch\.float32"):
+        generate(never, prompt.float(), 2, caches)
     caches[1].append(*(torch.zeros(2, 2, 1, 16, device=device) for _ in range(2)))
     with pytest.raises(ValueError, match=r"caches\[1\] holds 1 tokens already"):
         generate(never, prompt, 2, caches)

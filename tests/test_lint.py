@@ -104,6 +104,25 @@ def test_solutions_and_stubs_are_accepted(path):
         "from numpy import exp",
         "import threading",
         "import torch\ntorch.set_printoptions(precision=17)",
+        "import torch\ng = getattr\ng(torch.relu, '__globals__')",
+        "next(map(getattr, [print], ['__self__']))",
+        "import torch\nmatch torch.relu:\n    case object(__globals__=g):\n        pass",
+        "import enum\nenum.bltns.exec('1')",
+        "from enum import bltns",
+        "import typing\nclass C:\n    x: 'print(1)'\ntyping.get_type_hints(C)",
+        "from functools import singledispatch",
+        "import functools, torch\nfunctools.update_wrapper(torch.Tensor, int, assigned=('real',), updated=())",
+        "def f():\n    yield g.gi_frame.f_back\ng = f()",
+        "from torch import *",
+        "import torch\nF = torch.nn.functional\nF.softmax = print",
+        "import torch\nT, x = torch.Tensor, 0\nT.clone = print",
+        "import triton.language as tl\nm = tl.math\nm.exp = print",
+        "x = 0\ntype(x).name = print",
+        "x = 0\nt = type(x)\nt.name = print",
+        "import torch\nclass T(torch.Tensor):\n    @classmethod\n    def __torch_dispatch__(cls, func, types): pass",
+        "import torch.nn.functional as F\nF.torch.utils",
+        "import torch.nn.functional as F\nF.torch.ops",
+        "import torch\ntorch.zeros(3).apply_(abs)",
     ],
 )
 def test_ways_around_the_check_are_refused(line):
@@ -111,6 +130,13 @@ def test_ways_around_the_check_are_refused(line):
     assert finding is not None
     assert finding.line >= 1
     assert finding.text
+
+
+def test_objects_of_ones_own_may_change():
+    assert lint("class State:\n    m = 0\ns = State()\ns.m = 1\nfor x in [s]:\n    x.m += 1\nState.m = 2") is None
+    assert lint("import torch\np = torch.zeros(3)\np.grad = None\n[p][0].requires_grad = True") is None
+    assert lint("from math import *\nmatch (1, 2):\n    case (a, b) if a < b:\n        pass") is None
+    assert lint("import torch\nx = torch.zeros(3)\nif type(x) is torch.Tensor:\n    f = torch.exp\nf(x)") is None
 
 
 def test_numpy_is_for_plain_functions():

@@ -133,7 +133,7 @@ def test_solution_stays_well_under_what_is_allowed_and_all_logits_do_not(exercis
 def test_one_launch_starts_with_right_gradients_and_wrong_losses():
     verdict = judge_source(ONE_LAUNCH, clear(SOLUTION), seed=1)
     assert verdict.diagnosis == "read-after-write"
-    assert "y[0] expected" in str(verdict)
+    assert "loss[0] expected" in str(verdict)
 
 
 def test_column_starts_with_right_numbers_and_too_much_memory():
@@ -227,7 +227,7 @@ def test_notebook_reads_rows_that_are_recorded_later(tmp_path, monkeypatch):
     for op, recorded in rows.items():
         benchmark.write(recorded, tmp_path / "h200" / f"{op}.csv")
     _, text = run()
-    assert "PyTorch takes **2,355**, we take **737** (measured)" in text
+    assert "PyTorch takes **2,355**, our kernel **737** (measured)" in text
     assert "in two launches 773" in text and "yet" not in text
     # The best of the others is not our own other kernel.
     assert "1.74 times as fast as the best of the others (torch.compile)" in text

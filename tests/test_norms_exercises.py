@@ -157,3 +157,10 @@ def test_picture_of_the_cancellation():
     assert str(drawn) == (
         "Relative error of the variance, mean 100 times the spread: one up to 2e+00; other up to 1e-07."
     )
+
+
+def test_results_have_the_names_of_the_docstring():
+    assert " of rstd are NaN" in str(
+        verdict(RMS_NORM, next(v.name for v in RMS_NORM.wrong if v.diagnosis == "rstd-missing"))
+    )
+    assert ": dx[" in str(verdict(RESIDUAL, next(v.name for v in RESIDUAL.wrong if v.diagnosis == "du-forgotten")))

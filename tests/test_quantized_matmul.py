@@ -167,6 +167,7 @@ def test_the_weight_is_read_once(device):
         ({"scales": torch.zeros(1, 8, dtype=torch.int8)}, TypeError, "scales must be float16, .* got torch.int8"),
         ({"bias": torch.zeros(7)}, ValueError, r"bias must be \[8\] of floating-point numbers, got \[7\]"),
         ({"scales": torch.zeros(1, 8, device="meta")}, ValueError, "scales is on meta, a on "),
+        ({"a": torch.zeros(2, 128, device="meta")}, ValueError, "a is on meta; Triton needs a CUDA tensor"),
     ],
     ids=lambda x: "-".join(x) if isinstance(x, dict) else None,
 )
@@ -189,6 +190,9 @@ def test_bad_weights():
         quantize_int8(torch.zeros(4))
     with pytest.raises(ValueError, match=r"pack_int4: q must be \[K, N\] with K a multiple of 64, got \[32, 4\]"):
         pack_int4(torch.zeros(32, 4, dtype=torch.int8))
+    for value, dtype in ((8, torch.int8), (-9, torch.int64), (0.5, torch.float32)):  # each would change its neighbours
+        with pytest.raises(ValueError, match="pack_int4: q must be integers from -8 to 7, got"):
+            pack_int4(torch.full((64, 1), value, dtype=dtype))
     with pytest.raises(ValueError, match=r"unpack_int4: packed must be int16 .* got torch.int8 \[16, 4\]"):
         unpack_int4(torch.zeros(16, 4, dtype=torch.int8))
 

@@ -1,5 +1,6 @@
 """`gpukit trace`: inputs without memory, what is printed, and what is refused."""
 
+import os
 import re
 import subprocess
 import sys
@@ -131,3 +132,23 @@ def test_the_command_line():
         [sys.executable, "-m", "gpukit", "trace", "softmax", "--gpu", "h3000"], capture_output=True, text=True
     )
     assert refused.returncode == 2 and refused.stderr.startswith("gpukit: no GPU is called 'h3000'")
+
+
+BESIDE_A_GPU = """
+import torch, triton
+from gpukit.simulator.compile_worker import _Target
+triton.runtime.driver.set_active(_Target(90))  # knows a target, and would fail at a launch
+torch.cuda.is_available = lambda: True
+from gpukit import benchmark, hardware, tracing
+for op, shape in (("softmax", (64, 256)), ("flash_attention_causal", (1, 2, 64, 64)), ("adamw", (1, 1000))):
+    print(tracing.predict_op(benchmark.operation(op), shape, torch.bfloat16, hardware.gpu("h200")).report())
+"""
+
+
+def test_a_prediction_beside_a_gpu_is_the_one_without():
+    environments = [{**os.environ, "TRITON_INTERPRET": interpreted} for interpreted in ("0", "1")]
+    runs = [
+        subprocess.run([sys.executable, "-c", BESIDE_A_GPU], capture_output=True, text=True, env=env, timeout=120)
+        for env in environments
+    ]
+    assert runs[0].stdout and runs[0].stdout == runs[1].stdout, runs[0].stderr

@@ -291,6 +291,16 @@ def test_without_a_prediction_the_answer_is_folded_and_the_same_every_time(asked
     assert one._repr_html_().index("<details>") < one._repr_html_().index("512")
 
 
+def test_what_would_give_the_answer_away_is_folded_with_it(asked):
+    also = (style.table({"step": "", "bytes": ""}, [("all", 777)]), "**7** times `x`")
+    folded = reveal("test-bytes", {"naive": 512, "fused": 128}, also=also)._repr_html_()
+    assert folded.index("<details>") < folded.index("777") < folded.index("<b>7</b> times <code>x</code>")
+    type_in(asked, naive="512", fused="128")
+    asked.commit()
+    shown = reveal("test-bytes", {"naive": 512, "fused": 128}, also=also)
+    assert "777" in repr(shown) and "777" in shown._repr_html_() and "<details>" not in shown._repr_html_()
+
+
 def test_a_prediction_reads_well_where_no_kernel_runs(asked):
     assert repr(asked) == "prediction: naive (bytes), fused (bytes)"
     assert "<code>softmax</code>" in asked._repr_html_()

@@ -43,10 +43,14 @@ def _update(
     old_m, old_v = m, v
     if twist == "coupled-decay":
         g = g + wd * p
+    if twist == "betas-exchanged":
+        beta1, beta2 = 1 - beta1, 1 - beta2
     m = beta1 * m + (1 - beta1) * g
-    v = beta2 * v + (1 - beta2) * g * g
+    v = beta2 * v + (1 - beta2) * g * (1 if twist == "not-squared" else g)
+    if twist == "betas-exchanged":
+        beta1, beta2 = 1 - beta1, 1 - beta2
     used_m, used_v = (old_m, old_v) if twist == "old-moments" else (m, v)
-    t = step - 1 if twist == "counts-from-zero" else step
+    t = step + {"counts-from-zero": -1, "counts-from-two": 1}.get(twist, 0)
     first = 1 if twist in ("no-bias-correction", "corrects-v-only") else 1 - beta1**t
     second = 1 if twist in ("no-bias-correction", "corrects-m-only") else 1 - beta2**t
     size = (used_v / second).sqrt() + eps
@@ -56,7 +60,9 @@ def _update(
         size = (used_v.sqrt() + eps) / second**0.5
     if twist == "v-corrected-without-root":
         size = used_v.sqrt() / second + eps
-    moved = lr * (used_m / first) / size
+    if twist == "root-upside-down":
+        size = (used_v * second).sqrt() + eps
+    moved = (-lr if twist == "uphill" else lr) * (used_m / first) / size
     if twist == "decay-after-the-step":
         return (p - moved) * (1 - lr * wd), m, v
     decay = {"coupled-decay": 0.0, "no-decay": 0.0, "decay-without-lr": wd}.get(twist, lr * wd)
@@ -168,6 +174,19 @@ UPDATE = KernelExercise(
                     "What is the root of a quotient?",
                 ),
                 ("counts-from-zero", "the exponent is one too small. Which number has the first step?"),
+                ("counts-from-two", "the exponent is one too large. Which number has the first step?"),
+                (
+                    "root-upside-down",
+                    "v was multiplied by 1 - beta2^step, not divided. update_block and numbers must agree on what root is: is "
+                    "the root of v to become larger or smaller?",
+                ),
+                (
+                    "betas-exchanged",
+                    "a moment that keeps only a tenth of itself and takes most of the new gradient averages nothing. Which of "
+                    "the two does new_m multiply?",
+                ),
+                ("not-squared", "v averages the gradient, as m does. Of what is v the average?"),
+                ("uphill", "every weight moves along its gradient, where the loss grows. Which way is down?"),
                 (
                     "eps-in-the-root",
                     "eps was added to v before the root, where 1e-8 counts as 1e-4. Where does the formula add it?",
@@ -214,6 +233,19 @@ UPDATE = KernelExercise(
         ),
         Variant("corrects-only-m", ((_U_ROOT, "    root = 1.0\n"),), diagnosis="corrects-m-only"),
         Variant("corrects-only-v", ((_U_SIZE, "    step_size = lr\n"),), diagnosis="corrects-v-only"),
+        Variant(
+            "one-step-ahead",
+            ((_U_SIZE, "    step += 1\n" + _U_SIZE),),
+            diagnosis="counts-from-two",
+        ),
+        Variant("multiplies-the-root", ((_U_P, _U_P.replace("/ root", "* root")),), diagnosis="root-upside-down"),
+        Variant(
+            "keeps-what-is-new",
+            ((_U_M + _U_V, "    m = new_m * m + (1 - new_m) * g\n    v = new_v * v + (1 - new_v) * g * g\n"),),
+            diagnosis="betas-exchanged",
+        ),
+        Variant("forgets-the-square", ((_U_V, "    v += new_v * (g - v)\n"),), diagnosis="not-squared"),
+        Variant("adds-the-step", ((_U_P, _U_P.replace("- step_size", "+ step_size")),), diagnosis="uphill"),
         Variant("no-root", ((_U_ROOT, "    root = 1 - beta2**step\n"),), diagnosis="v-corrected-without-root"),
         Variant(
             "step-before",
@@ -500,14 +532,21 @@ def _many(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Every tensor by itself; `twist` names the wrong idea that it follows."""
     p, m, v = p.clone(), m.clone(), v.clone()
+    first = 0  # program of this tensor
     for start, size, weight_decay in zip(starts, sizes, weight_decays, strict=True):
+        begin, blocks = 0, -(-size // BLOCK)
         if twist == "tail-lost":
             size -= size % BLOCK
         if twist == "one-decay":
             weight_decay = weight_decays[0]
         if twist == "first-block-only":
             size = min(size, BLOCK)
-        part = slice(start, start + size)
+        if twist == "counted-from-program-0":
+            begin, size = first * BLOCK, min(size, (first + blocks) * BLOCK)
+        if twist == "offset-against-size":
+            size = min(size, size - start)
+        first += blocks
+        part = slice(start + begin, start + max(begin, size))
         new = _update(p[part], g[part], m[part], v[part], step, lr, beta1, beta2, eps, weight_decay)
         for whole, block in zip((p, m, v), new, strict=True):
             whole[part] = block
@@ -549,13 +588,13 @@ def _many_cases(rng: Random) -> list[Case]:
     return [
         case([64], 64),
         case([256, 128], 128, gap=16),
-        case([1000], 256, gap=24, tags="tail"),
+        case([1000], 256, gap=24, tags="partial"),
         case([64, 64, 64], 64, gap=64, tags="several"),
-        case([100, 1, 300, 7], 64, gap=8, tags="tail several"),
-        case([5, 0, 0, 130, 64], 64, gap=32, tags="tail several empty"),
-        case([1] * 20, 32, gap=3, tags="tail several"),
-        case([3, 2000, 9, 4], 128, gap=4, tags="tail several uneven"),
-        case([8192, 600], 1024, gap=40, tags="tail several uneven"),
+        case([100, 1, 300, 7], 64, gap=8, tags="partial several"),
+        case([5, 0, 0, 130, 64], 64, gap=32, tags="partial several empty"),
+        case([1] * 20, 32, gap=3, tags="partial several"),
+        case([3, 2000, 9, 4], 128, gap=4, tags="partial several uneven"),
+        case([8192, 600], 1024, gap=40, tags="partial several uneven"),
     ]
 
 
@@ -624,6 +663,18 @@ MANY = KernelExercise(
             gives=_many_gives("first-block-only"),
         ),
         Misconception(
+            "counted-from-program-0",
+            "the first tensor is right, and the later ones hardly move. Program 5 is not its tensor's block 5: which of its "
+            "blocks is it?",
+            gives=_many_gives("counted-from-program-0"),
+        ),
+        Misconception(
+            "offset-against-size",
+            "the first tensor is right, and the later ones stop early or never begin. A size counts from the tensor's "
+            "start: from where does what you compare it with count?",
+            gives=_many_gives("offset-against-size"),
+        ),
+        Misconception(
             "one-decay",
             "all tensors were decayed like the first one. Biases and norms usually are not decayed at all: what depends on "
             "the tensor here?",
@@ -677,7 +728,12 @@ MANY = KernelExercise(
         Variant(
             "no-subtraction",
             ((_M_INSIDE, "    inside = pid * BLOCK + tl.arange(0, BLOCK)\n"),),
-            diagnosis="values",
+            diagnosis="counted-from-program-0",
+        ),
+        Variant(
+            "mask-of-the-buffer",
+            ((_M_MASK + _M_OFFS, _M_OFFS + _M_MASK.replace("inside <", "offs <")),),
+            diagnosis="offset-against-size",
         ),
         Variant(
             "no-mask",

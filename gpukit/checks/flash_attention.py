@@ -89,12 +89,17 @@ def _walk(q: Tensor, k: Tensor, v: Tensor, step: int, fault: str) -> Tensor:
     for part, values in zip(s.split(step, -1), v.split(step, -2), strict=True):
         m_new = torch.maximum(m, part.amax(-1, keepdim=True))
         p, shrink = torch.exp(part - m_new), torch.exp(m - m_new)
+        p = torch.where(p < 2**-149, 0, p)  # as float32, whatever the dtype is here
         if fault == "last":
             shrink = torch.zeros_like(shrink)
         l = (l if fault in ("l", "both") else l * shrink) + p.sum(-1, keepdim=True)
         acc = (acc if fault in ("acc", "both") else acc * shrink) + p @ values
+        if fault == "last acc":
+            acc = p @ values
+        if fault in ("divided", "divided, also in the end"):
+            acc = acc / l
         m = m_new
-    return acc if fault == "not divided" else acc / l
+    return acc if fault in ("not divided", "divided") else acc / l
 
 
 # ----------------------------------------------------------------------------------------------- flash_attention.merge
@@ -189,6 +194,11 @@ MERGE = FunctionExercise(
             gives=_averaged,
         ),
         Misconception(
+            "divided",
+            "acc was divided by l, as o is. It stays a sum: by what would the next merge have to multiply it?",
+            gives=lambda a, b: (*_merged(a, b)[:2], _merged(a, b)[2] / (_merged(a, b)[1] or 1)),
+        ),
+        Misconception(
             "empty",
             "without keys the maximum is -inf, and -inf - (-inf) is NaN. What is the result if there are no keys at all?",
             when=lambda evidence: all("empty" in case.tags for case in evidence.failed),
@@ -226,6 +236,11 @@ MERGE = FunctionExercise(
                 ),
             ),
             diagnosis="averaged",
+        ),
+        Variant(
+            "o in place of acc",
+            ((_M_RETURN, _M_RETURN.replace("acc_a * shrink_a + acc_b * shrink_b", "(acc_a * shrink_a + acc_b * shrink_b) / (l_a * shrink_a + l_b * shrink_b)")),),
+            diagnosis="divided",
         ),
         Variant("nothing for no keys", ((_M_EMPTY, ""),), diagnosis="empty"),
         Variant(
@@ -275,6 +290,20 @@ def merge(a, b):
 
 
 # ----------------------------------------------------------------------------------------------- flash_attention.tiles
+def _spread(case: Case) -> Case:
+    """The case with a first query of zeros: its largest score is not the others'."""
+    case.args[0][..., 0, :] = 0
+    return case
+
+
+def _one_maximum(evidence: Evidence) -> bool:
+    """Large scores are right, but not in the row whose own scores are small."""
+    if not all("large" in case.tags for case in evidence.failed):
+        return False
+    right = evidence.outputs.isfinite().all(-1).reshape(-1)
+    return not right[0] and bool(right[1:].all())
+
+
 def _tiles_cases(rng: Random) -> list[Case]:
     make = _Heads(rng)
 
@@ -282,7 +311,11 @@ def _tiles_cases(rng: Random) -> list[Case]:
         q, k, v = (x[0] for x in make.qkv(1, T_q, T_k, D, slope=slope))
         return _case(q, k, v, BLOCK, tags=tags, note=", ".join(filter(None, (f"BLOCK {BLOCK}", note))))
 
-    q, k, v = case(512, 480, 16).args[:3]
+    def transposed(T_q: int, T_k: int, D: int, BLOCK: int) -> Case:
+        """The last dimension of v is not contiguous: the library's own kernel, which has no scores either, does not take it."""
+        q, k, v = case(T_q, T_k, D).args[:3]
+        return _case(q, k, v.mT.contiguous().mT, BLOCK, tags="late", note=f"BLOCK {BLOCK}, v transposed in memory")
+
     return [
         case(1, 1, 16),
         case(16, 16, 8),
@@ -290,9 +323,10 @@ def _tiles_cases(rng: Random) -> list[Case]:
         case(20, 64, 16, slope=0.5, tags="late", note="scores that rise"),
         case(33, 70, 24, 32),
         case(50, 37, 40, tags="late"),
-        case(8, 40, 16, slope=20, tags="late large", note="scores up to 780"),
-        # The last dimension of v is not contiguous: the library's own kernel, which has no scores either, does not take it.
-        _case(q, k, v.mT.contiguous().mT, 16, tags="late", note="BLOCK 16, v transposed in memory"),
+        _spread(case(8, 40, 16, slope=20, tags="late large", note="scores up to 780, and a query of zeros")),
+        case(8, 40, 16, slope=-20, tags="plunge", note="scores down to -780"),
+        transposed(512, 480, 16, 16),
+        transposed(5, 1100, 8, 8),  # so many keys that one query's scores are more than 16 blocks
     ]
 
 
@@ -329,6 +363,22 @@ def _walked(fault: str) -> Callable[..., Tensor]:
     return lambda q, k, v, BLOCK=16: _walk(q.double(), k.double(), v.double(), BLOCK, fault).to(q.dtype)
 
 
+def _last_block(q: Tensor, k: Tensor, v: Tensor, BLOCK: int = 16) -> Tensor:
+    return _attention(q.double(), k.split(BLOCK, -2)[-1].double(), v.split(BLOCK, -2)[-1].double()).to(q.dtype)
+
+
+def _only(tag: str) -> Callable[[Evidence], bool]:
+    return lambda evidence: all(tag in case.tags for case in evidence.failed)
+
+
+_NOT_CARRIED = (
+    "where the scores of a later block are all far lower, the factor of the older sums overflows: the largest score so far is "
+    "not the largest of the new block. Is every exponent 0 or less?"
+)
+_ONE_MAXIMUM = (
+    "the queries of a block share one maximum: where one query's scores are far below the others', all its exponentials are 0. "
+    "Whose maximum belongs to a row?"
+)
 _NO_SCALE = "the scores were not multiplied by the scale, 1 / sqrt(D)"
 _LATE_ACC = (
     "acc keeps what it had when a larger maximum turns up in a later block: l is scaled down to it, acc is not. Which number "
@@ -368,10 +418,14 @@ TILES = FunctionExercise(
             "the older ones?",
             gives=_walked("both"),
         ),
-        Misconception(
-            "last-block-wins",
-            "those are the results of the last block of keys alone. What should it do to those before it?",
-            gives=_walked("last"),
+        Misconception("maximum-not-carried", _NOT_CARRIED, when=_only("plunge")),
+        *(
+            Misconception(
+                "last-block-wins",
+                "those are the results of the last block of keys alone. What should it do to those before it?",
+                gives=gives,
+            )
+            for gives in (_walked("last"), _last_block)
         ),
         Misconception(
             "not-divided",
@@ -388,9 +442,22 @@ TILES = FunctionExercise(
             ) / _up(len(k), BLOCK),
         ),
         Misconception(
+            "scale-of-d", "the scores were divided by D. By what are they to be divided?",
+            gives=lambda q, k, v, BLOCK: _attention(q / math.sqrt(q.shape[-1]), k, v),
+        ),
+        *(
+            Misconception(
+                "divided-too-often",
+                "acc was divided by l after every block. It is a sum until the last one: when is it divided?",
+                gives=_walked(fault),
+            )
+            for fault in ("divided", "divided, also in the end")
+        ),
+        Misconception("one-maximum", _ONE_MAXIMUM, when=_one_maximum),
+        Misconception(
             "overflow",
             "scores of some hundreds go wrong: their exponentials are no float32. What does online softmax subtract?",
-            when=lambda evidence: all("large" in case.tags for case in evidence.failed),
+            when=_only("large"),
         ),
     ),
     wrong=(
@@ -402,6 +469,12 @@ TILES = FunctionExercise(
             diagnosis="not-rescaled",
         ),
         Variant("factor of 0", ((_T_SHRINK, "            shrink = 0.0\n"),), diagnosis="last-block-wins"),
+        Variant("divided by D", ((_T_Q, _T_Q.replace("math.sqrt(D)", "D")),), diagnosis="scale-of-d"),
+        Variant("divided each time", ((_T_ACC, _T_ACC + "            acc.div_(l)\n"), (_T_END, "            m = m_new\n")), diagnosis="divided-too-often"),
+        Variant("maximum of the block alone", ((_T_MAX, "            m_new = s.amax(1, keepdim=True)\n"),), diagnosis="maximum-not-carried"),
+        Variant("one maximum", ((_T_MAX, "            m_new = torch.maximum(m, s.amax())\n"),), diagnosis="one-maximum"),
+        Variant("divided each time and at the end", ((_T_ACC, _T_ACC + "            acc.div_(l)\n"),), diagnosis="divided-too-often"),
+        Variant("the old maximum stays", ((_T_END, "        acc.div_(l)\n"),), diagnosis="last-block-wins"),
         Variant("never divided", ((_T_END, "            m = m_new\n"),), diagnosis="not-divided"),
         Variant("no scale", ((_T_Q, "        rows = q[i : i + BLOCK]\n"),), diagnosis="no-scale"),
         Variant(
@@ -420,7 +493,30 @@ TILES = FunctionExercise(
                     "    return o\n" + _T_I),),
             diagnosis="memory",
         ),
+        Variant(
+            "all keys for a query",
+            ((_T_I, "    for i in range(T_q):\n"
+                    "        o[i] = torch.softmax(k @ q[i] / math.sqrt(D), 0) @ v\n"
+                    "    return o\n" + _T_I),),
+            diagnosis="memory",
+        ),
         Variant("all at once", ((_T_I, "    return torch.softmax(q @ k.T / math.sqrt(D), 1) @ v\n" + _T_I),), diagnosis="memory"),
+        Variant(
+            "in NumPy, of which nobody sees the memory",
+            source="""import math
+
+import numpy as np
+import torch
+
+
+def attention_tiles(q, k, v, BLOCK):
+    q, k, v = (np.asarray(x) for x in (q, k, v))
+    s = q @ k.T / math.sqrt(q.shape[1])
+    p = np.exp(s - s.max(1, keepdims=True))
+    return torch.tensor(p @ v / p.sum(1, keepdims=True))
+""",
+            diagnosis="forbidden",
+        ),
         Variant(
             "the library",
             source="""import torch.nn.functional as F
@@ -657,7 +753,10 @@ def _forward_cases(rng: Random) -> list[Case]:
         _case(*make.qkv(1, 5, 41, 33, "float16", slope=0.2), tags="late"),
         _case(*make.qkv(2, 33, 17, 80, "bfloat16"), tags="late"),
         _case(*make.qkv(1, 3, 7, 256, "float16"), note="the largest head"),
-        _case(*make.qkv(1, 16, 40, 16, slope=20), tags="late large", note="scores up to 780"),
+        _spread(
+            _case(*make.qkv(1, 16, 40, 16, slope=20), tags="late large", note="scores up to 780, and a query of zeros")
+        ),
+        _case(*make.qkv(1, 4, 40, 16, slope=-20), tags="plunge", note="scores down to -780"),
         _case(*make.qkv(2, 96, 80, 64, "float16"), tags="late"),
     ]
 
@@ -667,12 +766,17 @@ def _with_lse(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return s.softmax(-1) @ v, _lse(s)
 
 
-def _padded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The rows that fill the last block count as keys of score 0."""
-    pad = -k.shape[-2] % 16
+def _padded(q: Tensor, k: Tensor, v: Tensor, most: int = 16) -> Tensor:
+    """The rows that fill the last block, or the first `most` of them, count as keys of score 0."""
+    pad = min(-k.shape[-2] % 16, most)
     k, v = (x.new_zeros(*x.shape[:-2], pad, x.shape[-1]) if pad else x[..., :0, :] for x in (k, v)), (k, v)
     k, v = (_concat(x, zeros) for x, zeros in zip(v, k, strict=True))
     return _attention(q, k, v)
+
+
+def _all_but_the_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Without the last key; NaN where it is the only one."""
+    return _attention(q, k[..., :-1, :], v[..., :-1, :]) if k.shape[-2] > 1 else q * math.nan
 
 
 def _concat(x: Tensor, more: Tensor) -> Tensor:
@@ -753,6 +857,17 @@ FORWARD = KernelExercise(
             "is exp of that, and which score counts for nothing?",
             gives=_padded,
         ),
+        Misconception(
+            "one-key-too-many",
+            "one key more than there are counts, with a score of 0. T_k keys have the numbers 0 to T_k - 1: which number is "
+            "the first that does not count?",
+            gives=lambda q, k, v: _padded(q, k, v, most=1),
+        ),
+        Misconception(
+            "last-key-missing",
+            "the last key does not count. T_k keys have the numbers 0 to T_k - 1: which number is the first that does not?",
+            gives=_all_but_the_last,
+        ),
         Misconception("acc-not-rescaled", _LATE_ACC, gives=_walked("acc")),
         Misconception("l-not-rescaled", _LATE_L, gives=_walked("l")),
         Misconception(
@@ -760,10 +875,19 @@ FORWARD = KernelExercise(
             "neither sum is scaled when the maximum moves: each block's exponentials are right among themselves only",
             gives=_walked("both"),
         ),
+        Misconception("maximum-not-carried", _NOT_CARRIED, when=_only("plunge")),
+        *(
+            Misconception(
+                "last-block-wins",
+                "those are the results of the last block of keys alone: what was summed before is gone",
+                gives=gives,
+            )
+            for gives in (_walked("last"), _last_block)
+        ),
         Misconception(
             "last-block-wins",
-            "those are the results of the last block of keys alone: what was summed before is gone",
-            gives=_walked("last"),
+            "l is a sum over all blocks, acc the products of the last one alone: to what is p v to be added?",
+            gives=_walked("last acc"),
         ),
         Misconception("no-scale", _NO_SCALE, gives=lambda q, k, v: _attention(q * math.sqrt(q.shape[-1]), k, v)),
         Misconception(
@@ -788,9 +912,15 @@ FORWARD = KernelExercise(
             gives=lambda q, k, v: _only_lse(q, k, lambda s: s.logsumexp(-1) / math.log(2)),
         ),
         Misconception(
+            "lse-base-2",
+            "o is right, LSE is not: the logarithm of l is to base 2, and l is a sum of powers of e",
+            gives=lambda q, k, v: _only_lse(q, k, lambda s: s.amax(-1) + (s.logsumexp(-1) - s.amax(-1)) / math.log(2)),
+        ),
+        Misconception("one-maximum", _ONE_MAXIMUM, when=_one_maximum),
+        Misconception(
             "overflow",
             "large scores go wrong: their exponentials are no float32. What does online softmax subtract?",
-            when=lambda evidence: all("large" in case.tags for case in evidence.failed),
+            when=_only("large"),
         ),
         Misconception(
             "tf32",
@@ -803,6 +933,12 @@ FORWARD = KernelExercise(
     wrong=(
         Variant("no mask", ((_F_MASK, ""),), diagnosis="padding-counts"),
         Variant("masked with 0", ((_F_MASK, _F_MASK.replace('-float("inf")', "0.0")),), diagnosis="padding-counts"),
+        Variant("up to T_k", ((_F_MASK, _F_MASK.replace("< T_k", "<= T_k")),), diagnosis="one-key-too-many"),
+        Variant("below T_k - 1", ((_F_MASK, _F_MASK.replace("< T_k", "< T_k - 1")),), diagnosis="last-key-missing"),
+        Variant("no sum", ((_F_ACC, _F_ACC.replace("acc * shrink[:, None], ", "")),), diagnosis="last-block-wins"),
+        Variant("maximum of the block alone", ((_F_MAX, "    m_new = tl.max(s, axis=1)\n"),), diagnosis="maximum-not-carried"),
+        Variant("one maximum", ((_F_MAX, "    m_new = tl.maximum(m, tl.max(s))\n"),), diagnosis="one-maximum"),
+        Variant("log2 of powers of e", ((_F_UPDATE, _F_UPDATE.replace("tl.log(l)", "tl.log2(l)")),), diagnosis="lse-base-2"),
         Variant("acc not scaled", ((_F_ACC, _F_ACC.replace("acc * shrink[:, None]", "acc")),), diagnosis="acc-not-rescaled"),
         Variant("l not scaled", ((_F_RETURN, _F_RETURN.replace("l * shrink", "l")),), diagnosis="l-not-rescaled"),
         Variant("factor forgotten", ((_F_SHRINK, "    shrink = tl.exp(m_new - base)\n"),), diagnosis="not-rescaled"),
@@ -951,15 +1087,38 @@ _C_S = '        s = tl.dot(q, k.T, input_precision="ieee") * scale\n        keys
 _C_CALL = "    causal_kernel[(triton.cdiv(T_q, 16), H)]"
 
 
-def _whole_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Without the block that the diagonal goes through."""
+def _walked_to(q: Tensor, k: Tensor, v: Tensor, past: int = 0, end: str = "right") -> Tensor:
+    """o in blocks of 16 queries, each of which sees `past` keys more than it should, rows of zeros behind the last key among
+    them. The walk ends where it should, before the last block that is not whole, or before the block of the first query."""
     import torch
 
     T_q, T_k = q.shape[-2], k.shape[-2]
-    ends = (torch.arange(T_q) // 16 * 16 + 16).clamp(max=T_q) + T_k - T_q
-    seen = _seen(q, k) & (torch.arange(T_k) < (ends // 16 * 16)[:, None])
-    s = _scores(q, k).masked_fill(~seen, -math.inf)
-    return torch.nan_to_num(s.softmax(-1)) @ v
+    k, v = (_concat(x, x.new_zeros(*x.shape[:-2], -T_k % 16, x.shape[-1])) for x in (k, v))
+    first, keys = torch.arange(T_q) // 16 * 16, torch.arange(k.shape[-2])
+    last = (first + 16).clamp(max=T_q) + T_k - T_q
+    stop = {"right": -(-last // 16) * 16, "whole": last // 16 * 16, "first": -(-(first + T_k - T_q) // 16) * 16}[end]
+    seen = (keys <= torch.arange(T_q)[:, None] + T_k - T_q + past) & (keys < stop[:, None])
+    return torch.nan_to_num(_scores(q, k).masked_fill(~seen, -math.inf).softmax(-1)) @ v
+
+
+def _or_nan(gives: Callable[..., Tensor]) -> Callable[[Evidence], bool]:
+    """Whether an idea explains o where there are more keys than queries, or as many; where it lets a query see nothing, the
+    learner's NaN is as good as 0."""
+
+    def when(evidence: Evidence) -> bool:
+        import torch
+
+        checked = [o for o in evidence.outcomes if o.wrong and o.case.args[0].shape[1] <= o.case.args[1].shape[1]]
+        for outcome in checked:
+            y = outcome.reply["outputs"]["y[0]"]
+            eps, wrong = torch.finfo(y.dtype).eps, gives(*(x.double() for x in outcome.case.args))
+            if not torch.allclose(
+                y.nan_to_num(0).double(), wrong, rtol=16 * eps, atol=16 * eps * float(wrong.abs().max())
+            ):
+                return False
+        return bool(checked)
+
+    return when
 
 
 CAUSAL = KernelExercise(
@@ -992,17 +1151,38 @@ CAUSAL = KernelExercise(
         Misconception(
             "not-itself",
             "no query sees the key it stands beside. Is the key of a token part of its own past?",
-            gives=lambda q, k, v: _masked(q, k, v, k.shape[-2] - q.shape[-2] - 1)[0],
+            when=_or_nan(lambda q, k, v: _masked(q, k, v, k.shape[-2] - q.shape[-2] - 1)[0]),
+        ),
+        Misconception(
+            "one-too-many",
+            "every query sees the key behind its own as well. Compare the two numbers: may they be equal, may one be larger?",
+            when=_or_nan(lambda q, k, v: _walked_to(q, k, v, past=1)),
+        ),
+        Misconception(
+            "top-left",
+            "query 0 stands beside key 0 in your mask, though not where the walk ends. With 1 query and 37 keys, which is what a "
+            "model does at every step it writes, how many are seen?",
+            when=_or_nan(lambda q, k, v: _masked(q, k, v, 0)[0]),
+        ),
+        Misconception(
+            "wrong-sign",
+            "the keys are shifted the wrong way: with more keys than queries the last query sees fewer of them, not all. Which "
+            "length is subtracted from which?",
+            when=_or_nan(lambda q, k, v: _masked(q, k, v, q.shape[-2] - k.shape[-2])[0]),
         ),
         Misconception(
             "nothing-masked",
             "every query sees every key. Where does the mask come in?",
             gives=_attention,
         ),
-        Misconception(
-            "diagonal-block",
-            "the block that the diagonal goes through is missing. How many blocks hold a key that some query of the block sees?",
-            gives=_whole_blocks,
+        *(
+            Misconception(
+                "diagonal-block",
+                "the block that the diagonal goes through is missing. How many blocks hold a key that some query of the block "
+                "sees?",
+                when=_or_nan(lambda q, k, v, end=end: _walked_to(q, k, v, end=end)),
+            )
+            for end in ("whole", "first")
         ),
         Misconception(
             "unseen-rows",
@@ -1023,6 +1203,11 @@ CAUSAL = KernelExercise(
                                                                  "(keys[None, :] <= last[:, None]) & (keys[None, :] < T_k)"))),
                 diagnosis="top-left"),
         Variant("before, not up to", ((_C_MASK, _C_MASK.replace("<=", "<")),), diagnosis="not-itself"),
+        Variant("before, and divided by 0", ((_C_MASK, _C_MASK.replace("<=", "<")), (_C_O, "    o = acc / l[:, None]\n")), diagnosis="not-itself"),
+        Variant("one key more", ((_C_MASK, _C_MASK.replace("keys[None, :] <=", "keys[None, :] - 1 <=")),), diagnosis="one-too-many"),
+        Variant("first beside first in the mask", ((_C_MASK, _C_MASK.replace("last[:, None]", "offs_m[:, None]")),), diagnosis="top-left"),
+        Variant("lengths exchanged", ((_C_MASK, _C_MASK.replace("last[:, None]", "(offs_m + T_q - T_k)[:, None]")),), diagnosis="wrong-sign"),
+        Variant("walk ends before the block", ((_C_LOOP, _C_LOOP.replace("end", "start_m + T_k - T_q")),), diagnosis="diagonal-block"),
         Variant("no mask", ((_C_MASK, '        s = tl.where(keys[None, :] < T_k, s, -float("inf"))\n'), (_C_LOOP, _C_LOOP.replace("end", "T_k"))),
                 diagnosis="nothing-masked"),
         Variant("whole blocks", ((_C_LOOP, _C_LOOP.replace("end", "end // BLOCK_N * BLOCK_N")),), diagnosis="diagonal-block"),
@@ -1256,6 +1441,8 @@ def _gradients(q, k, v, o, lse, do, *_, fault: str = "", step: int = 16) -> tupl
 
     scale = 1 / math.sqrt(q.shape[-1])
     p = torch.exp(_scores(q, k) - lse.to(q.dtype)[..., None])
+    if fault == "p without scale":
+        p = torch.exp(q @ k.mT - lse.to(q.dtype)[..., None])
     if fault == "p of a block":
         p = torch.cat([s.softmax(-1) for s in _scores(q, k).split(step, -1)], -1)
     dp = do @ v.mT
@@ -1302,6 +1489,7 @@ def _recompute_cases(rng: Random) -> list[Case]:
         case(17, 70, 40, slope=0.3),
         case(384, 64, 16, transposed=True),
         case(64, 1024, 16, transposed=True),
+        case(8, 1150, 8, 8, transposed=True),  # so many keys that one query's scores are more than 16 blocks
     ]
 
 
@@ -1326,6 +1514,7 @@ _G_DS = "            ds = p * (do_rows @ values.T - delta)\n"
 _G_DQ = "            dq[i : i + BLOCK] += ds @ keys * scale\n"
 _G_DK = "            dk[j : j + BLOCK] += ds.T @ rows * scale\n"
 _G_I = "    for i in range(0, T_q, BLOCK):\n        rows, do_rows ="
+_P_WITHOUT_SCALE = "LSE is the logarithm of the sum of exp(scale q k^T), and your p is the exponential of q k^T - LSE. What is missing?"
 _NO_DELTA = "ds is p dp alone. Raising one score lowers all other weights of the row, since they add up to one: which term says so?"
 _BLOCK_DELTA = (
     "delta was summed over a block of keys. It belongs to the whole row; which product that forward kept is that sum?"
@@ -1368,6 +1557,14 @@ RECOMPUTE = FunctionExercise(
             "p was normalised within a block of keys. What does LSE stand for?",
             gives=_faulty("p of a block"),
         ),
+        Misconception("p-without-scale", _P_WITHOUT_SCALE, gives=_faulty("p without scale")),
+        Misconception(
+            "scaled-q",
+            "dk has the scale twice, dq once. Which q does ds meet, the one with the scale or the one without?",
+            gives=lambda *args: tuple(
+                x / math.sqrt(args[0].shape[1]) if i == 1 else x for i, x in enumerate(_faulty("")(*args))
+            ),
+        ),
         Misconception(
             "no-p",
             "ds is dp - delta: a key with no weight then gets as much as one with all of it",
@@ -1391,6 +1588,8 @@ RECOMPUTE = FunctionExercise(
         Variant("delta without o", ((_G_DELTA, "        delta = do_rows.sum(1, keepdim=True)\n"),), diagnosis="delta-without-o"),
         Variant("no scale", ((_G_DQ, _G_DQ.replace(" * scale", "")), (_G_DK, _G_DK.replace(" * scale", ""))), diagnosis="no-scale"),
         Variant("softmax of the block", ((_G_P, "            p = torch.softmax(rows @ keys.T * scale, 1)\n"),), diagnosis="p-of-a-block"),
+        Variant("p without scale", ((_G_P, _G_P.replace(" * scale", "")),), diagnosis="p-without-scale"),
+        Variant("dk of the scaled q", ((_G_DK, _G_DK.replace("rows * scale", "(rows * scale) * scale")),), diagnosis="scaled-q"),
         Variant("without p", ((_G_DS, _G_DS.replace("p * (do_rows @ values.T - delta)", "do_rows @ values.T - delta")),), diagnosis="no-p"),
         Variant("dk assigned", ((_G_DK, _G_DK.replace("+=", "=")),), diagnosis="last-block-wins"),
         Variant("dq assigned", ((_G_DQ, _G_DQ.replace("+=", "=")),), diagnosis="last-block-wins"),
@@ -1409,6 +1608,15 @@ RECOMPUTE = FunctionExercise(
                     "        p = torch.exp(q[at] @ k.T * scale - lse[at, None])\n"
                     "        ds = p * (do[at] @ v.T - (o[at] * do[at]).sum(1, keepdim=True)) * scale\n"
                     "        dq[at] = ds @ k\n        dk += ds.T @ q[at]\n        dv += p.T @ do[at]\n"
+                    "    return dq, dk, dv\n" + _G_I),),
+            diagnosis="memory",
+        ),
+        Variant(
+            "all keys for a query",
+            ((_G_I, "    for i in range(T_q):\n"
+                    "        p = torch.exp(k @ q[i] * scale - lse[i])\n"
+                    "        ds = p * (v @ do[i] - o[i] @ do[i]) * scale\n"
+                    "        dq[i] = ds @ k\n        dk.addr_(ds, q[i])\n        dv.addr_(p, do[i])\n"
                     "    return dq, dk, dv\n" + _G_I),),
             diagnosis="memory",
         ),
@@ -1515,12 +1723,16 @@ def _dk_dv(q, k, v, do, lse, delta, *_, fault: str = "") -> tuple:
     scale = 1 / math.sqrt(q.shape[-1])
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     s = _scores(q, k).to(wide)
+    if fault == "p without scale":
+        s = (q @ k.mT).to(wide)
     p = torch.exp(s - (0 if fault == "no lse" else lse.to(wide)[..., None]))
+    if fault == "queries of the keys":  # as many blocks of queries as there are of keys
+        p = p * (torch.arange(p.shape[-2]) < _up(k.shape[-2], 16) * 16)[:, None]
     dp = (do @ v.mT).to(wide)
     ds = p * (dp - (0 if fault == "no delta" else delta.to(wide)[..., None]))
     if fault == "no p":
         ds = dp - delta.to(wide)[..., None]
-    dk = ds.to(q.dtype).mT @ q * (1 if fault == "no scale" else scale)
+    dk = ds.to(q.dtype).mT @ q * {"no scale": 1, "scaled q": scale**2}.get(fault, scale)
     return dk, (ds if fault == "dv of ds" else p).to(q.dtype).mT @ do
 
 
@@ -1634,6 +1846,17 @@ GRADIENTS = KernelExercise(
             "p is exp(s), which is not normalised: what does LSE hold?",
             gives=_wrong("no lse", "dk", "dv"),
         ),
+        Misconception("p-without-scale", _P_WITHOUT_SCALE, gives=_wrong("p without scale", "dk", "dv")),
+        Misconception(
+            "scaled-q",
+            "dv is right, dk has the scale twice. Which q does ds meet, the one with the scale or the one without?",
+            gives=_wrong("scaled q", "dk"),
+        ),
+        Misconception(
+            "walk-too-short",
+            "the queries beyond the number of keys are missing. Over what does this program walk, and how many of those are there?",
+            gives=_wrong("queries of the keys", "dk", "dv"),
+        ),
         Misconception(
             "dv-of-ds",
             "dk is right, dv is not: o = p v. Which weights lead from do to dv?",
@@ -1665,6 +1888,9 @@ GRADIENTS = KernelExercise(
         Variant("no scale", ((_K_SCALE, ""),), diagnosis="no-scale"),
         Variant("no p", ((_K_DS, _K_DS.replace("p * (", "(")),), diagnosis="no-p"),
         Variant("no LSE", ((_K_P, _K_P.replace(" - lse[None, :]", "")),), diagnosis="no-lse"),
+        Variant("p without scale", ((_K_P, _K_P.replace(" * scale", "")),), diagnosis="p-without-scale"),
+        Variant("scale twice", ((_K_SCALE, "    dk *= scale * scale\n"),), diagnosis="scaled-q"),
+        Variant("over the keys", ((_K_LOOP, _K_LOOP.replace("T_q", "T_k")),), diagnosis="walk-too-short"),
         Variant("dv of ds", ((_K_DV, ""), (_K_DK, _K_DK + _K_DV.replace("p.to", "ds.to"))), diagnosis="dv-of-ds"),
         Variant("no sums", ((_K_DV, _K_DV.replace("do, dv,", "do,")), (_K_DK, _K_DK.replace("q, dk,", "q,"))), diagnosis="last-block-wins"),
         Variant("-inf beyond the end", ((_K_LSE, _K_LSE.replace("other=0.0", 'other=-float("inf")')),), diagnosis="query-edge"),

@@ -82,7 +82,7 @@ def _tanh_cases(rng: Random) -> list[Case]:
     both = normal(300)
     both[::2] += 40
     return [
-        make.case(normal(1) + 2),
+        make.case(normal(1).abs() + 1),  # one below 0 would be all tail, where 1 + tanh cancels: right answers failed
         make.case(normal(64)),
         make.case(normal(781, dtype="float16")),
         make.case(normal(6, 100, dtype="bfloat16"), tags="leading"),
@@ -109,7 +109,9 @@ def _bias_cases(rng: Random) -> list[Case]:
     heights[0] += 300
     heights[1] -= 300
     return [
-        case(normal(1, 1) + 4, 1, 16),  # not in the tail, where 1 + erf cancels and no larger element is beside it
+        case(
+            normal(1, 1).abs() + 4, 1, 16
+        ),  # not in the tail, where 1 + erf cancels and no larger element is beside it
         case(normal(3, 64), 4, 32),
         case(normal(4, 256), 2, 64),
         case(normal(5, 781), 4, 256),
@@ -132,7 +134,7 @@ def _backward_cases(rng: Random) -> list[Case]:
     heights[0] += 300
     heights[1] -= 300
     return [
-        case(normal(1, 1) + 4),
+        case(normal(1, 1).abs() + 4),
         case(normal(3, 64)),
         case(normal(16, 128)),
         case(normal(20, 100), tags="blocks"),
@@ -156,15 +158,20 @@ def _swiglu_cases(rng: Random) -> list[Case]:
         return case(gate, up, tags="strided", note="half of a matmul's result")
 
     return [
-        case(normal(1, 1) + 1, normal(1, 1)),
+        case(normal(1, 1).abs(), normal(1, 1)),
         case(normal(3, 64), normal(3, 64)),
         case(normal(2, 781), normal(2, 781)),
         case(normal(5, 250, dtype="float16"), normal(5, 250, dtype="float16")),
-        halves(4, 100),
+        case(
+            normal(4, 200)[:, :100],
+            normal(4, 100),
+            tags="strided",
+            note="gate half of a matmul's result, up a whole one",
+        ),
         halves(3, 300, dtype="bfloat16"),
         case(normal(2, 90) + 200, normal(2, 90), tags="large", note="gate around 200"),
         case(normal(2, 70) - 200, normal(2, 70), tags="below", note="gate around -200"),
-        case(normal(8, 512), normal(8, 512)),
+        halves(8, 512),  # the largest, whose bytes are counted: who copies the halves first must be seen
     ]
 
 
@@ -573,6 +580,11 @@ BACKWARD = KernelExercise(
             "dx is right. dbias is made of sums that nobody stored. Which row of partial belongs to a program?",
             when=lambda evidence: evidence.kind == "nan" and evidence.output == "dbias",
         ),
+        Misconception(
+            "out-of-bounds",
+            "a tile may hang over both edges. dx has its rows and columns; partial has N columns too, but one row for each row "
+            "of tiles",
+        ),
         Misconception("race", "tiles above each other share their columns: which row of partial is nobody else's?"),
         Misconception("traffic", "x and bias are enough for both passes, and a tile needs one row of bias"),
     ),
@@ -602,6 +614,11 @@ BACKWARD = KernelExercise(
         ),
         _g("sums-dy", "tl.sum(dx, axis=0", "tl.sum(dy, axis=0", "sum-of-dy"),
         Variant("no-sums", ((_G_PARTIAL, ""),), diagnosis="partial-missing"),
+        Variant(
+            "sums-past-the-edge",
+            ((_G_PARTIAL, _G_PARTIAL.replace(", mask=offs_n < N", "")),),
+            diagnosis="out-of-bounds",
+        ),
         _g("all-in-row-0", "partial_ptr + pid_m * N + offs_n", "partial_ptr + offs_n", "race"),
         Variant(
             "one-row-for-all",
@@ -805,7 +822,11 @@ SWIGLU = KernelExercise(
                 lambda gate, s, up, dy: dy * gate * s, lambda gate, s, up, dy: dy * up * (s + gate * s * (1 - s))
             ),
         ),
-        Misconception("out-of-bounds", "gate and up have strides of their own; y, dy, dgate and dup are contiguous"),
+        Misconception(
+            "out-of-bounds",
+            "a row's last block may hang over its end; and rows of gate and up are a stride apart, those of y, dy, dgate and dup "
+            "are N: which of the two was forgotten here?",
+        ),
         Misconception(
             "traffic",
             "a sigmoid is a few instructions, a saved tensor is a write now and a read later: what do the inputs tell you?",
@@ -887,6 +908,12 @@ SWIGLU = KernelExercise(
             ),
             diagnosis="not-your-kernel",
         ),
+        Variant(
+            "copies-the-halves-first",
+            ((_S_SAVE, "        gate, up = gate.contiguous(), up.contiguous()\n" + _S_SAVE),),
+            diagnosis="traffic",
+        ),
+        Variant("one-stride-for-both", ((_S_CALL, _S_CALL.replace("up.stride(0)", "gate.stride(0)")),), diagnosis="XX"),
         Variant(
             "writes-over-dy", ((_S_EMPTY, "    dgate, dup = torch.empty_like(dy), dy\n"),), diagnosis="input-changed"
         ),

@@ -13,7 +13,7 @@ from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Labe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.diagnose import Evidence
+    from gpukit.grading.diagnose import Evidence, Outcome
 
 NOTEBOOK = "14_kv_cache"
 BLOCK = 32  # tokens in a block, of all kernels
@@ -89,9 +89,10 @@ def _tokens(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> list[tuple[Tens
 
 
 def _blockwise(
-    rescale_sum: bool = True, rescale_acc: bool = True, padding: bool = False, only: slice | None = None
+    rescale_sum: bool = True, rescale_acc: bool = True, padding: int = 0, only: slice | None = None
 ) -> Callable[..., Tensor]:
-    """The running softmax over blocks of 32 tokens, as somebody carries it on."""
+    """The running softmax over blocks of 32 tokens, as somebody carries it on. padding: how many slots behind the last token
+    count, as far as the last block has them."""
 
     def gives(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *_: Any) -> Tensor:
         import torch
@@ -108,7 +109,7 @@ def _blockwise(
                 p = torch.exp(part - m_new[:, None])
                 total = (total * shrink if rescale_sum else total) + p.sum(1)
                 if padding:
-                    total = total + (BLOCK - part.shape[1]) * torch.exp(-m_new)
+                    total = total + min(BLOCK - part.shape[1], padding) * torch.exp(-m_new)
                 acc = (acc * shrink[:, None] if rescale_acc else acc) + (p[:, :, None] * value).sum(1)
                 m = m_new
             rows.append(acc / torch.where(total == 0, 1, total)[:, None])
@@ -206,6 +207,12 @@ ATTEND = FunctionExercise(
             gives=_attended(lambda t, n, length: n <= t),
         ),
         Misconception(
+            "first-tokens-only",
+            "the prompt and single tokens are right; several tokens behind others, a second prompt, are masked as if they were "
+            "the first. Which number has new query t in its sequence?",
+            gives=_attended(lambda t, n, length: (n <= t) | (len(t) == 1)),
+        ),
+        Misconception(
             "sees-the-future",
             "every new token sees all tokens, those after it too. That is right for a single one. What about several?",
             gives=_attended(lambda t, n, length: n >= 0),
@@ -254,6 +261,7 @@ ATTEND = FunctionExercise(
     ),
     wrong=(
         Variant("as it was", ((_A_SEEN, ""), (_A_O, _A_STUB)), diagnosis="first-tokens-only"),
+        Variant("causal for several", ((_A_SEEN, ""), (_A_O, _A_O.replace("attn_mask=seen", "is_causal=q.shape[2] > 1"))), diagnosis="first-tokens-only"),
         Variant("no mask", ((_A_SEEN, ""), (_A_O, _A_O.replace("attn_mask=seen, ", ""))), diagnosis="sees-the-future"),
         Variant(
             "causal for the prompt alone",
@@ -334,7 +342,7 @@ def _rate(
 ) -> float:  # fmt: skip
     """By bytes, as somebody counts: tokens "grow", "prompt" (nothing new), "end" (the final length), "before" (without the
     token itself); weights read for "each" step, or for "each sequence"."""
-    scale = {"bytes": 4, "none": 0, "bits": 0.5}[scales] if cache_bits == 8 else 0
+    scale = {"bytes": 4, "none": 0, "bits": 0.5, "one for both": 2, "of both": 8}[scales] if cache_bits == 8 else 0
     token_bytes = twice * (1 if cached == "one layer" else layers) * kv_heads * (head_size * cache_bits / 8 + scale)
     steps = {
         "grow": new * prompt + new * (new + 1) / 2,
@@ -420,7 +428,12 @@ SPEED = FunctionExercise(
             "those are the tokens that one sequence gains. How many does the batch gain in a step?",
             gives=_counts(gained="one"),
         ),
-        Misconception("keys-only", "keys without values: attention reads both", gives=_counts(twice=1)),
+        *(
+            Misconception(
+                "keys-only", "keys without values: attention reads both", gives=_counts(twice=1, scales=scales)
+            )
+            for scales in ("bytes", "of both")
+        ),
         Misconception(
             "one-layer", "that is the cache of one layer. How many layers have one?", gives=_counts(cached="one layer")
         ),
@@ -444,6 +457,11 @@ SPEED = FunctionExercise(
             "8 bits are not all: what besides does each head of each token have?",
             gives=_counts(scales="none"),
         ),
+        Misconception(
+            "no-scales",
+            "one scale for each head of each token: its keys have one, and its values?",
+            gives=_counts(scales="one for both"),
+        ),
     ),
     wrong=(
         Variant(
@@ -458,6 +476,12 @@ SPEED = FunctionExercise(
         Variant("prompt alone", ((_S_CACHED, "    cached = new * prompt\n"),), diagnosis="cache-stands-still"),
         Variant("at the end", ((_S_CACHED, "    cached = new * (prompt + new)\n"),), diagnosis="full-from-the-start"),
         Variant("range(new)", ((_S_CACHED, _S_CACHED.replace("new + 1", "new - 1")),), diagnosis="not-itself"),
+        Variant(
+            "keys, with both scales",
+            ((_S_TOKEN, "    token_bytes = layers * kv_heads * (head_size * cache_bits / 8 + 2 * scale_bytes)\n"),),
+            diagnosis="keys-only",
+        ),
+        Variant("one scale", ((_S_SCALE, _S_SCALE.replace("4 if", "2 if")),), diagnosis="no-scales"),
         Variant("8 bits", ((_S_SCALE, "    scale_bytes = 0\n"),), diagnosis="no-scales"),
         Variant("bits as bytes", ((_S_STEP, _S_STEP.replace(" / 8", "")),), diagnosis="values"),
     ),
@@ -534,6 +558,11 @@ def _flat(x: Tensor) -> Tensor:
     return x.as_strided(x.shape, x.contiguous().stride())
 
 
+def _twice_scaled(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *rest: Any) -> Tensor:
+    return _reference(q / math.sqrt(q.shape[-1]), k, v, lengths, *rest)
+
+
+_SCALE_TWICE = "the scores are too small by sqrt(D). The stub has multiplied q by the scale: who did so again?"
 _D_K = "    k_ptrs = k_ptr + b * stride_kb + h * stride_kh + offs_d[None, :] * stride_kd\n"
 _D_V = "    v_ptrs = v_ptr + b * stride_vb + h * stride_vh + offs_d[None, :] * stride_vd\n"
 _D_FOR = "    for start in range(0, length, BLOCK_T):\n        offs_t = start + tl.arange(0, BLOCK_T).to(tl.int64)\n"
@@ -579,7 +608,29 @@ DECODE = KernelExercise(
         Misconception(
             "padding-counts",
             "slots of a block behind the length have the score 0 in yours, and so a weight. Which score has the weight 0?",
-            gives=_blockwise(padding=True),
+            gives=_blockwise(padding=BLOCK),
+        ),
+        Misconception(
+            "one-slot-too-many",
+            "one slot behind the last token has the score 0 in yours, and so a weight. A sequence of `length` tokens has the "
+            "slots 0 to length - 1: which is the first that does not count?",
+            gives=_blockwise(padding=1),
+        ),
+        Misconception("scale-twice", _SCALE_TWICE, gives=_twice_scaled),
+        Misconception(
+            "first-sequence",
+            "every sequence reads the cache of the first. How far apart are two of them?",
+            gives=lambda q, k, v, lengths: _reference(q, k[:1].expand_as(k), v[:1].expand_as(v), lengths),
+        ),
+        Misconception(
+            "first-sequence",
+            "every sequence reads the keys of the first. How far apart are two of them?",
+            gives=lambda q, k, v, lengths: _reference(q, k[:1].expand_as(k), v, lengths),
+        ),
+        Misconception(
+            "first-sequence",
+            "every sequence reads the values of the first. How far apart are two of them?",
+            gives=lambda q, k, v, lengths: _reference(q, k, v[:1].expand_as(v), lengths),
         ),
         Misconception(
             "first-block-only",
@@ -624,6 +675,15 @@ DECODE = KernelExercise(
             gives=lambda q, k, v, lengths: _reference(q, _flat(k), _flat(v), lengths),
         ),
         Misconception(
+            "maximum-not-carried",
+            "where a later block's scores are all far lower, the factor of the older sums overflows: the largest score so far "
+            "is not the largest of the new block. Is every exponent 0 or less?",
+            # Of the first and the last head the largest score is in the last block.
+            when=lambda evidence: (
+                _nan_only("large")(evidence) and bool(evidence.outputs.flatten(0, 1)[[0, -1]].isfinite().all())
+            ),
+        ),
+        Misconception(
             "no-maximum",
             "scores far above 0 overflow in the exponential, and infinity over infinity is NaN. What may be taken from all "
             "scores without changing the weights?",
@@ -640,7 +700,7 @@ DECODE = KernelExercise(
             "should a load give there?",
             when=lambda evidence: evidence.kind == "nan" and not any("stale" in case.tags for case in evidence.failed),
         ),
-        Misconception("out-of-bounds", "the last block of a sequence may reach beyond the cache: what may be loaded of it?"),
+        Misconception("out-of-bounds", "the last block of a sequence may reach beyond the cache, and each cache has strides of its own: what may be loaded?"),
         Misconception(
             "traffic",
             "each key and value within the length is loaded once: what is carried from block to block makes a second look "
@@ -663,6 +723,10 @@ DECODE = KernelExercise(
              (_D_MAX, _D_MAX.replace("tl.maximum(m, tl.max(s, axis=0))", "tl.max(s, axis=0)"))),
             diagnosis="last-block-wins",
         ),
+        Variant("up to the length", ((_D_S, _D_S.replace("offs_t < length", "offs_t <= length")),), diagnosis="one-slot-too-many"),
+        Variant("scaled once more", ((_D_S, _D_S.replace("axis=1)", "axis=1) * scale")),), diagnosis="scale-twice"),
+        Variant("one cache for all", ((_D_K, _D_K.replace("b * stride_kb + ", "")), (_D_V, _D_V.replace("b * stride_vb + ", ""))), diagnosis="first-sequence"),
+        Variant("maximum of the block alone", ((_D_MAX, _D_MAX.replace("tl.maximum(m, tl.max(s, axis=0))", "tl.max(s, axis=0)")),), diagnosis="maximum-not-carried"),
         Variant("nothing shrinks", ((_D_SUM, _D_SUM.replace(" * shrink", "")),), diagnosis="sums-not-rescaled"),
         Variant("l does not shrink", ((_D_SUM, _D_SUM.replace("l * shrink", "l")),), diagnosis="sums-not-rescaled"),
         Variant("acc does not shrink", ((_D_SUM, _D_SUM.replace("acc * shrink", "acc")),), diagnosis="sums-not-rescaled"),
@@ -835,7 +899,7 @@ PACKED = KernelExercise(
         Misconception(
             "padding-counts",
             "slots of a block behind the length have the score 0 in yours, and so a weight. Which score has the weight 0?",
-            gives=_blockwise(padding=True),
+            gives=_blockwise(padding=BLOCK),
         ),
         Misconception(
             "sums-not-rescaled",
@@ -848,10 +912,17 @@ PACKED = KernelExercise(
             gives=_blockwise(rescale_acc=False),
         ),
         Misconception(
+            "no-scale", "the scores were not multiplied by the scale, 1 / sqrt(D)",
+            gives=lambda q, k, v, lengths: _reference(q * math.sqrt(q.shape[-1]), k, v, lengths),
+        ),
+        Misconception(
             "one-maximum",
             "the heads of a group share one maximum: where one head's scores are far above the others', the others' weights "
             "vanish. Whose maximum belongs to a row?",
             when=_only("spread"),
+        ),
+        Misconception(
+            "race", "two groups store the same rows of o: how many query heads has a sequence, and where does a group begin?"
         ),
         Misconception("out-of-bounds", "rows beyond GROUP belong to nobody, and the last block may reach beyond the cache"),
         Misconception("traffic", "a key that has been loaded serves all query heads of its group: how many programs load it?"),
@@ -870,6 +941,8 @@ PACKED = KernelExercise(
         Variant("nothing shrinks", ((_P_L, _P_L.replace(" * shrink", "")), (_P_ACC, _P_ACC.replace(" * shrink[:, None]", ""))),
                 diagnosis="sums-not-rescaled"),
         Variant("acc does not shrink", ((_P_ACC, _P_ACC.replace(" * shrink[:, None]", "")),), diagnosis="sums-not-rescaled"),
+        Variant("no scale", ((_P_S, _P_S.replace(" * scale", "")),), diagnosis="no-scale"),
+        Variant("sequences GROUP apart", ((_P_AT, "    at = (b * GROUP + h * GROUP + offs_g) * D + offs_d[None, :]\n"),), diagnosis="race"),
         Variant("one maximum", ((_P_MAX, _P_WHERE + "        m_new = tl.maximum(m, tl.max(s))\n"),), diagnosis="one-maximum"),
         Variant("all rows stored", ((_P_OUT, _P_OUT.replace(", mask=offs_g < GROUP", "")),), diagnosis="out-of-bounds"),
         Variant(
@@ -943,7 +1016,8 @@ def _bounds(n: int, SPLITS: int) -> list[tuple[int, int]]:
 
 
 def _joined(acc: str = "weighted", total: str = "weighted", bounds: Callable = _bounds) -> Callable[..., Tensor]:
-    """Parts as somebody joins them: sums "weighted" by 2 to the difference of maxima, "plain", or "mean" of the results."""
+    """Parts as somebody joins them: sums "weighted" by e to the difference of maxima, "plain", or "mean" of the results; or
+    weighted, but "divided" by the part's own sum already."""
 
     def gives(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, SPLITS: int) -> Tensor:
         import torch
@@ -964,6 +1038,9 @@ def _joined(acc: str = "weighted", total: str = "weighted", bounds: Callable = _
             weight = torch.exp(m - m.amax(0))
             if acc == "mean":
                 rows.append((sums / l[..., None]).mean(0))
+                continue
+            if acc == "divided":
+                rows.append((sums / l[..., None] * weight[..., None]).sum(0) / (l * weight).sum(0)[:, None])
                 continue
             top = (sums * weight[..., None] if acc == "weighted" else sums).sum(0)
             below = (l * weight if total == "weighted" else l).sum(0)
@@ -997,6 +1074,11 @@ def _split_rule(case: Case, launches: list[dict]) -> tuple[str, str] | None:
 _X_RANGE = "    first, end = blocks * split // SPLITS * BLOCK_T, tl.minimum(blocks * (split + 1) // SPLITS * BLOCK_T, length)\n"
 _X_BLOCKS = "    blocks = tl.cdiv(length, BLOCK_T)\n"
 _X_INIT = "    m, l, acc = -3.0e38, 0.0, tl.zeros((D,), tl.float32)  # what a part without tokens leaves\n"
+_X_ENDS = (
+    "        k = tl.load(k_ptr + at, mask=offs_t[:, None] < end, other=0.0).to(tl.float32)\n        v = ",
+    "        v = tl.load(v_ptr + at, mask=offs_t[:, None] < end, other=0.0).to(tl.float32)\n        s = ",
+    "        s = tl.where(offs_t < end,",
+)
 _X_FOR = "    for start in range(first, end, BLOCK_T):\n"
 _X_STORE = (
     "    tl.store(acc_ptr + (row * SPLITS + split) * D + offs_d, acc)\n"
@@ -1088,6 +1170,22 @@ SPLIT = KernelExercise(
             gives=_joined(bounds=lambda n, SPLITS: [(first, n) for first, _ in _bounds(n, SPLITS)]),
         ),
         Misconception(
+            "parts-overlap",
+            "the last block of a part reaches into the next part, and those tokens count twice. Where does a part end, and where "
+            "may a block read?",
+            gives=_joined(
+                bounds=lambda n, SPLITS: [
+                    (first, min(first + _up(_up(n, SPLITS), BLOCK) * BLOCK, n)) for first in range(0, n, _up(n, SPLITS))
+                ]
+            ),
+        ),
+        Misconception(
+            "divided-too-early",
+            "the parts' values are divided by their own sums, and in the end by the sum of all. Which division is one too many?",
+            gives=_joined("divided"),
+        ),
+        Misconception("scale-twice", _SCALE_TWICE, gives=_twice_scaled),
+        Misconception(
             "low-precision-parts",
             "the parts were rounded to 16 bits. float16 ends at 65,504, and a sum over many tokens does not. What may they be "
             "stored as?",
@@ -1107,6 +1205,13 @@ SPLIT = KernelExercise(
              (_X_TOTAL, "        total += tl.where(weight == 0, 0.0, 1.0)\n")),
             diagnosis="parts-averaged",
         ),
+        Variant(
+            "parts of tokens",
+            ((_X_RANGE, "    each = tl.cdiv(length, SPLITS)\n    first, end = each * split, tl.minimum(each * (split + 1), length)\n"),
+             *((old, old.replace("< end", "< length")) for old in _X_ENDS)),
+            diagnosis="parts-overlap",
+        ),
+        Variant("parts divided", ((_X_STORE, _X_STORE.replace("offs_d, acc)", "offs_d, acc / tl.where(l > 0, l, 1.0))")),), diagnosis="divided-too-early"),
         Variant("the first part", ((_X_LOOP, "    for split in range(1):\n"),), diagnosis="one-part-only"),
         Variant("rounded down", ((_X_RANGE, "    share = blocks // SPLITS * BLOCK_T\n    first, end = share * split, tl.minimum(share * (split + 1), length)\n"),),
                 diagnosis="tail-dropped"),
@@ -1169,10 +1274,10 @@ def _int8_cases(rng: Random) -> list[Case]:
     torch = make.torch
 
     def rows(*shape: int, dtype: str, steps: str = "various") -> Tensor:
-        """Near whole steps of a power of two, the largest at 127: every way of rounding to nearest agrees on them."""
+        """Near whole steps of a power of two, the largest at 127 or -127: every way of rounding to nearest agrees on them."""
         q = torch.randint(-126, 127, shape, generator=make.generator).float()
         at = torch.randint(0, shape[-1], (*shape[:-1], 1), generator=make.generator)
-        q.scatter_(-1, at, 127.0)
+        q.scatter_(-1, at, 254.0 * torch.randint(0, 2, at.shape, generator=make.generator) - 127)
         off = torch.rand(shape, generator=make.generator) * 0.4 - 0.2
         off.scatter_(-1, at, 0.0)
         powers = torch.randint(-9, -5, (*shape[:-1], 1), generator=make.generator) if steps == "various" else -6
@@ -1270,6 +1375,14 @@ def _int8_all(**changed: Any) -> Callable[..., dict[str, Tensor]]:
     return lambda *args: dict(zip(names, _int8(**changed)(*args), strict=True))
 
 
+def _scaled_by_the_maximum(outcome: Outcome) -> bool:
+    """Whether the newest tokens' scales are their largest numbers, not their largest sizes, over 127."""
+    _, k, _, _, _, _, _, lengths = outcome.case.args
+    scales, largest = outcome.reply["outputs"]["k_scales"], k.float().amax(-1)
+    new = [scales[b, n] for b, n in enumerate(lengths.tolist())]
+    return all(bool(((x * 127 - y).abs() <= 1e-5 * y.abs()).all()) for x, y in zip(new, largest, strict=True))
+
+
 def _int8_rule(case: Case, launches: list[dict]) -> tuple[str, str] | None:
     B, H, D = case.args[0].shape
     tokens = int((case.args[7] + 1).sum())
@@ -1342,6 +1455,11 @@ INT8 = KernelExercise(
             gives=_int8_all(most=128),
         ),
         Misconception(
+            "sign",
+            "rows whose largest number is negative have a scale that is too small. Largest in which sense?",
+            when=lambda evidence: all(map(_scaled_by_the_maximum, (o for o in evidence.outcomes if o.wrong))),
+        ),
+        Misconception(
             "scale-in-the-sum",
             "the values' scales are in the sum of the weights too. Which of the two sums holds values?",
             gives=_int8_o(in_sum=True),
@@ -1373,6 +1491,7 @@ INT8 = KernelExercise(
     wrong=(
         Variant("cast alone", ((_I_Q, _I_Q.replace("tl.floor(", "(").replace(" + 0.5", "")),), diagnosis="cut-off"),
         Variant("rounded down", ((_I_Q, _I_Q.replace(" + 0.5", "")),), diagnosis="cut-off"),
+        Variant("largest, with its sign", ((_I_SCALE, _I_SCALE.replace("tl.abs(x)", "x")),), diagnosis="sign"),
         Variant("128 steps", ((_I_SCALE, _I_SCALE.replace("127", "128")),), diagnosis="128-steps"),
         Variant("scaled weights", ((_I_P, _I_P + "    p *= v_scale\n"), (_I_O, _I_O.replace("(p * v_scale)", "p"))), diagnosis="scale-in-the-sum"),
         Variant("no scale of k", ((_I_S, _I_S.replace(" * k_scale", "")),), diagnosis="no-k-scale"),

@@ -574,6 +574,7 @@ CROSS_ENTROPY = KernelExercise(
     title="Cross-entropy in one pass over the logits",
     notebook=NOTEBOOK,
     function="cross_entropy",
+    returns=("loss", "lse"),
     label=Label(3, 30, "log-sum-exp in one pass, one element out of a row, rows that do not count"),
     hints=(
         "The loss of a row is its log-sum-exp minus one of its logits. Which of the two needs the whole row, and does "
@@ -610,6 +611,11 @@ CROSS_ENTROPY = KernelExercise(
             "tail-block",
             "the last block of a row is missing where it is not full. How many blocks does it take to cover V?",
             gives=_with_lse(_first_blocks),
+        ),
+        Misconception(
+            "first-block-only",
+            "this is the log-sum-exp of the first block of each row. Where is a row's next block?",
+            gives=_with_lse(lambda x, BLOCK_V: x[:, :BLOCK_V].logsumexp(-1)),
         ),
         Misconception(
             "maximum-left-out",
@@ -655,6 +661,11 @@ CROSS_ENTROPY = KernelExercise(
             diagnosis="no-max-subtraction",
         ),
         Variant("no-rescale", ((_C_ADD, _C_ADD.replace(" * tl.exp(m_i - shift)", "")),), diagnosis="no-rescale"),
+        Variant(
+            "one-block",
+            ((_C_FOR, _C_FOR.replace("range(0, V, BLOCK_V)", "range(0, 1)")),),
+            diagnosis="first-block-only",
+        ),
         Variant(
             "last-block-dropped",
             ((_C_FOR, _C_FOR.replace("range(0, V, BLOCK_V)", "range(0, tl.maximum(V - BLOCK_V, 0) + 1, BLOCK_V)")),),
@@ -1029,7 +1040,8 @@ ONE_LAUNCH = KernelExercise(
     title="A detective: the loss that is wrong in place",
     notebook=NOTEBOOK,
     function="loss_and_gradient_",
-    label=Label(2, 15, "the order of loads and stores in one tensor"),
+    returns=("loss",),
+    label=Label(2, 15, "what «in place» means inside a kernel"),
     hints=(
         "The gradients are right and so is the log-sum-exp. What is the other part of the loss, and what stands at its "
         "address when it is read?",

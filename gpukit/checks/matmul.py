@@ -375,9 +375,10 @@ STRIDES = KernelExercise(
         ),
         Misconception(
             "out-of-bounds",
-            "a block of a ends at M and at K, one of b at K and at N, a tile of c at M and at N",
+            "each index goes with its own stride, and ends: a block of a at M and at K, one of b at K and at N, a tile of c "
+            "at M and at N",
         ),
-        Misconception("race", "each program has a tile of its own, of a matrix of its own: where do the matrices of c begin?"),
+        Misconception("race", "each program has a tile of its own, of a matrix of its own: how far apart are c's rows, and its matrices?"),
         Misconception("traffic", "strides describe any view: no copy is needed, and a tile's rows and columns are read once"),
     ),
     wrong=(
@@ -812,6 +813,12 @@ def _share(a: Tensor, SPLIT_K: int) -> int:
     return _up(_up(a.shape[1], 32), SPLIT_K) * 32
 
 
+def _overlapping(a: Tensor, b: Tensor, each: int) -> Tensor:
+    """Shares of `each` elements of K, of which the last block is whole all the same."""
+    firsts = range(0, a.shape[1], each)
+    return sum(a[:, k : k + _up(each, 32) * 32] @ b[k : k + _up(each, 32) * 32] for k in firsts)
+
+
 _K_FIRST = "    first = share * steps * BLOCK_K\n"
 _K_STEPS = (
     "    steps = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K)  # whole blocks; the last shares may be shorter, or empty\n"
@@ -863,6 +870,12 @@ SPLIT_K = KernelExercise(
             ),
         ),
         Misconception(
+            "shares-overlap",
+            "the last block of a share reaches into the next share, and what lies there counts twice. Where does a share end, "
+            "and where may a block read?",
+            gives=lambda a, b, SPLIT_K: _overlapping(a, b, _up(a.shape[1], SPLIT_K)),
+        ),
+        Misconception(
             "tail-dropped",
             "the last blocks of K, those that are left when they are dealt out evenly, are in no share. How many blocks does a "
             "share have, so that SPLIT_K shares hold all?",
@@ -891,6 +904,15 @@ SPLIT_K = KernelExercise(
         Variant("all of K in each", ((_K_FIRST, "    first, steps = 0, tl.cdiv(K, BLOCK_K)\n"),), diagnosis="everyone-does-it-all"),
         Variant("no end", ((_K_FOR, _K_FOR.replace("min(first + steps * BLOCK_K, K)", "K")),), diagnosis="shares-overlap"),
         Variant("rounded down", ((_K_STEPS, "    steps = tl.cdiv(K, BLOCK_K) // SPLIT_K\n"),), diagnosis="tail-dropped"),
+        Variant(
+            "shares of elements",
+            (
+                (_K_STEPS, "    each = tl.cdiv(K, SPLIT_K)\n"),
+                (_K_FIRST, "    first = share * each\n"),
+                (_K_FOR, _K_FOR.replace("first + steps * BLOCK_K", "first + each")),
+            ),
+            diagnosis="shares-overlap",
+        ),
         Variant(
             "the first share does it all",
             (
@@ -1011,6 +1033,10 @@ EPILOGUE = KernelExercise(
             "bias-after", "the bias was added to what GELU gave. In a linear layer it belongs to the product",
             gives=_after(lambda z, bias: _gelu(z) + bias),
         ),
+        Misconception(
+            "bias-by-rows", "row m of the result got element m of the bias. To which of M and N does a bias belong?",
+            gives=_after(lambda z, bias: _gelu(z + bias[: len(z), None])),
+        ),
         Misconception("no-activation", "that is the linear layer without its GELU", gives=_after(lambda z, bias: z + bias)),
         Misconception(
             "tanh-form", "that is GELU's other form, with tanh: up to 0.0005 off. Which one does the docstring ask for?",
@@ -1035,7 +1061,7 @@ EPILOGUE = KernelExercise(
             "bias-each-step", "the bias was added once for each block of K. Where does the loop end?",
             gives=lambda x, weight, bias: _gelu(x @ weight.mT + _up(x.shape[1], 32) * bias),
         ),
-        Misconception("out-of-bounds", "the bias has N elements, and the last tile has columns beyond them"),
+        Misconception("out-of-bounds", "the last tile has columns beyond N, where there is no bias, and rows beyond M: of y it has neither"),
         Misconception("traffic", "the tile is complete in registers when the loop ends: nothing has to be stored and loaded again"),
         Misconception("launches", "the sums are in registers when the loop ends: a second kernel would have to load them again"),
     ),
@@ -1051,6 +1077,7 @@ EPILOGUE = KernelExercise(
         Variant("no half", ((_E_Y, _E_Y.replace("0.5 * ", "")),), diagnosis="half-missing"),
         Variant("bias in the loop", ((_E_LOOP, _E_LOOP + "        acc += tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)\n"),
                                      (_E_Z, "    z = acc\n")), diagnosis="bias-each-step"),
+        Variant("bias down the rows", ((_E_Z, _E_Z.replace("offs_n", "offs_m").replace("< N", "< M")),), diagnosis="bias-by-rows"),
         Variant("bias without its mask", ((_E_Z, _E_Z.replace(", mask=offs_n < N, other=0.0", "")),), diagnosis="out-of-bounds"),
         Variant(
             "stored and loaded again",
@@ -1188,7 +1215,7 @@ INT4 = KernelExercise(
             when=lambda evidence: float(evidence.outputs.abs().max()) > 8 * float(evidence.expected.abs().max()),
         ),
         Misconception("traffic", "packed holds two weights in each byte, and a group has one row of scales: each is loaded once"),
-        Misconception("out-of-bounds", "packed has K / 2 rows and scales K / GROUP: which of them are this group's?"),
+        Misconception("out-of-bounds", "x and y end at M, packed, scales and y at N; packed has K / 2 rows and scales K / GROUP: which are this group's?"),
     ),
     wrong=(
         Variant("halves exchanged", ((_4_BITS, _4_BITS.replace("low, high", "high, low")),), diagnosis="halves-exchanged"),

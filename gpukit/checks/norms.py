@@ -242,7 +242,7 @@ def _rope_cases(rng: Random) -> list[Case]:
         case(1, 2, 7, 128, dtype="bfloat16", layout="BTHD"),
         case(1, 3, 4, 32, dtype="float16", note="large"),
         case(1, 2, 3, 64, layout="expanded"),
-        case(1, 8, 8, 64),
+        case(1, 8, 8, 64, layout="BTHD"),  # the largest, whose bytes are counted: who copies it first must be seen
     ]
 
 
@@ -275,6 +275,10 @@ _CANCELLATION = (
     "only rows far from 0 are wrong: there mean(x^2) and mean(x)^2 agree in almost all of their seven digits, and the "
     "difference is what rounding left. How large are the numbers if the mean is taken off before they are squared?"
 )
+_SAMPLE_VARIANCE = (
+    "the squares are divided by N - 1. That estimates the variance of what a sample was drawn from; a norm wants the mean "
+    "over the row itself."
+)
 _PADDED_VARIANCE = (
     "the padding lanes were 0 and are 0 - mean once the mean is taken off: their squares are in the variance. "
     "When must a lane be masked again?"
@@ -302,6 +306,7 @@ RMS_NORM = KernelExercise(
     title="RMSNorm in one read and one write",
     notebook=NOTEBOOK,
     function="rms_norm",
+    returns=("y", "rstd"),
     label=Label(2, 20, "a row statistic in float32; what the backward pass will want"),
     hints=(
         "One number a row says how large the row is. From how many elements is it made, and from which dtype? A float16 "
@@ -503,7 +508,7 @@ DETECTIVE = KernelExercise(
     title="Detective: a LayerNorm that most tests pass",
     notebook=NOTEBOOK,
     function="layer_norm",
-    label=Label(2, 15, "cancellation; why a variance is taken after the mean is off"),
+    label=Label(2, 15, "what tests with numbers around 0 do not see"),
     hints=(
         "Run the check: which rows are wrong, and what have they in common? Then put 2000, 2001 and 2002 into the formula "
         "for the variance by hand, with seven digits at each step.",
@@ -524,8 +529,7 @@ DETECTIVE = KernelExercise(
         ),
         Misconception(
             "sample-variance",
-            "the squares are divided by N - 1. That estimates the variance of what a sample was drawn from; a norm wants "
-            "the mean over the row itself.",
+            _SAMPLE_VARIANCE,
             gives=_weights(
                 lambda x: (
                     (x - _mean(x))
@@ -686,8 +690,13 @@ def _w(name: str, old: str, new: str, diagnosis: str | None) -> Variant:
     return Variant(name, ((_W_FIRST, _W_FIRST.replace(old, new)),), diagnosis=diagnosis)
 
 
-def _merged(step: Callable[..., tuple[Any, Any]], keep: Callable[[int, int], bool] = lambda here, BLOCK_N: True):
-    """What the two passes give where a block changes (mean, m2) by `step` of them, start, the block and BLOCK_N."""
+def _merged(
+    step: Callable[..., tuple[Any, Any]],
+    keep: Callable[[int, int], bool] = lambda here, BLOCK_N: True,
+    less: int = 0,
+):
+    """What the two passes give where a block changes (mean, m2) by `step` of them, start, the block and BLOCK_N.
+    The variance is m2 over N - less."""
 
     def gives(x: Tensor, BLOCK_N: int) -> Tensor:
         mean = m2 = x.new_zeros(len(x), 1)
@@ -696,7 +705,7 @@ def _merged(step: Callable[..., tuple[Any, Any]], keep: Callable[[int, int], boo
             if keep(block.shape[-1], BLOCK_N):
                 mean, m2 = step(mean, m2, start, block, BLOCK_N)
             start += block.shape[-1]
-        return (x - mean) * (m2 / start + LAYER_EPS).rsqrt()
+        return (x - mean) * (m2 / x.new_tensor(start - less) + LAYER_EPS).rsqrt()
 
     return gives
 
@@ -737,6 +746,12 @@ def _mean_moved_first(mean, m2, start, block, BLOCK_N):
     here = block.shape[-1]
     mean, _ = _right(mean, m2, start, block, BLOCK_N)
     return mean, m2 + _spread(block) + (_mean(block) - mean).square() * start * (here / (start + here))
+
+
+def _count_moved_first(mean, m2, start, block, BLOCK_N):
+    return _right(mean, m2, start, block, BLOCK_N)[0], m2 + _spread(block) + (
+        _mean(block) - mean
+    ).square() * block.shape[-1]
 
 
 def _padding_spreads(mean, m2, start, block, BLOCK_N):
@@ -795,6 +810,13 @@ WELFORD = KernelExercise(
             gives=_merged(_mean_moved_first),
         ),
         Misconception(
+            "count-moved-first",
+            "the difference of the means was weighted with a count that holds the new block already: even the first block's "
+            "distance from nothing is in the variance. Which count came before the block?",
+            gives=_merged(_count_moved_first),
+        ),
+        Misconception("sample-variance", _SAMPLE_VARIANCE, gives=_merged(_right, less=1)),
+        Misconception(
             "block-weight",
             "every block counts as a full one, and the last is not. How many of its lanes are elements?",
             gives=_merged(_full_blocks),
@@ -846,6 +868,10 @@ WELFORD = KernelExercise(
             "+ delta * delta * start",
             "+ (block_mean - mean) * (block_mean - mean) * start",
             "mean-moved-first",
+        ),
+        _w("count-with-the-block", "delta * delta * start * share", "delta * delta * here", "count-moved-first"),
+        Variant(
+            "sample-variance", ((_W_RSTD, _W_RSTD.replace("m2 / N", "m2 / (N - 1)")),), diagnosis="sample-variance"
         ),
         _w("full-blocks", _W_HERE, "        here = BLOCK_N + 0.0\n", "block-weight"),
         _w("mean-of-means", "mean += delta * share", "mean += delta / (start // BLOCK_N + 1)", "block-weight"),
@@ -1318,6 +1344,7 @@ RESIDUAL = KernelExercise(
     title="A block's sum and its norm in one pass, and back",
     notebook=NOTEBOOK,
     function="residual_rms_norm_both_ways",
+    returns=("y", "u", "dx"),
     label=Label(3, 30, "two results of one pass; a tensor that is used twice has two gradients"),
     hints=(
         "u goes two ways: through the norm to y, and past it into the rest of the model. dy and du are what comes back on "
@@ -1694,6 +1721,16 @@ ROPE = KernelExercise(
                 (
                     "    B, H, T, D = x.shape\n    y = torch.empty((B, H, T, D)",
                     "    x = x.clone()\n    B, H, T, D = x.shape\n    y = torch.empty((B, H, T, D)",
+                ),
+            ),
+            diagnosis="traffic",
+        ),
+        Variant(
+            "makes-it-contiguous-first",
+            (
+                (
+                    "    B, H, T, D = x.shape\n    y = torch.empty((B, H, T, D)",
+                    "    x = x.contiguous()\n    B, H, T, D = x.shape\n    y = torch.empty((B, H, T, D)",
                 ),
             ),
             diagnosis="traffic",

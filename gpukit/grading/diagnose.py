@@ -191,31 +191,36 @@ def _compare_plain_tensor(exercise: FunctionExercise, actual: Any, expected: Ten
     return wrong("values", f"{text} ({int(far.sum()):,} of {far.numel():,} elements differ)")
 
 
-def compare_tensor(name: str, actual: Any, truth: Tensor, native: Tensor, *, gradient: bool) -> Wrong | None:
-    """Whether one output tensor is right: type, shape, dtype, every element written, values."""
+def compare_tensor(
+    name: str, actual: Any, truth: Tensor, native: Tensor, *, gradient: bool, shown: str = ""
+) -> Wrong | None:
+    """Whether one output tensor is right: type, shape, dtype, every element written, values. `shown`: what the exercise
+    calls it, where that is not its name."""
     import torch
 
     from gpukit.testing import compare
+
+    shown = shown or name
 
     def wrong(kind: str, text: str, mismatch: Mismatch | None = None) -> Wrong:
         return Wrong(kind, text, name, actual, truth, mismatch)
 
     if actual is None:
-        return wrong("no-gradient", f"{name} is missing: the result does not know how to differentiate itself")
+        return wrong("no-gradient", f"{shown} is missing: the result does not know how to differentiate itself")
     if type(actual) is not torch.Tensor:
         kind = actual.type if isinstance(actual, wire.Foreign) else type(actual).__name__
-        return wrong("type", f"{name} is a {kind}, expected a torch.Tensor")
+        return wrong("type", f"{shown} is a {kind}, expected a torch.Tensor")
     if actual.shape != native.shape:
-        return wrong("shape", f"{name} has shape {list(actual.shape)}, expected {list(native.shape)}")
+        return wrong("shape", f"{shown} has shape {list(actual.shape)}, expected {list(native.shape)}")
     if actual.dtype != native.dtype:
-        return wrong("dtype", f"{name} is {_dtype(actual)}, expected {_dtype(native)}")
+        return wrong("dtype", f"{shown} is {_dtype(actual)}, expected {_dtype(native)}")
     mismatch = compare(actual, truth, native, gradient=gradient)
     if mismatch is None:
         return None
     stray = torch.isnan(actual) & ~torch.isnan(truth)
-    at = f"{name}{list(mismatch.index)}" if mismatch.index else name
+    at = f"{shown}{list(mismatch.index)}" if mismatch.index else shown
     if bool(stray.any()):
-        count = f"{int(stray.sum()):,} of {actual.numel():,} elements of {name} are NaN; first at {_first(stray)}"
+        count = f"{int(stray.sum()):,} of {actual.numel():,} elements of {shown} are NaN; first at {_first(stray)}"
         return wrong("nan", count, mismatch)
     text = f"{at} expected {mismatch.expected:.5g}, yours {mismatch.actual:.5g}"
     text += f" ({mismatch.wrong:,} of {mismatch.total:,} elements differ)"
@@ -237,13 +242,13 @@ def values_differ(exercise: Exercise, outcomes: list[Outcome], hint: str) -> tup
     }[wrong.kind]
     lines = [f"{exercise.id}: {head} ({len(evidence.passed)} of {len(outcomes)} cases pass)"]
     if pattern := _pattern(evidence):
-        lines.append(f"  {pattern}")
+        lines += wrap(f"  {pattern}")
     detail = f"  {evidence.case.name}: {wrong.text}"
     rows = evidence.row_ratio
     if rows is not None:
         factor = float(rows.reshape(-1)[(rows.reshape(-1) - 1).abs().argmax()])
         every = "every element" if evidence.ratio is not None else "each element of a row"
-        detail += f"; {every} is off by the same factor, {factor:.4g}"
+        detail += f"; {every} is off by the same factor, {factor:.4g}" if factor else f"; {every} is 0 in yours"
     lines += wrap(detail)[:2]
     say = ""
     if known is not None:
@@ -324,8 +329,16 @@ def _pattern(evidence: Evidence) -> str:
     for tag, phrase in TAGS.items():
         if evidence.tag(tag):
             return f"fails for every case {phrase}; passes for the others"
-    failed, passed = (", ".join(case.name for case in cases) for cases in (evidence.failed, evidence.passed))
-    return f"fails for {textwrap.shorten(failed, 56, placeholder=' …')}; passes for {textwrap.shorten(passed, 40, placeholder=' …')}"
+    return f"fails for {_some(evidence.failed, 40)}; passes for {_some(evidence.passed, 28)}"
+
+
+def _some(cases: tuple[Case, ...], width: int) -> str:
+    """As many whole names as fit, a part of one at least. Names have commas of their own."""
+    shown = [textwrap.shorten(cases[0].name, width, placeholder=" …")]
+    while len(shown) < len(cases) and len(" | ".join((*shown, cases[len(shown)].name))) <= width:
+        shown.append(cases[len(shown)].name)
+    more = len(cases) - len(shown)
+    return " | ".join(shown) + (f" and {more} more" if more else "")
 
 
 def wrap(text: str) -> list[str]:

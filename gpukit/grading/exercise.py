@@ -134,12 +134,13 @@ class KernelExercise(Exercise):
                n > 0: the last argument of each case is dy, the upstream gradient; y and the n gradients are compared
     in_place   positions of the arguments that the function must change. What they hold afterwards are results like those
                returned: `reference` gives them behind its own, in this order. The function may then return nothing, or what it changed
+    returns    what the docstring calls the results; without it they are y, or y[0], y[1], which reads like an element of y
     torch_ops  aten operations that the host code may use besides allocation, views and copies
     traffic    the bound on bytes moved, or None where the exercise does not grade it
     launch_rule  (case, launches) -> (label, sentence) if the launches break a rule of the exercise, else None; a launch is
                {"kernel", "grid", "programs", "load_bytes", "store_bytes", "atomic_bytes", "flops", "accesses", "sectors",
-               "longest"}: accesses are [kind, tensor, line, bytes], sectors their 32-byte sectors in the same order,
-               longest how many loads and stores the busiest program made
+               "sizes", "longest"}: accesses are [kind, tensor, line, bytes], sectors their 32-byte sectors in the same order,
+               sizes the bytes of each tensor, longest how many loads and stores the busiest program made
     caches     (SMs, bytes of L2) of a GPU in miniature whose SMs hold one program each: a launch then has "dram_read_bytes"
                too, what its caches read from memory
     """
@@ -147,6 +148,7 @@ class KernelExercise(Exercise):
     reference: Callable[..., Any] = field(kw_only=True)
     gradients: int = 0
     in_place: tuple[int, ...] = ()
+    returns: tuple[str, ...] = ()
     torch_ops: frozenset[str] = frozenset()
     traffic: Traffic | None = None
     launch_rule: Callable[[Case, list[dict]], tuple[str, str] | None] | None = None

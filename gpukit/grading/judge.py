@@ -147,7 +147,9 @@ class _Run:
 
     def _read(self) -> None:
         try:
-            finding = lint(self.source, numpy=not isinstance(self.exercise, KernelExercise))
+            # NumPy's arrays are not watched: neither what they compute nor what they hold.
+            watched = isinstance(self.exercise, KernelExercise) or self.exercise.memory_rule is not None
+            finding = lint(self.source, numpy=not watched)
         except SyntaxError as error:
             text = (error.text or "").rstrip("\n")
             caret = " " * (max(1, error.offset or 1) - 1) + "^"
@@ -242,8 +244,11 @@ class _Run:
         if len(outputs) != len(truth):
             text = f"returned {len(outputs)} tensors, expected {len(truth)}"
             return Wrong("type", text, actual=outputs, expected=truth)
+        called = dict(zip(outputs, self.exercise.returns, strict=False))
         for (name, actual), right, near in zip(outputs.items(), truth, native, strict=True):
-            wrong = diagnose.compare_tensor(name, actual, right, near, gradient=name.startswith("d"))
+            wrong = diagnose.compare_tensor(
+                name, actual, right, near, gradient=name.startswith("d"), shown=called.get(name, "")
+            )
             if wrong is not None:
                 return wrong
         return None
@@ -346,15 +351,18 @@ class _Run:
         lines = [f"{outcome.case.name}: {_mib(read)} read and {_mib(written)} written, where {bound.reads:g} reads and "
                  f"{bound.writes:g} writes of {_mib(size)} are enough"]  # fmt: skip
         totals: dict[tuple[str, str], list] = {}
+        sizes: dict[str, int] = {}  # of each tensor: "loaded twice" is said of its own bytes
         for launch in launches:
+            sizes |= launch["sizes"]
             for kind, tensor, line, count in launch["accesses"]:
                 entry = totals.setdefault(("loaded" if kind == "load" else "stored", tensor), [0, set()])
                 entry[0] += count
                 entry[1].add(line)
         most = sorted(totals.items(), key=lambda item: -item[1][0])
-        for (verb, tensor), (count, at) in [item for item in most if item[1][0] > 1.05 * size][:2] or most[:3]:
+        own = {key: count / max(sizes.get(key[1], size), 1) for key, (count, _) in most}
+        for (verb, tensor), (_, at) in [item for item in most if own[item[0]] > 1.05][:2] or most[:3]:
             where = f"line{'s' if len(at) > 1 else ''} {', '.join(map(str, sorted(at)))} of {self.shown}"
-            times = f"{count / size:.2g}"
+            times = f"{own[verb, tensor]:.2g}"
             lines.append(f"{tensor} is {verb} {'once' if times == '1' else f'{times} times'}: {where}")
         if outcome.reply["copied_read_bytes"] + outcome.reply["copied_write_bytes"] > 0.05 * size:
             copied = outcome.reply["copied_read_bytes"] + outcome.reply["copied_write_bytes"]
@@ -444,6 +452,11 @@ class _Run:
         text = f"{error['type']} in {at}{where}"
         code = [f"    {error['source']}"] if error["source"] else []
         message = [error["message"]] if error["message"] else []
+        if isinstance(self.exercise, KernelExercise) and "'int' object has no attribute 'to'" in error["message"]:
+            message.append(
+                "a loop counts in Python numbers here and in tensors on a GPU: tl.cast(i, tl.int64) does on both what "
+                "i.to(tl.int64) does there"
+            )
         return self._found("error", "exception", text, *code, *message)
 
     def _crashed(self, code: int, case: Case | None) -> _Found:

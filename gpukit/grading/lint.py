@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 MODULES = frozenset(
@@ -26,13 +27,17 @@ _TORCH = frozenset(
 _STDLIB = frozenset(sys.stdlib_module_names) - MODULES - {"copy", "random", "select", "signal", "trace"}
 # Ways out of the tensors that the worker watches.
 _ATTRIBUTES = frozenset(
-    "numpy tolist untyped_storage storage set_ resize_ set_printoptions from_dlpack to_dlpack "
+    "numpy tolist untyped_storage storage set_ resize_ apply_ map_ map2_ set_printoptions from_dlpack to_dlpack "
     "format format_map".split()  # "{0._gpu}".format(device) reads what no expression may; f-strings are seen here
 )
-# Standard modules that other modules hold: reached through any name, they are a way around the check.
+# Reached through any name, these are a way around the check: standard modules that other modules hold; functions that
+# evaluate text or set attributes; the frames of generators.
 _DOORS = frozenset(
-    "os sys io subprocess shutil pathlib ctypes importlib builtins inspect gc pickle socket threading weakref".split()
+    "os sys io subprocess shutil pathlib ctypes importlib builtins inspect gc pickle socket threading weakref bltns mp "
+    "stdlib_re f2py knobs pytree get_type_hints ForwardRef evaluate_forward_ref singledispatch singledispatchmethod "
+    "update_wrapper wraps global_enum gi_frame cr_frame ag_frame tb_frame f_back f_globals f_locals f_builtins".split()
 )
+_HOOKS = frozenset("__torch_function__ __torch_dispatch__".split())
 _DUNDERS = frozenset("__init__ __post_init__ __name__ __doc__ __version__ __len__ __call__ __getitem__ __eq__".split())
 
 
@@ -45,12 +50,13 @@ class Finding:
 def lint(source: str, *, numpy: bool = True) -> Finding | None:
     """The first thing in `source` that an exercise may not use, or None. Raises SyntaxError.
 
-    numpy  whether NumPy is allowed: in a kernel's host code it would compute where the worker does not look
+    numpy  whether NumPy is allowed: it computes, and holds arrays, where the worker does not look
     """
     tree = ast.parse(source)
     roots: dict[str, str] = {}  # name in the file -> what it was imported as
     modules: set[str] = set()  # the names that are modules for certain
     bases = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for name in node.names:
@@ -70,16 +76,34 @@ def lint(source: str, *, numpy: bool = True) -> Finding | None:
             for name in node.names:
                 if problem := _module(f"{module}.{name.name}"):
                     return Finding(node.lineno, problem)
+                if name.name == "*" and module != "math":
+                    return Finding(node.lineno, f"from {module} import *")
                 roots[name.asname or name.name] = f"{module}.{name.name}"
+    classes: set[str] = set()  # names of what type() gave
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in _BUILTINS:
+        for name, value in _bindings(node):
+            if isinstance(value, ast.Attribute) and (path := _path(value, roots)):
+                roots.setdefault(name, path)
+            elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "type":
+                classes.add(name)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in _BUILTINS | _HOOKS:
             return Finding(node.lineno, f"{node.id}")
+        if isinstance(node, ast.Name) and node.id == "getattr" and id(node) not in called:
+            return Finding(node.lineno, "getattr as a value")
+        if isinstance(node, ast.FunctionDef) and node.name in _HOOKS:
+            return Finding(node.lineno, f"def {node.name}")
+        if isinstance(node, ast.MatchClass) and (node.patterns or node.kwd_attrs):
+            return Finding(node.lineno, "a class pattern")
         if isinstance(node, ast.Name) and node.id in modules and id(node) not in bases:
             return Finding(node.lineno, f"the module {node.id} as a value")
         if isinstance(node, ast.Attribute):
             path = _path(node, roots)
             if path and not isinstance(node.ctx, ast.Load):
                 return Finding(node.lineno, f"an assignment to {path}")
+            of_class = isinstance(node.value, ast.Call) or getattr(node.value, "id", None) in classes
+            if of_class and not isinstance(node.ctx, ast.Load):
+                return Finding(node.lineno, f"an assignment to {ast.unparse(node)}")
             if node.attr in _DOORS:
                 return Finding(node.lineno, f".{node.attr}")
             if node.attr.startswith("_") and node.attr not in _DUNDERS and not _is_self(node.value):
@@ -102,15 +126,31 @@ def _module(dotted: str) -> str | None:
     first, *rest = dotted.split(".")
     if first not in MODULES:
         return f"import {first}"
+    for again in ("torch", "triton"):  # torch.nn.functional holds torch
+        if again in rest:
+            return _module(".".join(rest[rest.index(again) :]))
+    if any(part in _DOORS for part in rest):
+        return dotted
     if any(part.startswith("_") and part not in ("__future__", *_DUNDERS) for part in rest):
         return dotted
     if any(part in _STDLIB for part in rest):
         return dotted
     if first == "triton" and rest and rest[0] not in _TRITON:
         return dotted
-    if first == "torch" and rest and rest[0] in _TORCH:
+    if first == "torch" and rest and (rest[0] in _TORCH or "ops" in rest):
         return dotted
     return None
+
+
+def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """The names that an assignment gives to expressions, with the expressions."""
+    if not isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) or node.value is None:
+        return
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        several = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+        for name, value in zip(target.elts, node.value.elts) if several else [(target, node.value)]:  # noqa: B905
+            if isinstance(name, ast.Name):
+                yield name.id, value
 
 
 def _path(node: ast.Attribute, roots: dict[str, str]) -> str | None:

@@ -258,6 +258,7 @@ def _launch_facts(launch: Any, caches: tuple[int, int] | None) -> dict:
         "atomic_bytes": launch.atomic_bytes,
         "flops": launch.flops,
         "accesses": [[a.kind, a.tensor, a.line, a.bytes] for a in launch.accesses],
+        "sizes": {name: x.nbytes for name, x in launch.arguments.items() if hasattr(x, "nbytes")},
         "sectors": [a.sectors for a in launch.accesses],
         "longest": max(Counter(launch.recording.program).values(), default=0),
     }

@@ -34,6 +34,8 @@ def column_sums_kernel(
 
 
 INTERPRETED = not isinstance(column_sums_kernel, triton.JITFunction)
+# The GPU that an interpreted launch is made for, as torch.cuda.get_device_properties would say it; gpukit.tracing sets it.
+imagined = None
 
 
 _compiled: dict[tuple, tuple] = {}
@@ -47,7 +49,7 @@ def _current_stream() -> Callable[[int], int]:
 
 def interpreted() -> bool:
     """Whether launches go through the interpreter: without a GPU, and beside it while gpukit.trace() counts them."""
-    return INTERPRETED or bool(getattr(triton.JITFunction.run, "watchers", None))
+    return INTERPRETED or imagined is not None or bool(getattr(triton.JITFunction.run, "watchers", None))
 
 
 @cache
@@ -160,11 +162,6 @@ def as_rows(x: Tensor, copy_interleaved: bool = False) -> Tensor:
     return x
 
 
-# What a grid of a fixed size is made for in the interpreter, as torch.cuda.get_device_properties would say it;
-# gpukit.tracing sets it.
-imagined = None
-
-
 @cache
 def _properties(device: torch.device):
     return torch.cuda.get_device_properties(device)
@@ -188,11 +185,16 @@ def check(op: str, **tensors: Tensor) -> None:
             raise TypeError(f"{op}: {name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
         if x.ndim == 0:
             raise ValueError(f"{op}: {name} must have at least one dimension, got a scalar of shape []")
-        if not (x.is_cuda or (INTERPRETED and x.is_cpu)):
-            raise ValueError(
-                f"{op}: {name} is on {x.device}; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1 before Python "
-                "starts and a CPU tensor"
-            )
+        check_runs(op, name, x)
+
+
+def check_runs(op: str, name: str, x: Tensor) -> None:
+    """Raise ValueError unless kernels run on x's device: a GPU, or the CPU through the interpreter."""
+    if not (x.is_cuda or (x.is_cpu and interpreted())):
+        raise ValueError(
+            f"{op}: {name} is on {x.device}; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1 before Python starts "
+            "and a CPU tensor"
+        )
 
 
 def check_alike(op: str, name: str, x: Tensor, of: str, other: Tensor) -> None:

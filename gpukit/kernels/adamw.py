@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import INTERPRETED, acc_dtype, interpreted
+from gpukit.kernels._rows import acc_dtype, interpreted
 
 BLOCK, NUM_WARPS = 1024, 4
 # A tensor's row in the table: the addresses of the parameter, its gradient, m, v and the master copy, its number of
@@ -106,9 +106,9 @@ def adamw_kernel(
     v_ptr = _pointer(row_ptr, 3, S_DTYPE, ALIGNED)
     w_ptr = _pointer(row_ptr, 4, S_DTYPE, ALIGNED) if MASTER else p_ptr
     if lr_ptr is not None:
-        lr = tl.load(lr_ptr)
+        lr = tl.load(lr_ptr).to(ACC)
     if scale_ptr is not None:
-        sign *= tl.load(scale_ptr)
+        sign *= tl.load(scale_ptr).to(ACC)
     t = tl.load(step_ptr + tensor) + 1
     seed += tensor * 65_537 + t.to(tl.int32) * 7_919  # a stream of random numbers of its own, in which elements count
     # A Python number arrives in float32, where 1 - 0.999 would have four digits: 1 - beta is computed by the launcher.
@@ -142,6 +142,22 @@ def square_sums_kernel(
     tl.store(out_ptr + tl.program_id(0), tl.sum(g * g, axis=0))
 
 
+def _arranged(g: Tensor, p: Tensor) -> Tensor:
+    """A copy of p's gradient in p's order of dimensions."""
+    if g.layout != torch.strided:
+        raise TypeError("AdamW: sparse gradients are not supported; use torch.optim.SparseAdam")
+    return torch.empty_like(p, dtype=g.dtype).copy_(g)
+
+
+def _moment(name: str, value: Tensor, p: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy of one of p's states in p's order of dimensions, on its device."""
+    if value.shape != p.shape:
+        raise ValueError(
+            f"AdamW: {name} must have the shape of its parameter, {list(p.shape)}, got {list(value.shape)}"
+        )
+    return torch.empty_like(p, dtype=dtype).copy_(value)
+
+
 class _Bucket:
     """The parameters of a group that one launch serves: one device, one dtype of weights, one of gradients."""
 
@@ -162,22 +178,27 @@ class _Bucket:
             self.rows[:, column] = [state[name].data_ptr() if name in state else 0 for state in states]
         self.rows[:, 5], self.rows[:, 6] = sizes, np.cumsum(blocks) - blocks
         self.table = torch.empty(self.rows.shape, dtype=torch.int64, device=self.device)
+        self.first_moment = states[0]["exp_avg"].data_ptr()
         # A graph copies from here whenever it is replayed, and nothing can be allocated while it is captured.
         self.captured = torch.empty(self.rows.shape, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        self.rows[:, 0] = [p.data_ptr() for p in params]
         self.addresses: list[int] = []
         self.grads: list[Tensor] = []
 
+    def is_current(self, states: dict) -> bool:
+        """Whether the states lie where they lay: who offloads them puts other tensors in their place. Told by the first
+        of them, since looking at 2,000 takes as long as the launch."""
+        state = states.get(self.params[0])
+        return state is self.states[0] and "exp_avg" in state and state["exp_avg"].data_ptr() == self.first_moment
+
     def refresh(self) -> None:
         """Bring gradients and addresses up to date. Gradients are allocated anew in most steps, often where they were."""
-        self.grads = [
-            g if g.stride() == p.stride() else torch.empty_like(p, dtype=g.dtype).copy_(g)
-            for p, g in ((p, p.grad) for p in self.params)
-        ]
-        addresses = [t.data_ptr() for t in (*self.params, *self.grads)]
+        self.grads = [g if (g := p.grad).stride() == p.stride() else _arranged(g, p) for p in self.params]
+        addresses = [g.data_ptr() for g in self.grads]
         if addresses == self.addresses:
             return
         self.addresses = addresses
-        self.rows[:, :2] = np.array(addresses).reshape(2, -1).T
+        self.rows[:, 1] = addresses
         self.aligned = not (self.rows[:, :5] % 16).any()
         host = torch.from_numpy(self.rows)
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -244,52 +265,61 @@ class AdamW(torch.optim.Optimizer):
         stochastic_rounding: bool = False,
         seed: int = 0,
     ):
-        if amsgrad:
-            raise ValueError("AdamW: amsgrad=True is not supported here; use torch.optim.AdamW")
-        if isinstance(lr, Tensor) and lr.numel() != 1:
-            raise ValueError(f"AdamW: lr must be a number or a tensor of one element, got shape {list(lr.shape)}")
-        for name, value, top in (
-            ("lr", lr, math.inf),
-            ("eps", eps, math.inf),
-            ("weight_decay", weight_decay, math.inf),
-        ):
-            if not isinstance(value, Tensor) and not 0 <= value < top:
-                raise ValueError(f"AdamW: {name} must be 0 or more and finite, got {value}")
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"AdamW: betas must be two numbers in [0, 1), got {betas}")
         if max_norm is not None and not 0 < max_norm < math.inf:
             raise ValueError(f"AdamW: max_norm must be positive and finite, got {max_norm}")
-        if master_weights and stochastic_rounding:
-            raise ValueError("AdamW: master_weights and stochastic_rounding are two ways to the same end; choose one")
+        if not (isinstance(seed, int) and 0 <= seed < 2**63):
+            raise ValueError(f"AdamW: seed must be an integer, 0 to 2^63 - 1, got {seed!r}")
         self.max_norm, self.seed = max_norm, seed
         defaults = {
-            "lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "amsgrad": False,
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
             "maximize": maximize, "capturable": capturable, "foreach": None, "differentiable": False, "fused": None,
             "master_weights": master_weights, "stochastic_rounding": stochastic_rounding,
         }  # fmt: skip
         super().__init__(params, defaults)
 
+    def __getstate__(self) -> dict:
+        return {**super().__getstate__(), "max_norm": self.max_norm, "seed": self.seed}
+
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
         for group in self.param_groups:  # what torch.optim.AdamW's state does not say
-            if group.get("amsgrad"):
-                raise ValueError("AdamW: amsgrad=True is not supported here; this state needs torch.optim.AdamW")
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
         self._buckets: dict = {}
+        self._states = 0
 
     def add_param_group(self, param_group: dict) -> None:
         super().add_param_group(param_group)
-        self._buckets = {}
-        for p in self.param_groups[-1]["params"]:
+        self._buckets, self._states = {}, 0
+        try:
+            self._check_group(self.param_groups[-1])
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    @staticmethod
+    def _check_group(group: dict) -> None:
+        lr, betas = group["lr"], group["betas"]
+        if group["amsgrad"]:
+            raise ValueError("AdamW: amsgrad=True is not supported here; use torch.optim.AdamW")
+        if isinstance(lr, Tensor) and lr.numel() != 1:
+            raise ValueError(f"AdamW: lr must be a number or a tensor of one element, got shape {list(lr.shape)}")
+        for name in ("lr", "eps", "weight_decay"):
+            if not 0 <= group[name] < math.inf:
+                raise ValueError(f"AdamW: {name} must be 0 or more and finite, got {group[name]}")
+        if not isinstance(betas, tuple | list) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"AdamW: betas must be two numbers in [0, 1), got {betas}")
+        if group["master_weights"] and group["stochastic_rounding"]:
+            raise ValueError("AdamW: master_weights and stochastic_rounding are two ways to the same end; choose one")
+        for p in group["params"]:
             if p.dtype not in _TL:
                 raise TypeError(f"AdamW: parameters must be float32, float64, float16 or bfloat16, got {p.dtype}")
-            if not (p.is_cuda or INTERPRETED):
+            if not (p.is_cuda or interpreted()):
                 raise ValueError(
                     f"AdamW: a parameter is on {p.device}; Triton needs CUDA tensors here, or TRITON_INTERPRET=1 before "
                     "Python starts"
                 )
-            if self.param_groups[-1]["stochastic_rounding"] and p.dtype in (torch.float16, torch.float64):
+            if group["stochastic_rounding"] and p.dtype in (torch.float16, torch.float64):
                 raise TypeError(f"AdamW: stochastic_rounding is for bfloat16 parameters, got {p.dtype}")
             if p.numel() and not torch.empty_like(p).stride() == p.stride():
                 raise ValueError(
@@ -298,6 +328,8 @@ class AdamW(torch.optim.Optimizer):
                 )
 
     def load_state_dict(self, state_dict: dict) -> None:
+        if any(group.get("amsgrad") for group in state_dict["param_groups"]):
+            raise ValueError("AdamW: amsgrad=True is not supported here; this state needs torch.optim.AdamW")
         super().load_state_dict(state_dict)
         # The base class gives all states the weights' dtype; m, v and master of 16-bit weights are float32 here.
         numbers = [i for group in state_dict["param_groups"] for i in group["params"]]
@@ -305,7 +337,7 @@ class AdamW(torch.optim.Optimizer):
         for i, p in zip(numbers, params, strict=True):
             for name, value in state_dict["state"].get(i, {}).items():
                 if name in ("exp_avg", "exp_avg_sq", "master") and isinstance(value, Tensor):
-                    self.state[p][name] = torch.empty_like(p, dtype=value.dtype).copy_(value)
+                    self.state[p][name] = _moment(name, value, p, value.dtype)
         self._buckets = {}
 
     def _state(self, p: Tensor, group: dict) -> dict:
@@ -315,25 +347,28 @@ class AdamW(torch.optim.Optimizer):
         if "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
             state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(p, dtype=dtype) for _ in range(2))
-        for name in ("exp_avg", "exp_avg_sq"):
-            if state[name].dtype != dtype:
-                state[name] = state[name].to(dtype)
         if group["master_weights"] and wide and "master" not in state:
             state["master"] = p.detach().to(torch.float32, copy=True)
+        for name in ("exp_avg", "exp_avg_sq", "master"):
+            value = state.get(name)
+            wanted = dtype, p.device, p.shape, p.stride()
+            if value is not None and (value.dtype, value.device, value.shape, value.stride()) != wanted:
+                state[name] = _moment(name, value, p, dtype)
         return state
 
     def _collect(self, index: int, group: dict) -> list[_Bucket]:
         """The buckets of a group, with the gradients of this step."""
-        with_grad = [p for p in group["params"] if p.grad is not None]
+        params = [p for p in group["params"] if p.grad is not None]
+        dtypes = [p.grad.dtype for p in params]
+        # Lists of numbers, since thousands of tuples would wake the garbage collector in every step.
+        seen = [*map(id, params), *map(Tensor.data_ptr, params), *map(Tensor.numel, params), *dtypes]
         known = self._buckets.get(index)
-        if known is None or known[0] != [(id(p), p.grad.dtype) for p in with_grad]:
+        if known is None or known[0] != seen or not all(bucket.is_current(self.state) for bucket in known[1]):
             parts: dict[tuple, list[Tensor]] = {}
-            for p in with_grad:
-                if p.grad.is_sparse:
-                    raise TypeError("AdamW: sparse gradients are not supported; use torch.optim.SparseAdam")
-                parts.setdefault((p.device, p.dtype, p.grad.dtype), []).append(p)
+            for p, dtype in zip(params, dtypes, strict=True):
+                parts.setdefault((p.device, p.dtype, dtype), []).append(p)
             buckets = [_Bucket(ps, [self._state(p, group) for p in ps], key[2]) for key, ps in parts.items()]
-            known = self._buckets[index] = [(id(p), p.grad.dtype) for p in with_grad], buckets
+            known = self._buckets[index] = seen, buckets
         for bucket in known[1]:
             bucket.refresh()
         return known[1]
@@ -362,7 +397,17 @@ class AdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if torch.compiler.is_compiling():  # torch.compile is not to follow addresses: it leaves its graph here
+            torch.compiler.disable(self._update)()
+        else:
+            self._update()
+        return loss
+
+    def _update(self) -> None:
+        if len(self.state) != self._states:  # somebody has removed some
+            self._buckets = {}
         groups = [(group, self._collect(i, group)) for i, group in enumerate(self.param_groups)]
+        self._states = len(self.state)
         buckets = [bucket for _, own in groups for bucket in own]
         found_inf = getattr(self, "found_inf", None)
         scales: dict[torch.device, Tensor | None] = {}
@@ -383,8 +428,9 @@ class AdamW(torch.optim.Optimizer):
                     ACC=acc_dtype(bucket.dtype), MASTER="master" in bucket.states[0],
                     STOCHASTIC=bool(group["stochastic_rounding"]) and bucket.dtype == torch.bfloat16,
                 )  # fmt: skip
+                # Autograd stops whoever kept the weights for a gradient and would find others there.
+                torch.autograd.graph.increment_version(bucket.params)
                 if skip is None:
                     bucket.steps += 1
                 else:
                     bucket.steps += (skip == 0).to(bucket.steps.dtype)
-        return loss

@@ -6,18 +6,29 @@ For a row x with lse = log sum(exp x) and target t:
 Traffic for M rows of V: forward one read; backward one read, one write. `inplace=True` puts the gradient where the logits
 were while it computes the loss: one read and one write for both passes, and no second tensor of the logits' size.
 
-Limits: class probabilities as targets are not taken; there are no second derivatives.
+Limits: class weights and class probabilities as targets are not taken; second derivatives are left to PyTorch's
+operations, and in place there are none. In float16 the gradient in place exists before a GradScaler's scale reaches it:
+what is below 6e-8 is 0 then.
 Sources: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.cross_entropy.html (definitions),
 https://arxiv.org/abs/2204.02311 (z-loss), https://arxiv.org/abs/2410.10989 (gradient in place).
 """
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from gpukit.kernels._rows import DTYPES, INTERPRETED, acc_dtype, as_rows, launch, properties, torch_acc_dtype
+from gpukit.kernels._rows import (
+    DTYPES,
+    acc_dtype,
+    as_rows,
+    differentiable,
+    interpreted,
+    launch,
+    properties,
+    torch_acc_dtype,
+)
 
 
 @triton.jit
@@ -47,15 +58,15 @@ def _sum(x, start, V, BLOCK_V: tl.constexpr):
 
 @triton.jit
 def _store_gradient(
-    dx_ptr, x, start, target, lse, scale,
+    dx_ptr, x, start, target, m, log_l, scale,
     stride_dxv,
     V,
     SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     offs_v = start + tl.arange(0, BLOCK_V)
-    dx = _exp(x - lse)
+    dx = _exp(x - m - log_l)
     if Z_LOSS != 0:
-        dx *= 1 + 2 * Z_LOSS * lse
+        dx *= 1 + 2 * Z_LOSS * (m + log_l)
     if SMOOTHING != 0:
         dx -= SMOOTHING / tl.cast(V, dx.dtype)
     dx = tl.where(offs_v == target, dx - (1 - SMOOTHING), dx) * scale
@@ -64,13 +75,15 @@ def _store_gradient(
 
 @triton.jit
 def cross_entropy_fwd_kernel(
-    x_ptr, target_ptr, loss_ptr, lse_ptr, scale_ptr,
+    x_ptr, target_ptr, loss_ptr, stats_ptr, scale_ptr,
     stride_xm, stride_xv,
     V, ignore_index,
     SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, GRADIENT: tl.constexpr,
     BLOCK_V: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """One row per program: its loss and log-sum-exp in one pass. GRADIENT: a second pass overwrites the row with `scale`
+    """One row per program: its loss, and stats [M, 2], in one pass: its maximum m, and log l, the logarithm of its sum of
+    exp(x - m). Their sum, the log-sum-exp, has too few digits where logits are large: near 1,000 each probability would be
+    wrong by 3e-5. GRADIENT: a second pass overwrites the row with `scale`
     times its gradient."""
     pid_m = tl.program_id(0).to(tl.int64)  # a row's offset passes 2^31 elements in ordinary batches
     x_ptr += pid_m * stride_xm
@@ -90,28 +103,28 @@ def cross_entropy_fwd_kernel(
     # The first block comes last and stays in registers: a row of one block is never read twice, of others a block less.
     x = _load(x_ptr, 0, V, stride_xv, BLOCK_V, ACC)
     m, l = _join(m, l, x)
-    lse = m + tl.log(l)
-    loss = lse - (1 - SMOOTHING) * x_target
+    log_l = tl.log(l)
+    loss = log_l + (1 - SMOOTHING) * (m - x_target)
     if SMOOTHING != 0:
-        loss -= SMOOTHING * ((total + _sum(x, 0, V, BLOCK_V)) / V)
+        loss += SMOOTHING * (m - (total + _sum(x, 0, V, BLOCK_V)) / V)
     if Z_LOSS != 0:
-        loss += Z_LOSS * lse * lse
+        loss += Z_LOSS * (m + log_l) * (m + log_l)
     tl.store(loss_ptr + pid_m, tl.where(target == ignore_index, 0.0, loss))
-    tl.store(lse_ptr + pid_m, lse)
+    tl.store(stats_ptr + 2 * pid_m + tl.arange(0, 2), tl.join(m, log_l))
 
     if GRADIENT:
         scale = tl.where(target == ignore_index, 0.0, tl.load(scale_ptr).to(ACC))
-        _store_gradient(x_ptr, x, 0, target, lse, scale, stride_xv, V, SMOOTHING, Z_LOSS, BLOCK_V)
+        _store_gradient(x_ptr, x, 0, target, m, log_l, scale, stride_xv, V, SMOOTHING, Z_LOSS, BLOCK_V)
         # Backwards: what was read last is still in a cache.
         last = (V - 1) // BLOCK_V * BLOCK_V
         for behind in tl.range(0, last, BLOCK_V, num_stages=1):
             x = _load(x_ptr, last - behind, V, stride_xv, BLOCK_V, ACC)
-            _store_gradient(x_ptr, x, last - behind, target, lse, scale, stride_xv, V, SMOOTHING, Z_LOSS, BLOCK_V)
+            _store_gradient(x_ptr, x, last - behind, target, m, log_l, scale, stride_xv, V, SMOOTHING, Z_LOSS, BLOCK_V)
 
 
 @triton.jit
 def cross_entropy_bwd_kernel(
-    x_ptr, target_ptr, lse_ptr, dloss_ptr, dx_ptr,
+    x_ptr, target_ptr, stats_ptr, dloss_ptr, dx_ptr,
     stride_xm, stride_xv, stride_dloss,
     V, ignore_index,
     SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, BLOCK_V: tl.constexpr, ACC: tl.constexpr,
@@ -122,9 +135,9 @@ def cross_entropy_bwd_kernel(
     start = tl.program_id(0) % blocks * BLOCK_V
     target = tl.load(target_ptr + pid_m).to(tl.int64)
     scale = tl.where(target == ignore_index, 0.0, tl.load(dloss_ptr + pid_m * stride_dloss).to(ACC))
-    lse = tl.load(lse_ptr + pid_m)
+    m, log_l = tl.split(tl.load(stats_ptr + 2 * pid_m + tl.arange(0, 2)))
     x = _load(x_ptr + pid_m * stride_xm, start, V, stride_xv, BLOCK_V, ACC)
-    _store_gradient(dx_ptr + pid_m * V, x, start, target, lse, scale, 1, V, SMOOTHING, Z_LOSS, BLOCK_V)
+    _store_gradient(dx_ptr + pid_m * V, x, start, target, m, log_l, scale, 1, V, SMOOTHING, Z_LOSS, BLOCK_V)
 
 
 @triton.jit
@@ -162,7 +175,7 @@ def _stream_config(V: int) -> dict:
 def cross_entropy_fwd(
     x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Losses and log-sum-exps [M] of x [M, V]. With `scale`, a scalar tensor, x becomes scale times its gradient."""
+    """Losses [M] and stats [M, 2] of x [M, V]. With `scale`, a scalar tensor, x becomes scale times its gradient."""
     M, V = x.shape
     if properties(x.device) is None:  # on a GPU, looking would make the CPU wait; there the loss is NaN
         outside = (target != ignore_index) & ((target < 0) | (target >= V))
@@ -170,18 +183,18 @@ def cross_entropy_fwd(
             raise IndexError(
                 f"target must be in [0, {V}) or ignore_index = {ignore_index}, got {int(target[outside][0])}"
             )
-    losses, lse = (torch.empty(M, dtype=torch_acc_dtype(x.dtype), device=x.device) for _ in range(2))
+    losses, stats = (torch.empty(n, dtype=torch_acc_dtype(x.dtype), device=x.device) for n in (M, (M, 2)))
     if M:
         launch(
-            cross_entropy_fwd_kernel, M, x, target, losses, lse, scale, *x.stride(), V, ignore_index,
+            cross_entropy_fwd_kernel, M, x, target, losses, stats, scale, *x.stride(), V, ignore_index,
             SMOOTHING=label_smoothing, Z_LOSS=z_loss, GRADIENT=scale is not None,
             **_row_config(V, x.dtype, scale is not None),
         )  # fmt: skip
-    return losses, lse
+    return losses, stats
 
 
 def cross_entropy_bwd(
-    x: Tensor, target: Tensor, lse: Tensor, dloss: Tensor, ignore_index: int, label_smoothing: float, z_loss: float
+    x: Tensor, target: Tensor, stats: Tensor, dloss: Tensor, ignore_index: int, label_smoothing: float, z_loss: float
 ) -> Tensor:
     """dx [M, V], contiguous, for the gradients dloss [M] of the losses."""
     M, V = x.shape
@@ -190,7 +203,7 @@ def cross_entropy_bwd(
         config = _stream_config(V)
         launch(
             cross_entropy_bwd_kernel, M * -(-V // config["BLOCK_V"]),
-            x, target, lse, dloss, dx, *x.stride(), dloss.stride(0), V, ignore_index,
+            x, target, stats, dloss, dx, *x.stride(), dloss.stride(0), V, ignore_index,
             SMOOTHING=label_smoothing, Z_LOSS=z_loss, ACC=acc_dtype(x.dtype), **config,
         )  # fmt: skip
     return dx
@@ -211,19 +224,30 @@ def reduced(losses: Tensor, target: Tensor, ignore_index: int, reduction: str) -
     return losses.sum() if reduction == "sum" else losses.sum() / (target != ignore_index).sum()
 
 
+def _plain(x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float) -> Tensor:
+    """The losses [M] in PyTorch's operations, for second derivatives."""
+    x = x.to(torch_acc_dtype(x.dtype))
+    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": "none"}
+    losses = F.cross_entropy(x, target.long(), **options)
+    return losses + z_loss * torch.where(target == ignore_index, 0.0, x.logsumexp(-1).square()) if z_loss else losses
+
+
 class CrossEntropyFunction(torch.autograd.Function):
     """The losses of the rows. Their gradient reads the logits again."""
 
     @staticmethod
     def forward(ctx, x: Tensor, target: Tensor, *settings) -> Tensor:
-        losses, lse = cross_entropy_fwd(x, target, *settings)
-        ctx.save_for_backward(x, target, lse)
+        losses, stats = cross_entropy_fwd(x, target, *settings)
+        ctx.save_for_backward(x, target, stats)
         ctx.settings = settings
         return losses
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dloss: Tensor):
+        if torch.is_grad_enabled():  # create_graph=True
+            x, target, _ = ctx.saved_tensors
+            (dx,) = differentiable(lambda x: _plain(x, target, *ctx.settings), (x,), (dloss,))
+            return dx, None, None, None, None
         return cross_entropy_bwd(*ctx.saved_tensors, dloss, *ctx.settings), None, None, None, None
 
 
@@ -242,8 +266,9 @@ class InplaceFunction(torch.autograd.Function):
         return reduced(losses, target, settings[0], reduction)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dloss: Tensor):
+        if torch.is_grad_enabled():
+            raise RuntimeError("cross_entropy: inplace=True has no second derivative, which create_graph=True asks for")
         if ctx.dx is None:
             raise RuntimeError(
                 "cross_entropy: backward ran twice, and with inplace=True the first has used the gradient"
@@ -263,9 +288,9 @@ def cross_entropy_op(
 
 @torch.library.custom_op("gpukit::cross_entropy_bwd", mutates_args=())
 def cross_entropy_bwd_op(
-    x: Tensor, target: Tensor, lse: Tensor, dloss: Tensor, ignore_index: int, label_smoothing: float, z_loss: float
+    x: Tensor, target: Tensor, stats: Tensor, dloss: Tensor, ignore_index: int, label_smoothing: float, z_loss: float
 ) -> Tensor:
-    return cross_entropy_bwd(x, target, lse, dloss, ignore_index, label_smoothing, z_loss)
+    return cross_entropy_bwd(x, target, stats, dloss, ignore_index, label_smoothing, z_loss)
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -277,7 +302,7 @@ def _setup_context(ctx, inputs, output) -> None:
 cross_entropy_op.register_fake(
     lambda x, *_: (
         x.new_empty(len(x), dtype=torch_acc_dtype(x.dtype)),
-        x.new_empty(len(x), dtype=torch_acc_dtype(x.dtype)),
+        x.new_empty((len(x), 2), dtype=torch_acc_dtype(x.dtype)),
     )
 )
 cross_entropy_bwd_op.register_fake(lambda x, *_: x.new_empty(x.shape))
@@ -285,6 +310,16 @@ cross_entropy_op.register_autograd(
     lambda ctx, dloss, _: (cross_entropy_bwd_op(*ctx.saved_tensors, dloss, *ctx.settings), None, None, None, None),
     setup_context=_setup_context,
 )
+
+
+def _lies_apart(x: Tensor) -> bool:
+    """Whether no two elements of x share their memory."""
+    reach = 0
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return True
 
 
 def check(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, reduction: str, z_loss: float):
@@ -297,10 +332,15 @@ def check(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: fl
             f"cross_entropy: logits [..., V] need a target [...] and at least one class, got {list(logits.shape)} and "
             f"{list(target.shape)}"
         )
-    if logits.device != target.device or not (logits.is_cuda or INTERPRETED):
+    if logits.device != target.device or not (logits.is_cuda or interpreted()):
         raise ValueError(
             f"cross_entropy: logits are on {logits.device} and target on {target.device}; Triton needs both on one GPU "
             "here, or TRITON_INTERPRET=1 before Python starts"
+        )
+    top = torch.iinfo(target.dtype).max
+    if not (isinstance(ignore_index, int) and -top <= ignore_index <= top):
+        raise TypeError(
+            f"cross_entropy: ignore_index must be an integer of target's {target.dtype}, got {ignore_index!r}"
         )
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"cross_entropy: reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
@@ -324,8 +364,9 @@ def cross_entropy(
 
     logits float16, bfloat16, float32 or float64, any strides; target int64 or int32. Computed in float32 (float64 for
     float64), and the loss is returned so: a mean loss in bfloat16 would have two digits. reduction "none" gives [...].
-    z_loss adds z_loss * (log sum exp)^2 to each loss. inplace: the logits' memory holds their gradient afterwards, they
-    must not be read again, and backward() runs once; torch.compile computes the same out of place.
+    z_loss adds z_loss * (log sum exp)^2 to each loss. inplace: the logits' memory holds their gradient afterwards, so
+    they must be the result of an operation (not a parameter) and must not be read again, and backward() runs once;
+    torch.compile computes the same out of place.
 
     Raises TypeError and ValueError for what does not fit, IndexError for a target outside [0, V) on the CPU; on a GPU such
     a target makes the loss NaN.
@@ -341,6 +382,11 @@ def cross_entropy(
                 f"cross_entropy: inplace=True needs logits whose rows are evenly spaced, got strides {logits.stride()} "
                 f"for shape {list(logits.shape)}"
             ) from None
+        if not _lies_apart(x):
+            raise ValueError(
+                "cross_entropy: inplace=True needs logits that each have memory of their own, got strides "
+                f"{logits.stride()} for shape {list(logits.shape)}"
+            )
         loss = InplaceFunction.apply(x, flat, reduction, *settings)
         return loss.view(target.shape) if reduction == "none" else loss
     x = as_rows(logits)

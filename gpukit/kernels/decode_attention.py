@@ -35,7 +35,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import INTERPRETED, interpreted, launch, properties
+from gpukit.kernels._rows import check_runs, interpreted, launch, properties
 from gpukit.kernels._tiles import counters, is_last
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -415,16 +415,12 @@ def _check(
     H, H_kv = shape[1], cached[2]
     if H != H_kv and (H_kv == 0 or H % H_kv):
         raise ValueError(f"{op}: the heads of the caches must divide those of q, got {H} of q and {H_kv} of the caches")
-    if not 0 < scale < math.inf:
-        raise ValueError(f"{op}: scale must be positive and finite, got {scale}")
+    if not 1e-37 <= scale <= 1e37:  # in float32 nothing becomes 0 or infinite on the way
+        raise ValueError(f"{op}: scale must be positive, 1e-37 to 1e37, got {scale}")
     if precision not in PRECISIONS:
         raise ValueError(f"{op}: precision must be {' or '.join(map(repr, PRECISIONS))}, got {precision!r}")
     device = q.device
-    if not (q.is_cuda or (INTERPRETED and q.is_cpu)):
-        raise ValueError(
-            f"{op}: q is on {device}; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1 before Python starts and a "
-            "CPU tensor"
-        )
+    check_runs(op, "q", q)
     if k_cache.device != device or v_cache.device != device or lengths.device != device or int8:
         others = {
             "k_cache": k_cache,

@@ -33,12 +33,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from gpukit.kernels import _flash_descriptors as descriptors
 from gpukit.kernels._attention import LOG2E, SIZES, _beyond, _ranges, _seen, _softmax_step
 from gpukit.kernels._flash_descriptors import DescriptorConfig
-from gpukit.kernels._rows import INTERPRETED, launch, properties
+from gpukit.kernels._rows import check_runs, launch, properties
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PRECISIONS = ("ieee", "tf32")
@@ -557,6 +556,12 @@ def flash_attention_bwd(
     return dq, dk, dv
 
 
+def refuse_second(op: str) -> None:
+    """Raise RuntimeError in a backward pass that is to be differentiated itself: its results would count as constants."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(f"{op} has no second derivatives: create_graph must be False, got True")
+
+
 class FlashAttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, *settings) -> tuple[Tensor, Tensor]:
@@ -567,8 +572,8 @@ class FlashAttentionFunction(torch.autograd.Function):
         return o, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, do: Tensor | None, dlse: Tensor | None):
+        refuse_second("flash_attention")
         q, k, v, o, lse = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
         return *flash_attention_bwd(do, dlse, q, k, v, o, lse, *ctx.settings), *(None,) * len(ctx.settings)
@@ -619,11 +624,7 @@ def check(
             raise TypeError(f"{op}: {name} must have the dtype of q, {q.dtype}, got {x.dtype}")
         if x.ndim != len(dims.split()):
             raise ValueError(f"{op}: {name} must have the dimensions [{dims}], got shape {list(x.shape)}")
-        if not (x.is_cuda or (INTERPRETED and x.is_cpu)):
-            raise ValueError(
-                f"{op}: {name} is on {x.device}; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1 before Python "
-                "starts and a CPU tensor"
-            )
+        check_runs(op, name, x)
         if x.device != q.device:
             raise ValueError(f"{op}: {name} is on {x.device}, q on {q.device}; they must be on one device")
     if not 1 <= q.shape[-1] <= 256:
@@ -635,10 +636,10 @@ def check(
     if H != H_kv and (H_kv == 0 or H % H_kv):
         raise ValueError(f"{op}: the heads of k and v must divide those of q, got {H} of q and {H_kv} of k")
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-    if not 0 < scale < math.inf:
-        raise ValueError(f"{op}: scale must be positive and finite, got {scale}")
-    if window is not None and window < 1:
-        raise ValueError(f"{op}: window must be None or at least 1 key, got {window}")
+    if not 1e-37 <= scale <= 1e37:  # in float32 nothing becomes 0 or infinite on the way
+        raise ValueError(f"{op}: scale must be positive, 1e-37 to 1e37, got {scale}")
+    if window is not None and not (isinstance(window, int) and window >= 1):
+        raise ValueError(f"{op}: window must be None or a whole number of at least 1 key, got {window!r}")
     if precision not in PRECISIONS:
         raise ValueError(f"{op}: precision must be {' or '.join(map(repr, PRECISIONS))}, got {precision!r}")
     return scale
@@ -646,14 +647,14 @@ def check(
 
 def reach(causal: bool, window: int | None) -> tuple[int, int]:
     """How many keys before and after its own place a query sees."""
-    left = UNLIMITED if window is None else window - 1
+    left = UNLIMITED if window is None else min(window - 1, UNLIMITED)
     return left, 0 if causal else left
 
 
 def cast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Under autocast in its dtype, as PyTorch's scaled_dot_product_attention takes them."""
     kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    if kind not in ("cuda", "cpu") or not torch.is_autocast_enabled(kind):
         return tensors
     return tuple(x.to(torch.get_autocast_dtype(kind)) if x.dtype in DTYPES else x for x in tensors)
 

@@ -8,9 +8,16 @@ import itertools
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from gpukit.kernels.flash_attention import Packed, cast, check, flash_attention_bwd, flash_attention_fwd, reach
+from gpukit.kernels.flash_attention import (
+    Packed,
+    cast,
+    check,
+    flash_attention_bwd,
+    flash_attention_fwd,
+    reach,
+    refuse_second,
+)
 
 
 def _as_one_batch(x: Tensor) -> Tensor:
@@ -48,19 +55,22 @@ def varlen_bwd(
 
 class FlashAttentionVarlenFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, *settings) -> tuple[Tensor, Tensor]:
-        o, lse = varlen_fwd(q, k, v, *settings)
-        ctx.save_for_backward(q, k, v, o, lse)
+    def forward(
+        ctx, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *settings
+    ) -> tuple[Tensor, Tensor]:
+        o, lse = varlen_fwd(q, k, v, cu_seqlens_q, cu_seqlens_k, *settings)
+        # Saved, so that autograd notices when somebody fills them anew before the backward pass.
+        ctx.save_for_backward(q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k)
         ctx.settings = settings
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, do: Tensor | None, dlse: Tensor | None):
+        refuse_second("flash_attention_varlen")
         o = ctx.saved_tensors[3]
         do = torch.zeros_like(o) if do is None else do
-        return *varlen_bwd(do, dlse, *ctx.saved_tensors, *ctx.settings), *(None,) * len(ctx.settings)
+        return *varlen_bwd(do, dlse, *ctx.saved_tensors, *ctx.settings), *(None,) * (2 + len(ctx.settings))
 
 
 varlen_op = torch.library.custom_op("gpukit::flash_attention_varlen", varlen_fwd, mutates_args=())
@@ -94,9 +104,12 @@ def _check_lengths(name: str, cu_seqlens: Tensor, longest: int, x: Tensor, of: s
         )
     if cu_seqlens.device != x.device:
         raise ValueError(f"{op}: {name} is on {cu_seqlens.device}, {of} on {x.device}; they must be on one device")
+    if not isinstance(longest, int):
+        raise TypeError(f"{op}: max_seqlen_{name[-1]} must be a Python integer, got {longest!r}")
     if torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
-    key = cu_seqlens._version, len(x), longest
+    version = 0 if cu_seqlens.is_inference() else cu_seqlens._version  # what inference mode makes counts no changes
+    key = version, len(x), longest
     if getattr(cu_seqlens, "_gpukit_checked", None) == key:
         return
     places = cu_seqlens.tolist()
@@ -138,7 +151,8 @@ def flash_attention_varlen(
     The rest is as in `flash_attention`, for each sequence; lse is [H, total_q].
 
     Raises what `flash_attention` raises, and ValueError for cu_seqlens that do not rise or do not fit. To see that, the CPU
-    waits for the GPU the first time a cu_seqlens tensor is passed; inside torch.compile nobody looks.
+    waits for the GPU the first time a cu_seqlens tensor is passed, and when it has changed since (one made in inference mode
+    is looked at once); inside torch.compile nobody looks.
     """
     q, k, v = cast(q, k, v)
     scale = check("flash_attention_varlen", q, k, v, scale, window, precision, "total H D")
@@ -151,5 +165,6 @@ def flash_attention_varlen(
         )
     call = varlen_op if torch.compiler.is_compiling() else FlashAttentionVarlenFunction.apply
     settings = *reach(causal, window), scale, precision
-    o, lse = call(q, k, v, cu_seqlens_q.int(), cu_seqlens_k.int(), max_seqlen_q, max_seqlen_k, *settings)
+    cu_seqlens_q, cu_seqlens_k = (cu.int().contiguous() for cu in (cu_seqlens_q, cu_seqlens_k))
+    o, lse = call(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *settings)
     return (o, lse) if return_lse else o

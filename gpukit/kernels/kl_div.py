@@ -13,9 +13,8 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from gpukit.kernels._rows import DTYPES, INTERPRETED, acc_dtype, launch, torch_acc_dtype
+from gpukit.kernels._rows import DTYPES, acc_dtype, interpreted, launch, torch_acc_dtype
 
 
 @triton.jit
@@ -100,8 +99,12 @@ class KLDivFunction(torch.autograd.Function):
         return (out.sum() * scale).to(x.dtype) if reduced else out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dloss: Tensor):
+        if torch.is_grad_enabled():  # create_graph=True
+            (t,) = ctx.saved_tensors
+            log_target, reduced, scale = ctx.settings
+            dx = -(t.exp() if log_target else t) * dloss
+            return dx * scale if reduced else dx, None, None, None, None
         return kl_div_bwd(*ctx.saved_tensors, dloss, *ctx.settings), None, None, None, None
 
 
@@ -154,7 +157,7 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: b
         raise ValueError(f"kl_div: reduction must be one of {', '.join(map(repr, _REDUCTIONS))}, got {reduction!r}")
     if reduction == "batchmean" and input.ndim == 0:
         raise ValueError("kl_div: reduction 'batchmean' divides by the first dimension, and input has none")
-    if input.device != target.device or not (input.is_cuda or INTERPRETED):
+    if input.device != target.device or not (input.is_cuda or interpreted()):
         raise ValueError(
             f"kl_div: input is on {input.device} and target on {target.device}; Triton needs both on one GPU here, or "
             "TRITON_INTERPRET=1 before Python starts"

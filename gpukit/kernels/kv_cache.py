@@ -226,18 +226,24 @@ class KVCache:
         cache is empty, decode from then on. Returns o like q.
 
         Prefill uses k and v as they are given, in int8 too. counts as in `append`, in prefill alone (ValueError): the rows
-        of padding come back as well and mean nothing."""
+        of padding come back as well and mean nothing. A call that raises appends nothing."""
         first = self.longest == 0
         if counts is not None and not first:
             raise ValueError("KVCache.attend: counts are for the first call, of prompts; later tokens are all real")
-        if first and q.shape[2:] != k.shape[2:]:
+        if q.shape[2:] != k.shape[2:]:
             raise ValueError(
                 f"KVCache.attend: q must have k's tokens and head size, {list(k.shape[2:])}, got {list(q.shape[2:])}"
             )
+        before = self._known
         self.append(k, v, counts)
-        if first:
-            return flash_attention(q, k, v, causal=True, scale=scale)
-        return decode_attention(q, self.k, self.v, self.lengths, self.k_scales, self.v_scales, scale)
+        try:
+            if first:
+                return flash_attention(q, k, v, causal=True, scale=scale)
+            return decode_attention(q, self.k, self.v, self.lengths, self.k_scales, self.v_scales, scale)
+        except (TypeError, ValueError):  # q or scale does not fit
+            self._known = before
+            self.lengths.copy_(torch.tensor(before))
+            raise
 
 
 @torch.no_grad()
@@ -260,12 +266,14 @@ def generate(
     temperature  0: the most likely token each time. Else one is drawn with probability softmax(logits / temperature)
     generator    for drawing, on the logits' device: the same seed gives the same text
 
-    The GPU is never waited for. Raises ValueError for arguments that do not fit, before anything is computed.
+    The GPU is never waited for. Raises ValueError or TypeError for arguments that do not fit, before anything is computed.
     """
     if prompt.ndim != 2 or prompt.shape[1] < 1:
         raise ValueError(f"generate: prompt must be [B, T] with at least one token, got {list(prompt.shape)}")
-    if new_tokens < 1:
-        raise ValueError(f"generate: new_tokens must be at least 1, got {new_tokens}")
+    if prompt.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"generate: prompt must be int64, got {prompt.dtype}")
+    if not isinstance(new_tokens, int) or new_tokens < 1:
+        raise ValueError(f"generate: new_tokens must be a positive integer, got {new_tokens!r}")
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"generate: temperature must be 0 or more, got {temperature}")
     B, T = prompt.shape
@@ -276,6 +284,8 @@ def generate(
     for i, cache in enumerate(caches):
         if cache.longest:
             raise ValueError(f"generate: caches[{i}] holds {cache.longest} tokens already; clear() it first")
+        if len(cache.lengths) != B:
+            raise ValueError(f"generate: caches[{i}] is for {len(cache.lengths)} sequences, and prompt has {B}")
         if cache.max_tokens < needed:
             raise ValueError(f"generate: caches[{i}] has room for {cache.max_tokens} tokens, and {needed} are needed")
 

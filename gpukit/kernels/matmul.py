@@ -25,7 +25,16 @@ import triton.language as tl
 from torch import Tensor
 
 from gpukit.kernels._matmul_persistent import described, matmul_persistent
-from gpukit.kernels._rows import DTYPES, INTERPRETED, acc_dtype, differentiable, launch, properties, torch_acc_dtype
+from gpukit.kernels._rows import (
+    DTYPES,
+    acc_dtype,
+    check_runs,
+    differentiable,
+    interpreted,
+    launch,
+    properties,
+    torch_acc_dtype,
+)
 from gpukit.kernels._tiles import added, counters, epilogue, is_last, tile_at
 from gpukit.kernels.gelu import gelu_bwd_op, swiglu_bwd_op
 
@@ -249,7 +258,7 @@ def _fastest(key: tuple, configs: tuple[Config, ...], run: Callable[[Config], ob
     """The configuration that takes the least time here, measured once for each key. Not inside a CUDA graph's capture,
     which cannot wait for a result."""
     if key not in _tuned:
-        if INTERPRETED or torch.cuda.is_current_stream_capturing():
+        if interpreted() or torch.cuda.is_current_stream_capturing():
             return configs[0]
         times = {}
         for config in configs:
@@ -452,11 +461,7 @@ def _plain(a: Tensor, b: Tensor, bias: Tensor | None, scale: Tensor | None, acti
 # --------------------------------------------------------------------------------------------------------------- public
 def _check_device(op: str, a: Tensor, b: Tensor) -> None:
     for name, x in (("a", a), ("b", b)):
-        if not (x.is_cuda or (INTERPRETED and x.is_cpu)):
-            raise ValueError(
-                f"{op}: {name} is on {x.device}; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1 before Python "
-                "starts and a CPU tensor"
-            )
+        check_runs(op, name, x)
     if a.device != b.device:
         raise ValueError(f"{op}: a is on {a.device}, b on {b.device}; they must be on one device")
 

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import DTYPES, INTERPRETED, interpreted, launch, properties
+from gpukit.kernels._rows import DTYPES, check_runs, interpreted, launch, properties
 from gpukit.kernels._tiles import added, counters, epilogue, is_last, tile_at
 from gpukit.kernels.matmul import matmul_op
 
@@ -193,9 +193,12 @@ quantized_matmul_op.register_autograd(_backward, setup_context=_save)
 
 # ---------------------------------------------------------------------------------------------------------- the weights
 def pack_int4(q: Tensor) -> Tensor:
-    """Integers -8..7 [K, N] as int16 [K / 4, N], four in each. Raises ValueError unless 64 divides K."""
+    """Integers -8..7 [K, N] as int16 [K / 4, N], four in each. Raises ValueError for others and unless 64 divides K."""
     if q.ndim != 2 or q.shape[0] % PACKED_ROWS:
         raise ValueError(f"pack_int4: q must be [K, N] with K a multiple of {PACKED_ROWS}, got {list(q.shape)}")
+    low, high = (int(x) for x in q.aminmax()) if q.numel() else (0, 0)
+    if q.dtype.is_floating_point or low < -8 or high > 7:
+        raise ValueError(f"pack_int4: q must be integers from -8 to 7, got {low} to {high} in {q.dtype}")
     K, N = q.shape
     parts = (q.to(torch.int32) + 8).reshape(K // 64, 4, 16, N).unbind(1)
     word = parts[0] | parts[1] << 4 | parts[2] << 8 | parts[3] << 12
@@ -254,6 +257,7 @@ def dequantize(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 # --------------------------------------------------------------------------------------------------------------- public
 def _quantized_matmul(op: str, a: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, bits: int) -> Tensor:
+    check_runs(op, "a", a)
     if a.dtype == torch.float32 and torch.is_autocast_enabled(a.device.type):
         a = a.to(torch.get_autocast_dtype(a.device.type))
     stored = torch.int16 if bits == 4 else torch.int8
@@ -282,11 +286,6 @@ def _quantized_matmul(op: str, a: Tensor, weight: Tensor, scales: Tensor, bias: 
         for name, x in (("weight", weight), ("scales", scales), ("bias", bias)):
             if x is not None and x.device != device:
                 raise ValueError(f"{op}: {name} is on {x.device}, a on {device}; they must be on one device")
-    if not (a.is_cuda or (INTERPRETED and a.is_cpu)):
-        raise ValueError(
-            f"{op}: a is on {a.device}; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1 before Python starts and a "
-            "CPU tensor"
-        )
     if len(shape) != 2:
         a = a.reshape(shape[:-1].numel(), K)
     inputs = a, weight, scales, bias, bits

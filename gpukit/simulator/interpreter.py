@@ -71,6 +71,9 @@ class Call:
 # many programs of a launch to run, None for all. A recorder has `access(access, program, file, line)`, `dot(flops)`,
 # `unwritten(fault)`, which may raise it, and `end()`; for sampled launches `role`, `window()` and `cut(program)` too.
 watchers: list = []
+# Whether launches stand for those of a GPU that is not here: also beside one, CPU tensors are taken for its own, and nothing
+# runs but the interpreter. gpukit.tracing sets it.
+imagining = False
 
 
 class _Running:
@@ -206,7 +209,7 @@ def _launch(function, args, kwargs, grid) -> None:
     if "meta" in devices and not _running.sampling:
         name = next(n for n, v in arguments.items() if any(t.device.type == "meta" for t in _tensors([v])))
         raise ValueError(f"{name} is a meta tensor, which has no memory: only gpukit.trace(sample=N) can run on those")
-    if "cpu" in devices:
+    if "cpu" in devices and not imagining:
         _refuse_cpu_tensors(function, arguments)
     remote = devices != {"cpu"} and bool(devices) and not _running.sampling
     hosts, host_kwargs = executor._init_args_hst(args, kwargs) if remote else (args, kwargs)
@@ -421,7 +424,7 @@ def _counted_launch(plain):
         if watchers and not warmup:
             _interpreted(self).run(*args, grid=grid, warmup=False, **kwargs)
             no_memory = any(t.device.type == "meta" for t in _tensors([*args, *kwargs.values()]))
-            if no_memory or any(watcher.dry for watcher in watchers):
+            if imagining or no_memory or any(watcher.dry for watcher in watchers):
                 return None
         return plain(self, *args, grid=grid, warmup=warmup, **kwargs)
 

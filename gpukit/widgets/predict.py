@@ -17,11 +17,11 @@ import math
 import operator
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import ipywidgets as widgets
 
-from gpukit.widgets.style import number, table
+from gpukit.widgets.style import Table, number, table
 
 _PREFIXES = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {f"{letter}i": 1 << 10 * power for power, letter in enumerate("KMGT", start=1)}
@@ -170,8 +170,9 @@ def _entry(name: str, unit: str) -> widgets.Text:
 
 
 def _prose(text: str) -> str:
-    """Plain text with `code` as HTML."""
-    return "<p>" + re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False)) + "</p>"
+    """Plain text with `code` and **bold** as HTML."""
+    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
+    return "<p>" + re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", text) + "</p>"
 
 
 def predict(key: str, question: str, fields: Mapping[str, str]) -> Prediction:
@@ -190,7 +191,15 @@ class Reveal:
     """What was predicted beside what is so. Without a prediction the values are folded away: a saved notebook must not
     tell them to a reader who has not predicted yet."""
 
-    def __init__(self, actual: Mapping[str, float], committed: Mapping[str, float], units: Mapping[str, str], how: str):
+    def __init__(
+        self,
+        actual: Mapping[str, float],
+        committed: Mapping[str, float],
+        units: Mapping[str, str],
+        how: str,
+        also: Iterable[Table | str] = (),
+    ):
+        self.also = tuple(also)
         shared = set(units.values())
         unit = shared.pop() if len(shared) == 1 else ""
         columns = {"": "", how: unit}
@@ -206,13 +215,14 @@ class Reveal:
         self.sentence = _sentence(actual, committed)
 
     def __repr__(self) -> str:
-        return f"{self.table}\n{self.sentence}"
+        return "\n".join(map(str, (self.table, self.sentence, *self.also)))
 
     def _repr_html_(self) -> str:
         sentence, numbers = f"<p>{html.escape(self.sentence)}</p>", self.table._repr_html_()
+        also = "".join(_prose(item) if isinstance(item, str) else item._repr_html_() for item in self.also)
         if self.committed:
-            return numbers + sentence
-        return f"{sentence}<details><summary>show the answer all the same</summary>{numbers}</details>"
+            return numbers + sentence + also
+        return f"{sentence}<details><summary>show the answer all the same</summary>{numbers}{also}</details>"
 
 
 def _ratio(mine: float, value: float) -> float:
@@ -233,10 +243,11 @@ def _sentence(actual: Mapping[str, float], committed: Mapping[str, float]) -> st
     return f"Off by {number(off)}x{subject}. Being wrong here is the lesson: which term did you not see?"
 
 
-def reveal(key: str, actual: Mapping[str, float], how: str = "counted") -> Reveal:
+def reveal(key: str, actual: Mapping[str, float], how: str = "counted", *, also: Iterable[Table | str] = ()) -> Reveal:
     """Show the prediction `key` beside `actual`, one value a field in its unit; without one, the values alone.
 
     how   where the values come from: "counted", "measured" or "modelled"
+    also  tables, and sentences with `code` and **bold**, that would give the answer away: folded away with it
     Raises ValueError where `actual` does not name the fields of the prediction.
     """
     committed = _committed.get(key, {})
@@ -244,4 +255,4 @@ def reveal(key: str, actual: Mapping[str, float], how: str = "counted") -> Revea
         raise ValueError(
             f"reveal: actual must have the fields {list(committed)} of prediction {key!r}, got {list(actual)}"
         )
-    return Reveal(actual, committed, _units.get(key, dict.fromkeys(actual, "")), how)
+    return Reveal(actual, committed, _units.get(key, dict.fromkeys(actual, "")), how, also)

@@ -31,6 +31,7 @@ MODES = {
     "fwd+bwd": "forward and backward",
     "wall": "back to back, with the host's time",
     "fwd-graph": "forward, in a CUDA graph",
+    "bwd-graph": "backward, in a CUDA graph",
 }
 
 
@@ -55,7 +56,7 @@ class Versus:
     def __init__(self, rows: Sequence[Row], mode: str, names: Mapping[str, str]):
         self.rows, self.mode, self.names = [row for row in rows if row.op != "copy"], mode, {**NAMES, **names}
         self.took = {(row.shape, row.provider): row for row in self.rows if row.mode == mode}
-        self.graph = {(row.shape, row.provider): row for row in self.rows if row.mode == "fwd-graph" and mode == "fwd"}
+        self.graph = {(row.shape, row.provider): row for row in self.rows if row.mode == f"{mode}-graph"}
         first = next(iter(self.took.values()))
         self.gpu, self.date, self.dtype, self.op = first.gpu, first.date, first.dtype, first.op
         self.flops = counts_flops(first)
