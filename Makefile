@@ -34,7 +34,7 @@ test:
 
 test-gpu:
 	$(SETUP) --extra dev --last-step "running the tests that need a GPU"
-	$(BIN)/python -m pytest -m gpu tests $(ARGS)
+	$(BIN)/python -m pytest -m gpu tests -n 8 --dist worksteal $(ARGS)
 
 test-triton:
 	$(SETUP) --extra dev --last-step "running the kernels on Triton $(TRITONS)"

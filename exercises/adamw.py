@@ -180,7 +180,7 @@ class AdamW:
         raise NotImplementedError("adamw.resume")  # your code here
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Go on as the optimizer that gave state_dict would have; the caller keeps state_dict, unchanged."""
+        """Go on as the optimizer that gave state_dict would have. The caller is done with state_dict."""
         raise NotImplementedError("adamw.resume")  # your code here
 
 

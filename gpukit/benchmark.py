@@ -452,7 +452,8 @@ class _Bench:
         from gpukit.timing import copied, time_ms
 
         inputs = copied(inputs)  # some providers write gradients into them, and the next would get what they left
-        options = {"cost": cost, "dtype": dtype, "device": self.device, "rep_ms": self.rep_ms / _ROUNDS[self.device]}
+        rep_ms = self.rep_ms / _ROUNDS[self.device]
+        options = {"cost": cost, "dtype": dtype, "device": self.device, "rep_ms": rep_ms, "warmup_ms": min(rep_ms, 25)}
         gradient = mode in ("bwd", "fwd+bwd") and partial(_gradient, self.op, fn, forward=mode == "fwd+bwd")
         if graph:
             return time_ms(fn, *inputs, graph=True, prepare=gradient or None, **options), 0

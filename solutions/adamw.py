@@ -244,7 +244,7 @@ class AdamW:
         # END SOLUTION
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Go on as the optimizer that gave state_dict would have; the caller keeps state_dict, unchanged."""
+        """Go on as the optimizer that gave state_dict would have. The caller is done with state_dict."""
         # BEGIN SOLUTION
         self.options = dict(state_dict["param_groups"][0])
         self.state = {

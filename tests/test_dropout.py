@@ -1,5 +1,6 @@
 """Dropout: the reference and its random numbers, and the kernel against it."""
 
+import re
 import sys
 
 import pytest
@@ -176,8 +177,8 @@ def test_offsets_beyond_int32(device):
 # ------------------------------------------------------------------------------------------------------------- errors
 def test_bad_arguments(device, monkeypatch):
     x = torch.zeros(2, 3, device=device)
-    for p in (-0.1, 1.5, float("nan")):
-        with pytest.raises(ValueError, match=rf"dropout: p must be in \[0, 1\], got {p}"):
+    for p in (-0.1, 1.5, float("nan"), None, torch.tensor(0.5)):
+        with pytest.raises(ValueError, match=rf"dropout: p must be a number in \[0, 1\], got {re.escape(repr(p))}"):
             dropout(x, p, 0)
     for seed in (-1, 2**63):
         with pytest.raises(ValueError, match=rf"dropout: seed must be 0 to 2\^63 - 1, got {seed}"):

@@ -262,6 +262,16 @@ def test_exception_names_line_and_code():
     assert "gpukit/grading" not in str(verdict)
 
 
+def test_an_exception_of_autograd_names_no_line():
+    """Too few gradients are noticed in our call, of which the learner's file knows nothing."""
+    source = (course.root(__file__) / "solutions" / "losses.py").read_text(encoding="utf-8")
+    old = "return kl_bwd(t, dloss, ctx.BLOCK_V), None, None"
+    assert source.count(old) == 1
+    verdict = judge_source(find("losses.kl"), source.replace(old, old.removesuffix(", None, None")))
+    assert verdict.diagnosis == "exception" and "incorrect number of gradients" in str(verdict)
+    assert ", line " not in str(verdict)
+
+
 def test_a_loop_counts_in_python_numbers():
     """On a GPU a loop's variable is a tensor; in the interpreter `.to` is no attribute of it, and the check says what is."""
     file = course.root(__file__) / "solutions" / "norms.py"

@@ -104,6 +104,20 @@ def test_one_dot_product_for_each_element_is_no_tiling():
     assert judge_source(TILES, loops, seed=1).diagnosis == "memory"
 
 
+def test_a_tensor_is_loaded_as_often_as_its_own_bytes_say():
+    """b is twice as large as a here, and loaded once."""
+    empty = "    partial = torch.empty(SPLIT_K, M, N, dtype"
+    found = judge_source(SPLIT_K, edited("matmul", (empty, empty.replace("empty", "zeros"))), seed=1)
+    assert found.diagnosis == "traffic" and "b_ptr is loaded once: line" in str(found), str(found)
+
+
+def test_cases_are_listed_by_whole_names():
+    """The names have commas of their own."""
+    found = judge_source(PRECISION, "def which(a, b, c):\n    return 'ieee'\n", seed=1)
+    shown = "fails for tf32, K 256 | tf32, K 1024, all positive and 7 more; passes for ieee, K 256 and 5 more"
+    assert shown in str(found), str(found)
+
+
 def test_dequantising_into_memory_first_is_not_enough():
     call = "    int4_kernel[grid](x, packed, scales, y, M, N, K, GROUP=K // scales.shape[0], BLOCK_M=16, BLOCK_N=32)\n"
     found = judge_source(INT4, edited("matmul", (call, "    packed = packed.clone()\n" + call)), seed=1)

@@ -252,6 +252,19 @@ def test_parameters_of_another_dtype(op, fn, device):
             assert_close(y, truth.detach(), truth.detach().to(dtype).to(y.dtype), gradient=True)
 
 
+@pytest.mark.parametrize(("op", "fn"), CASES)
+def test_second_derivatives_with_parameters_of_another_dtype(op, fn, device):
+    first = [x.detach() for x in leaves(op, (3, 8), torch.float32, device)]
+    second = []
+    for mixed in (True, False):
+        inputs = [x.to(torch.float64 if mixed and x.ndim == 1 else torch.float32).requires_grad_() for x in first]
+        outputs = as_tuple(fn(*inputs))
+        slopes = torch.autograd.grad([y.square().sum() for y in outputs], inputs, create_graph=True)
+        second.append(torch.autograd.grad(sum(d.square().sum() for d in slopes), inputs))
+    for mixed, plain in zip(*second, strict=True):
+        torch.testing.assert_close(mixed.float(), plain, rtol=1e-4, atol=1e-4)
+
+
 # ------------------------------------------------------------------------------------------------------------- memory
 @pytest.mark.parametrize("rows", ["resident", "long"])
 @pytest.mark.parametrize(("op", "fn"), CASES)
@@ -313,9 +326,11 @@ def test_bad_arguments(device, monkeypatch):
         layer_norm(x, weight, weight[None])
     with pytest.raises(TypeError, match=r"layer_norm: weight must be float16, .* got torch\.int32"):
         layer_norm(x, weight.int(), weight)
-    for eps in (0, -1e-6, float("nan")):
-        with pytest.raises(ValueError, match=f"rms_norm: eps must be above 0, got {eps}"):
+    for eps in (0, -1e-6, float("nan"), None):
+        with pytest.raises(ValueError, match=f"rms_norm: eps must be a number above 0, got {eps}"):
             rms_norm(x, weight, eps)
+    with pytest.raises(TypeError, match=r"layer_norm: weight must be a tensor \[3\] or None, got \(3,\)"):
+        layer_norm(x, (3,), weight, weight)  # as torch.nn.functional has it
     with pytest.raises(ValueError, match=r"residual_rms_norm: residual must have the shape of x, \[2, 3\], got \[3\]"):
         residual_rms_norm(x, x[0], weight)
     with pytest.raises(

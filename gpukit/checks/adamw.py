@@ -1102,6 +1102,7 @@ RESUME = KernelExercise(
     title="An optimizer that can be stopped and resumed",
     notebook=NOTEBOOK,
     function="train",
+    returns=("p", "q", "m_p", "v_p", "m_q", "v_q"),
     label=Label(3, 30, "optimizer state: what a checkpoint must hold"),
     hints=(
         "You switch the machine off after step 500. Which numbers must be on the disk so that step 501 is the one that "

@@ -166,7 +166,7 @@ def _swiglu_cases(rng: Random) -> list[Case]:
             normal(4, 200)[:, :100],
             normal(4, 100),
             tags="strided",
-            note="gate half of a matmul's result, up a whole one",
+            note="gate half of a wider row",
         ),
         halves(3, 300, dtype="bfloat16"),
         case(normal(2, 90) + 200, normal(2, 90), tags="large", note="gate around 200"),
@@ -913,7 +913,11 @@ SWIGLU = KernelExercise(
             ((_S_SAVE, "        gate, up = gate.contiguous(), up.contiguous()\n" + _S_SAVE),),
             diagnosis="traffic",
         ),
-        Variant("one-stride-for-both", ((_S_CALL, _S_CALL.replace("up.stride(0)", "gate.stride(0)")),), diagnosis="XX"),
+        Variant(
+            "one-stride-for-both",
+            ((_S_CALL, _S_CALL.replace("up.stride(0)", "gate.stride(0)")),),
+            diagnosis="out-of-bounds",
+        ),
         Variant(
             "writes-over-dy", ((_S_EMPTY, "    dgate, dup = torch.empty_like(dy), dy\n"),), diagnosis="input-changed"
         ),

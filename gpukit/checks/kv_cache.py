@@ -596,6 +596,7 @@ DECODE = KernelExercise(
         "loop the values' sum over the weights' sum, and zeros where that is zero.",
     ),
     cases=_decode_cases,
+    returns=("o",),
     reference=_reference,
     # The case with the largest q, [2, 4, 64]: 133 tokens' keys and values, a quarter of q's size each; 8 lengths of 4 bytes.
     traffic=Traffic(reads=1 + 2 * 133 / 2 + 8 * 4 / 1024, writes=1),
@@ -877,6 +878,7 @@ PACKED = KernelExercise(
         "length; maximum, weights and sums for each row; the second product in the dtype of the values. Store GROUP rows.",
     ),
     cases=_packed_cases,
+    returns=("o",),
     reference=_reference,
     # The largest case, q [1, 32, 64]: keys and values of 96 tokens and 4 heads; 4 lengths of 4 bytes.
     traffic=Traffic(reads=1 + 2 * 96 * 4 / 32 + 4 * 4 / 4096, writes=1),
@@ -1115,6 +1117,7 @@ SPLIT = KernelExercise(
         "its maximum minus that; added in order, the one divided by the other.",
     ),
     cases=_split_cases,
+    returns=("o",),
     reference=_reference,
     # The largest case, q [2, 4, 64] in 1 KiB, 4 splits: q 4 times; keys and values of 228 tokens, a quarter of q each; 32 lengths;
     # 32 parts of D + 2 float32 stored, and loaded with m once more.
@@ -1211,6 +1214,7 @@ SPLIT = KernelExercise(
              *((old, old.replace("< end", "< length")) for old in _X_ENDS)),
             diagnosis="parts-overlap",
         ),
+        Variant("scaled once more", ((_X_ENDS[2] + " tl.sum(q[None, :] * k, axis=1)", _X_ENDS[2] + " tl.sum(q[None, :] * k, axis=1) * scale"),), diagnosis="scale-twice"),
         Variant("parts divided", ((_X_STORE, _X_STORE.replace("offs_d, acc)", "offs_d, acc / tl.where(l > 0, l, 1.0))")),), diagnosis="divided-too-early"),
         Variant("the first part", ((_X_LOOP, "    for split in range(1):\n"),), diagnosis="one-part-only"),
         Variant("rounded down", ((_X_RANGE, "    share = blocks // SPLITS * BLOCK_T\n    first, end = share * split, tl.minimum(share * (split + 1), length)\n"),),
@@ -1431,6 +1435,7 @@ INT8 = KernelExercise(
         "values' scale for the sum of the values alone.",
     ),
     cases=_int8_cases,
+    returns=("o",),
     reference=_int8(),
     in_place=(3, 4, 5, 6),
     # The largest case, q [2, 4, 64] in 1 KiB: q, k and v; 83 tokens of 4 heads with 2 (64 + 4) bytes; lengths twice. o, and the new

@@ -140,7 +140,8 @@ def _cross_entropy_cases(rng: Random) -> list[Case]:
         x, target = make.logits(M, V, dtype=dtype), make.target(M, V, ignored, index)
         return _in_blocks(x, target, block, *rest, block=block, tags="ignored" if ignored else "", note=note)
 
-    rising = make.logits(2, 512) + make.torch.arange(512.0) // 64 * 40
+    # To 840: where the maximum is not taken off, the exponential is infinite in float64 as well.
+    rising = make.logits(2, 512) + make.torch.arange(512.0) // 64 * 120
     far = make.logits(2, 300), make.target(2, 300)
     far[0][[0, 1], far[1]] = -200
     return [
@@ -150,7 +151,7 @@ def _cross_entropy_cases(rng: Random) -> list[Case]:
         case(2, 1024, 256, dtype="float16"),
         case(2, 1025, 256, dtype="bfloat16"),
         _in_blocks(*make.large(8, 200), 64, block=64, tags="large", note="around 300 and -300"),
-        _in_blocks(rising, make.target(2, 512), 64, block=64, note="rising by 40 a block"),
+        _in_blocks(rising, make.target(2, 512), 64, block=64, note="rising by 120 a block"),
         _in_blocks(*make.masked(3, 300, 130), 64, block=64, tags="masked", note="-inf at first"),
         _in_blocks(*far, 64, block=64, tags="far", note="targets 200 below the rest"),
         case(4, 256, 64, ignored=(2,), note="one ignored"),
@@ -657,6 +658,15 @@ CROSS_ENTROPY = KernelExercise(
             (
                 (_C_NEW + _C_SHIFT + _C_ADD + _C_MOVE, "        l_i += tl.sum(tl.exp(x), axis=0)\n"),
                 (_C_LSE, "    lse = tl.log(l_i)\n"),
+            ),
+            diagnosis="no-max-subtraction",
+        ),
+        Variant(
+            "no-max-subtraction-in-float64",
+            (
+                (_C_ADD, "        l_i += tl.sum(tl.exp(x.to(tl.float64)), axis=0)\n"),
+                (_C_ZERO, "    l_i = tl.zeros((), tl.float64)\n"),
+                (_C_LSE, "    lse = tl.log(l_i).to(tl.float32)\n"),
             ),
             diagnosis="no-max-subtraction",
         ),
@@ -1806,6 +1816,11 @@ KL = KernelExercise(
             gives=_kl_gives(lambda x, t: (t.xlogy(t) - t * x.exp()).sum(-1)),
         ),
         Misconception(
+            "log-of-a-logarithm",
+            "x holds log-probabilities already. What does a logarithm, or an exponential, do to it?",
+            gives=_kl_gives(lambda x, t: (t * (t.log() - x.log())).where(t > 0, t).sum(-1)),
+        ),
+        Misconception(
             "mean-for-sum",
             "the terms were averaged over the classes. The divergence of a row is their sum: which of the two does PyTorch "
             "call mean?",
@@ -1864,6 +1879,7 @@ KL = KernelExercise(
         ),
         Variant("cross-entropy", ((_D_ADD, "        acc -= t * x\n"),), diagnosis="no-entropy"),
         _kl_term("- x)", "- tl.exp(x))", "exponentiates-x", "log-of-a-logarithm"),
+        _kl_term("- x)", "- tl.log(x))", "takes-the-logarithm-of-x", "log-of-a-logarithm"),
         Variant("mean-of-the-row", ((_D_SUM, _D_SUM.replace("axis=0)", "axis=0) / V")),), diagnosis="mean-for-sum"),
         Variant("epsilon", ((_D_ADD, "        acc += t * (tl.log(t + 1e-6) - x)\n"),), diagnosis="epsilon"),
         _kl_dx("t * dloss", "wrong-sign", "sign"),

@@ -322,6 +322,7 @@ STRIDES = KernelExercise(
         "c, whose rows are N apart and whose matrices are M N apart.",
     ),
     cases=_strides_cases,
+    returns=("c",),
     reference=lambda a, b, BLOCK: a @ b,
     # The largest case: two times a [96, 64] and b [64, 96] in tiles of 32: a 3 times, b 3 times, c once.
     traffic=Traffic(reads=3 + 3, writes=96 / 64),
@@ -706,6 +707,7 @@ ORDER = KernelExercise(
         "of the same two numbers.",
     ),
     cases=_order_cases,
+    returns=("c",),
     reference=lambda a, b, GROUP_M: a @ b,
     traffic=Traffic(reads=16 + 8 * 2, writes=8.0),  # a [128, 32] and b [32, 256] in tiles of 16; c [128, 256]
     caches=(_SMS, _L2_BYTES),
@@ -771,6 +773,7 @@ def _split_cases(rng: Random) -> list[Case]:
         (17, 32, 96, 2, "bfloat16"),
         (2, 7, 160, 4, "float16"),
         (1, 33, 40, 4, "float32"),
+        (1, 32, 480, 8, "float32"),
         (16, 32, 512, 8, "float16"),
     ):
         blocks = _up(K, 32)
@@ -794,7 +797,7 @@ def _split_rule(case: Case, launches: list[dict]) -> tuple[str, str] | None:
     blocks = _up(a.shape[1], 32)
     # Two loads for each block of K and a store; twice as many for those who take smaller blocks.
     enough = 2 * _up(blocks, SPLIT_K) + 1
-    if blocks % SPLIT_K == 0 and launches and launches[0]["longest"] > 2 * enough:
+    if launches and launches[0]["longest"] > 2 * enough:
         return (
             "not-shared",
             f"one program makes {launches[0]['longest']} loads and stores, where {enough} do if SPLIT_K programs share a "
@@ -847,6 +850,7 @@ SPLIT_K = KernelExercise(
         "a float32 buffer. The second kernel loads its elements from each plane, adds, and stores.",
     ),
     cases=_split_cases,
+    returns=("c",),
     reference=lambda a, b, SPLIT_K: a @ b,
     # The largest case, a [16, 512], b [512, 32] in 16 bits, 8 shares: a once, b once, 8 x 16 x 32 float32 written and read.
     traffic=Traffic(reads=1 + 2 + 1, writes=1 + 1 / 16, launches=2),
@@ -918,6 +922,14 @@ SPLIT_K = KernelExercise(
             (
                 (_K_STEPS, "    steps = tl.cdiv(K, BLOCK_K)\n"),
                 (_K_FIRST, "    first = share * steps * BLOCK_K\n"),
+            ),
+            diagnosis="not-shared",
+        ),
+        Variant(
+            "the last share takes what is left",
+            (
+                (_K_STEPS, "    steps = tl.cdiv(K, BLOCK_K) // SPLIT_K\n"),
+                (_K_FOR, _K_FOR.replace("min(first + steps * BLOCK_K, K)", "tl.where(share == SPLIT_K - 1, K, first + steps * BLOCK_K)")),
             ),
             diagnosis="not-shared",
         ),
@@ -1120,6 +1132,12 @@ def _int4_cases(rng: Random) -> list[Case]:
         packed = make.torch.randint(0, 256, (K // 2, N), generator=make.generator, dtype=make.torch.uint8)
         scales = make.normal(K // GROUP, N, dtype=dtype).abs() / 8
         cases.append(_case(x, packed, scales, tags=tags, note=f"groups of {GROUP}"))
+    torch = make.torch
+    alike = torch.ones(1, 768).bfloat16(), torch.full((384, 32), 255, dtype=torch.uint8)
+    # 32 x 7 x 1.5 again and again: what rounding to bfloat16 takes away goes one way.
+    cases.append(
+        _case(*alike, torch.full((24, 32), 1.5).bfloat16(), tags="groups long", note="groups of 32, all weights 7")
+    )
     return cases
 
 
@@ -1183,6 +1201,12 @@ INT4 = KernelExercise(
     traffic=Traffic(reads=2 + 1 + 4 * 64 * 2 / 8192, writes=0.25),
     misconceptions=(
         Misconception(
+            "low-precision-sums",
+            "wrong only after many groups: sums that are rounded to 16 bits again and again lose what is added to them. Of which "
+            "dtype is acc?",
+            when=lambda evidence: evidence.tag("long"),
+        ),
+        Misconception(
             "halves-exchanged", "the low four bits were taken for the odd rows. Which row comes first?", gives=_int4_gives(low=1)
         ),
         Misconception(
@@ -1232,6 +1256,8 @@ INT4 = KernelExercise(
         ),
         Variant("last group", ((_4_ACC, "        acc = part * scale\n"),), diagnosis="last-group-wins"),
         Variant("unsigned", ((_4_BITS, "        low, high = (word & 15) - 8, (word >> 4) - 8\n"),), diagnosis="wrapped"),
+        Variant("sums in 16 bits", ((_4_ACC, _4_ACC + "        acc = acc.to(x_ptr.dtype.element_ty).to(tl.float32)\n"),),
+                diagnosis="low-precision-sums"),
         Variant("loaded twice", ((_4_WORD, _4_WORD + _4_WORD),), diagnosis="traffic"),
         Variant("a scale for each row",
                 ((_4_SCALE, "        all_rows = tl.zeros((GROUP // 2, 1), tl.int32)\n" + _4_SCALE.replace("group * N", "(all_rows + group) * N")),

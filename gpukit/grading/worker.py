@@ -299,7 +299,8 @@ def _describe(error: BaseException, path: str) -> dict:
     if "triton" in sys.modules:
         from gpukit.simulator import interpreter
 
-        error, _, line = interpreter.original(error)
+        error, file, line = interpreter.original(error)
+        line = line if file == path else 0  # autograd raises in ours, and our line is not one of the learner's
         if isinstance(error, interpreter.MemoryFault | interpreter.RaceFault):
             fault = {
                 "what": "race" if isinstance(error, interpreter.RaceFault) else "out-of-bounds",

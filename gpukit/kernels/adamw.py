@@ -17,7 +17,7 @@ https://arxiv.org/abs/2010.06192 (stochastic rounding of bfloat16 weights).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -25,12 +25,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import acc_dtype, interpreted
+from gpukit.kernels._rows import acc_dtype, interpreted, launch
 
 BLOCK, NUM_WARPS = 1024, 4
 # A tensor's row in the table: the addresses of the parameter, its gradient, m, v and the master copy, its number of
 # elements, and the number of its first block.
 COLUMNS = 7
+# They change from step to step, with a schedule, and the kernel is the same for all of them.
+NUMBERS = ["lr", "new_m", "new_v", "log_beta1", "log_beta2", "eps", "weight_decay", "sign", "seed"]
 
 
 @triton.jit
@@ -87,9 +89,9 @@ def _update(
         tl.store(p_ptr + offs, w, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 def adamw_kernel(
-    tensors, table_ptr, block_ptr, step_ptr, lr_ptr, scale_ptr, skip_ptr,
+    table_ptr, block_ptr, step_ptr, lr_ptr, scale_ptr, skip_ptr, tensors,
     lr, new_m, new_v, log_beta1, log_beta2, eps, weight_decay, sign, seed,
     P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr, S_DTYPE: tl.constexpr, ACC: tl.constexpr,
     MASTER: tl.constexpr, STOCHASTIC: tl.constexpr,
@@ -131,7 +133,7 @@ def adamw_kernel(
 
 @triton.jit
 def square_sums_kernel(
-    tensors, table_ptr, block_ptr, out_ptr,
+    table_ptr, block_ptr, out_ptr, tensors,
     G_DTYPE: tl.constexpr, ACC: tl.constexpr,
     COLUMNS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -207,15 +209,15 @@ class _Bucket:
             host = host.pin_memory()
         self.table.copy_(host, non_blocking=True)
 
-    def launch(self, kernel, *args, **constants) -> None:
-        # In the interpreter every tensor is an argument as well: it refuses addresses that it does not know.
+    def launch(self, kernel, tensors: Sequence[Tensor | None], *numbers, **constants) -> None:
+        """The kernel's arguments are the table, the blocks' owners, `tensors`, all tensors of the bucket, and `numbers`."""
+        # The interpreter refuses addresses that it does not know; a GPU needs no more than the table.
         known = (*self.params, *self.grads, *(t for s in self.states for t in s.values())) if interpreted() else None
         if self.blocks:
-            with torch.cuda.device_of(self.table):
-                kernel[(self.blocks,)](
-                    known, self.table, self.owner, *args, COLUMNS=COLUMNS, ALIGNED=self.aligned, BLOCK=BLOCK,
-                    num_warps=NUM_WARPS, **constants,
-                )  # fmt: skip
+            launch(
+                kernel, self.blocks, self.table, self.owner, *tensors, known, *numbers,
+                **constants, COLUMNS=COLUMNS, ALIGNED=self.aligned, BLOCK=BLOCK, num_warps=NUM_WARPS,
+            )  # fmt: skip
 
 
 _TL = {
@@ -383,7 +385,7 @@ class AdamW(torch.optim.Optimizer):
         for bucket in buckets:
             acc = torch.float64 if bucket.grad_dtype == torch.float64 else torch.float32
             out = torch.empty(bucket.blocks, dtype=acc, device=bucket.device)
-            bucket.launch(square_sums_kernel, out, G_DTYPE=_TL[bucket.grad_dtype], ACC=acc_dtype(bucket.grad_dtype))
+            bucket.launch(square_sums_kernel, [out], G_DTYPE=_TL[bucket.grad_dtype], ACC=acc_dtype(bucket.grad_dtype))
             squares.append(out.sum().to(device))
         norm = torch.stack(squares).sum().sqrt()
         norm = norm if scale is None else norm * scale
@@ -420,9 +422,10 @@ class AdamW(torch.optim.Optimizer):
                 lr = group["lr"]
                 on_device = isinstance(lr, Tensor)
                 bucket.launch(
-                    adamw_kernel, bucket.steps, lr.to(bucket.device) if on_device else None, scales[bucket.device], skip,
-                    0.0 if on_device else lr, 1 - beta1, 1 - beta2, math.log(beta1) if beta1 else -1e30,
-                    math.log(beta2) if beta2 else -1e30, group["eps"], group["weight_decay"],
+                    adamw_kernel,
+                    [bucket.steps, lr.to(bucket.device) if on_device else None, scales[bucket.device], skip],
+                    0.0 if on_device else float(lr), 1.0 - beta1, 1.0 - beta2, math.log(beta1) if beta1 else -1e30,
+                    math.log(beta2) if beta2 else -1e30, float(group["eps"]), float(group["weight_decay"]),
                     -1.0 if group["maximize"] else 1.0, self.seed,
                     P_DTYPE=_TL[bucket.dtype], G_DTYPE=_TL[bucket.grad_dtype], S_DTYPE=_TL[bucket.state_dtype],
                     ACC=acc_dtype(bucket.dtype), MASTER="master" in bucket.states[0],

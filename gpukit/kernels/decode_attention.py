@@ -35,7 +35,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import check_runs, interpreted, launch, properties
+from gpukit.kernels._rows import check_runs, interpreted, launch, power_of_2, properties
 from gpukit.kernels._tiles import counters, is_last
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -259,15 +259,15 @@ def config_of(rows: int, D: int, dtype: torch.dtype, cache_dtype: torch.dtype, s
     Enough bytes must be on their way to hide the memory's latency: two programs on an SM whose loads fill its shared
     memory."""
     if shared_bytes is None:
-        return Config(min(max(16, triton.next_power_of_2(rows)), 64), 32, 4, 1, 2)
-    BLOCK_D = max(16, triton.next_power_of_2(D))
+        return Config(min(max(16, power_of_2(rows)), 64), 32, 4, 1, 2)
+    BLOCK_D = max(16, power_of_2(D))
     if dtype == torch.float32:
         # Without tensor cores a thread holds whole rows of its products' operands: larger blocks do not fit its registers.
         BLOCK_M, BLOCK_N, num_warps, most_ahead = 16, 16, 8, 0 if cache_dtype == torch.int8 else 3
     else:
         # An int8 block is converted in registers, of which many rows leave too few for a large one.
         most_rows = 32 if cache_dtype == torch.int8 and BLOCK_D > 128 else 64
-        BLOCK_M = min(max(16, triton.next_power_of_2(rows)), most_rows)
+        BLOCK_M = min(max(16, power_of_2(rows)), most_rows)
         BLOCK_N = BLOCK_BYTES // (BLOCK_D * (cache_dtype if BLOCK_M == 16 else dtype).itemsize)
         BLOCK_N = min(max(BLOCK_N, 32), 128 if BLOCK_D >= 64 else 64)
         if cache_dtype == torch.int8 and BLOCK_M == 64:
@@ -335,8 +335,8 @@ def decode_attention_fwd(
     strides_k, strides_v = k_cache.stride(), v_cache.stride()
     paired = k_cache.dtype == torch.int8 and q.dtype != torch.float32 and D % 2 == 0
     paired = paired and _in_pairs(k_cache, strides_k) and _in_pairs(v_cache, strides_v)
-    BLOCK_D = max(32 if paired else 16, triton.next_power_of_2(D))
-    ROWS = min(config.BLOCK_M, triton.next_power_of_2(groups * T_q))
+    BLOCK_D = max(32 if paired else 16, power_of_2(D))
+    ROWS = min(config.BLOCK_M, power_of_2(groups * T_q))
     parts = count = None
     if splits > 1:
         parts = torch.empty(splits * B * H * T_q * (D + 2), dtype=torch.float32, device=q.device)

@@ -117,8 +117,8 @@ def dropout(x: Tensor, p: float, seed: int | Tensor) -> Tensor:
     on a device that Triton cannot use.
     """
     check("dropout", x=x)
-    if not 0 <= p <= 1:
-        raise ValueError(f"dropout: p must be in [0, 1], got {p}")
+    if not (isinstance(p, float | int) and 0 <= p <= 1):
+        raise ValueError(f"dropout: p must be a number in [0, 1], got {p!r}")
     number, seed_tensor = 0, None
     if isinstance(seed, Tensor):
         if seed.dtype != torch.int64 or seed.numel() != 1:

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import INTERPRETED, launch
+from gpukit.kernels._rows import INTERPRETED, launch, power_of_2
 from gpukit.kernels.decode_attention import DTYPES, decode_attention
 from gpukit.kernels.flash_attention import flash_attention
 
@@ -109,12 +109,12 @@ def kv_append(
     B, H, T, D = k.shape
     if k.numel() == 0:
         return
-    BLOCK_D = triton.next_power_of_2(D)
+    BLOCK_D = power_of_2(D)
     launch(
         kv_append_kernel, B * T, k, v, k_cache, v_cache, k_scales, v_scales, lengths, counts,
         *k.stride(), *v.stride(), *k_cache.stride(), *((0, 0, 0) if k_scales is None else k_scales.stride()),
         T, k_cache.shape[1], H, D,
-        BLOCK_H=max(1, min(triton.next_power_of_2(H), 1024 // BLOCK_D)), BLOCK_D=BLOCK_D, num_warps=4,
+        BLOCK_H=max(1, min(power_of_2(H), 1024 // BLOCK_D)), BLOCK_D=BLOCK_D, num_warps=4,
     )  # fmt: skip
     if T > 1:
         lengths += T if counts is None else counts

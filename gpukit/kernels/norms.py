@@ -380,10 +380,11 @@ def _empty_stats(x: Tensor, centre: bool) -> Tensor:
 
 
 def _plain(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centre: bool) -> Tensor:
-    """The same in PyTorch's operations, for second derivatives."""
+    """The same in PyTorch's operations, for second derivatives. These want one dtype."""
+    wide = [None if t is None else t.to(torch_acc_dtype(x.dtype)) for t in (x, weight, bias)]
     if centre:
-        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
-    return F.rms_norm(x, x.shape[-1:], weight, eps)
+        return F.layer_norm(wide[0], x.shape[-1:], *wide[1:], eps).to(x.dtype)
+    return F.rms_norm(wide[0], x.shape[-1:], wide[1], eps).to(x.dtype)
 
 
 class NormFunction(torch.autograd.Function):
@@ -459,12 +460,14 @@ norm_op.register_autograd(_backward, setup_context=_save)
 
 def _check(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
     check(op, x=x)
-    if weight is not None:
-        check_vector(op, "weight", weight, x)
-    if bias is not None:
-        check_vector(op, "bias", bias, x)
-    if not eps > 0:
-        raise ValueError(f"{op}: eps must be above 0, got {eps}")
+    for name, vector in (("weight", weight), ("bias", bias)):
+        if vector is None:
+            continue
+        if not isinstance(vector, Tensor):  # torch.nn.functional has the normalised shape in this place
+            raise TypeError(f"{op}: {name} must be a tensor [{x.shape[-1]}] or None, got {vector!r}")
+        check_vector(op, name, vector, x)
+    if not (isinstance(eps, float | int) and eps > 0):
+        raise ValueError(f"{op}: eps must be a number above 0, got {eps!r}")
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
