@@ -90,6 +90,7 @@ def test_solutions_and_stubs_are_accepted(path):
         "import functools\nx = functools.partial\nx.func.__globals__",
         "x = 0\nx.numpy()",
         "x = 0\nx.tolist()",
+        "x = 0\nx.handle.data",
         "x = 0\nx.untyped_storage()",
         "().__class__.__bases__",
         "getattr(1, 'real' + 'x')",
@@ -123,6 +124,8 @@ def test_solutions_and_stubs_are_accepted(path):
         "import torch.nn.functional as F\nF.torch.utils",
         "import torch.nn.functional as F\nF.torch.ops",
         "import torch\ntorch.zeros(3).apply_(abs)",
+        "import torch\ntorch.functional.F.np.exp(1)",
+        "import torch\ntorch.nn.parallel.parallel_apply",
     ],
 )
 def test_ways_around_the_check_are_refused(line):

@@ -312,6 +312,18 @@ def test_traffic_is_that_of_the_tiles(device):
     assert 64 * reference.tiled_traffic(shape, torch.float32, 64, 64) == reference.naive_traffic(shape, torch.float32)
 
 
+def test_linear_of_a_vector(device):
+    layer, x = Linear(24, 40).to(device), torch.randn(24, device=device)
+    torch.testing.assert_close(layer(x, residual=torch.ones(40, device=device)), torch.nn.Linear.forward(layer, x) + 1)
+
+
+def test_linear_refuses_what_its_calls_would(device):
+    with pytest.raises(ValueError, match=r"Linear: activation must be None, .*, got 'silu'"):
+        Linear(4, 4, activation="silu")
+    with pytest.raises(TypeError, match=r"matmul: scale must be a tensor, got 2\.0"):
+        matmul(torch.ones(2, 2, device=device), torch.ones(2, 2, device=device), scale=2.0)
+
+
 def test_tiles_are_visited_once_and_in_groups():
     tile_at = sys.modules["gpukit.kernels._tiles"].tile_at.fn
     for tiles_m, tiles_n, group in ((1, 1, 8), (5, 7, 1), (5, 7, 2), (9, 4, 8), (3, 10, 8)):

@@ -367,3 +367,9 @@ def test_runs_on_the_current_stream(device):
         y = softmax(x.mul_(2))
     stream.synchronize()
     torch.testing.assert_close(y, torch.softmax(x, -1))
+
+
+def test_a_view_that_is_negated_when_read(device):
+    x = torch.randn(3, 8, dtype=torch.complex64, device=device).conj().imag
+    with pytest.raises(ValueError, match=r"softmax: x is a view that PyTorch negates .*; pass x.resolve_neg\(\)"):
+        softmax(x)

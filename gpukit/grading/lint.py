@@ -21,19 +21,19 @@ _BUILTINS = frozenset(
 _TRITON = frozenset("jit autotune heuristics Config cdiv next_power_of_2 language".split())
 _TORCH = frozenset(
     "utils jit ops library compile overrides os sys hub load save multiprocessing serialization fx package classes "
-    "storage futures monitor testing types torch_version".split()
+    "storage futures monitor testing types torch_version distributed".split()
 )
 # A module's own imports (typing.sys, torch.os) are doors to the whole standard library; these five are also torch functions.
 _STDLIB = frozenset(sys.stdlib_module_names) - MODULES - {"copy", "random", "select", "signal", "trace"}
-# Ways out of the tensors that the worker watches.
+# Ways out of the tensors that the worker watches. A block's handle holds it as a NumPy array in the interpreter.
 _ATTRIBUTES = frozenset(
-    "numpy tolist untyped_storage storage set_ resize_ apply_ map_ map2_ set_printoptions from_dlpack to_dlpack "
+    "handle numpy tolist untyped_storage storage set_ resize_ apply_ map_ map2_ set_printoptions from_dlpack to_dlpack "
     "format format_map".split()  # "{0._gpu}".format(device) reads what no expression may; f-strings are seen here
 )
 # Reached through any name, these are a way around the check: standard modules that other modules hold; functions that
 # evaluate text or set attributes; the frames of generators.
 _DOORS = frozenset(
-    "os sys io subprocess shutil pathlib ctypes importlib builtins inspect gc pickle socket threading weakref bltns mp "
+    "os sys io subprocess shutil pathlib ctypes importlib builtins inspect gc pickle socket threading weakref bltns mp np "
     "stdlib_re f2py knobs pytree get_type_hints ForwardRef evaluate_forward_ref singledispatch singledispatchmethod "
     "update_wrapper wraps global_enum gi_frame cr_frame ag_frame tb_frame f_back f_globals f_locals f_builtins".split()
 )
@@ -137,7 +137,7 @@ def _module(dotted: str) -> str | None:
         return dotted
     if first == "triton" and rest and rest[0] not in _TRITON:
         return dotted
-    if first == "torch" and rest and (rest[0] in _TORCH or "ops" in rest):
+    if first == "torch" and rest and (rest[0] in _TORCH or {"ops", "parallel"} & set(rest)):
         return dotted
     return None
 

@@ -1,16 +1,11 @@
-"""FlashAttention on Hopper and later: tensor descriptors fetch the blocks (gpukit.kernels.flash_attention chooses it, and
-explains what is computed; these are the same steps).
+"""dk and dv of FlashAttention where there is a TMA unit: tensor descriptors fetch the blocks (gpukit.kernels.flash_attention
+chooses it, and explains what is computed; these are the same steps. On Hopper gpukit.kernels._flash_hopper goes before it).
 
 A descriptor names a whole tensor [B, H, T, D] once, with its strides; the TMA unit then fetches a block of rows from four
 coordinates and fills with zeros what lies past the end. Pointers take an address for every 16 bytes instead, registers
-that in the backward pass were missing: on an H200 dk and dv of [4, 16, 4096, 128] took 2647 us by pointers, 1859 so. For dq
-pointers are as fast.
-
-AHEAD: the scores of the next block are computed before the last product of this one, which then goes on while the
-exponentials of the next are computed. Otherwise the tensor cores have nothing to do meanwhile. Blocks with a mask, one or two
-of many, have a loop without it.
-Sources: Shah et al. 2024, FlashAttention-3, https://arxiv.org/abs/2407.08608;
-https://triton-lang.org/main/getting-started/tutorials/06-fused-attention.html
+that here were missing: on an H200 dk and dv of [4, 16, 4096, 128] took 2647 us by pointers, 1859 so. For dq pointers are as
+fast.
+Source: https://triton-lang.org/main/getting-started/tutorials/06-fused-attention.html
 """
 
 from typing import NamedTuple
@@ -20,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gpukit.kernels._attention import LOG2E, SIZES, _beyond, _ranges, _seen, _softmax_step
+from gpukit.kernels._attention import LOG2E, SIZES, _beyond, _ranges, _seen
 from gpukit.kernels._rows import launch
 
 
@@ -34,65 +29,6 @@ def _rows_of(desc, batch, head, first, ROWS: tl.constexpr, D: tl.constexpr):
 def _put(desc, batch, head, first, x):
     """Store x as the rows from `first` on; what lies past the end is left out."""
     desc.store([batch, head, first, 0], x.to(desc.dtype).reshape([1, 1, x.shape[0], x.shape[1]]))
-
-
-@triton.jit
-def _attend(
-    acc, l, m, q, k_desc, v_desc, batch, head, start, end, hole_start, hole, lowest, highest, scale,
-    MASKED: tl.constexpr, AHEAD: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """The keys start .. end - 1, counted without a hole, added to the sums acc and l of the queries q."""
-    s = tl.zeros([q.shape[0], BLOCK_N], tl.float32)
-    if AHEAD:
-        # In a block of its own: otherwise Triton keeps these keys in shared memory for as long as the loop runs.
-        if start < end:
-            s = tl.dot(q, _rows_of(k_desc, batch, head, start, BLOCK_N, D).T)
-    for i in tl.range(start, end, BLOCK_N):
-        n = _beyond(i, hole_start, hole) if MASKED else i
-        if not AHEAD:
-            s = tl.dot(q, _rows_of(k_desc, batch, head, n, BLOCK_N, D).T)
-        if MASKED:
-            s = tl.where(_seen(n, lowest, highest, BLOCK_N), s, -float("inf"))
-        p, l, m, shrink = _softmax_step(s, l, m, scale)
-        if AHEAD:
-            s = tl.dot(q, _rows_of(k_desc, batch, head, n + BLOCK_N, BLOCK_N, D).T)
-        v = _rows_of(v_desc, batch, head, n, BLOCK_N, D)
-        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None])
-    return acc, l, m
-
-
-@triton.jit(do_not_specialize=SIZES)
-def flash_attention_fwd_descriptor_kernel(
-    lse_ptr, q_desc, k_desc, v_desc, o_desc,
-    H, groups, T_q, T_k, left, right, scale,
-    AHEAD: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """BLOCK_M queries of one head per program. lse [B, H, T_q] is contiguous."""
-    blocks = tl.cdiv(T_q, BLOCK_M)
-    start_m = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
-    row = tl.program_id(0) // blocks
-    batch, head = row // H, row % H
-    shift = T_k - T_q
-    offs_m = start_m + tl.arange(0, BLOCK_M)
-    lowest, highest = offs_m + shift - left, tl.minimum(offs_m + shift + right, T_k - 1)
-    last_m = tl.minimum(start_m + BLOCK_M, T_q) - 1
-    start, end, full_start, full = _ranges(start_m + shift, last_m + shift, left, right, T_k, BLOCK_N)
-
-    q = _rows_of(q_desc, batch, head, start_m, BLOCK_M, D)
-    scale *= LOG2E
-    acc = tl.zeros([BLOCK_M, D], tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)
-    m = tl.full([BLOCK_M], -3.4028234663852886e38, tl.float32)
-    acc, l, m = _attend(
-        acc, l, m, q, k_desc, v_desc, batch, head // groups, full_start, full_start + full, 0, 0, lowest, highest, scale,
-        False, AHEAD, D, BLOCK_N,
-    )  # fmt: skip
-    acc, l, m = _attend(
-        acc, l, m, q, k_desc, v_desc, batch, head // groups, start, end - full, full_start, full, lowest, highest, scale,
-        True, False, D, BLOCK_N,
-    )  # fmt: skip
-    _put(o_desc, batch, head, start_m, acc * (1.0 / tl.where(l == 0, 1.0, l))[:, None])
-    tl.store(lse_ptr + row.to(tl.int64) * T_q + offs_m, (m + tl.log2(l)) / LOG2E, mask=offs_m < T_q)
 
 
 @triton.jit
@@ -164,13 +100,9 @@ class DescriptorConfig(NamedTuple):
     BLOCK_N: int
     num_warps: int
     num_stages: int
-    AHEAD: bool = False
 
 
 # By the head size, for 16-bit operands and 227 KiB of shared memory.
-FORWARD = {64: DescriptorConfig(64, 128, 4, 3, AHEAD=True), 128: DescriptorConfig(64, 64, 4, 3, AHEAD=True)}
-LONG = 8192  # keys; of a longer sequence more is read again and again, the less the larger the block of queries
-FORWARD_LONG = {64: DescriptorConfig(64, 128, 4, 3, AHEAD=True), 128: DescriptorConfig(128, 128, 8, 3)}
 BACKWARD_KV = {64: DescriptorConfig(64, 64, 4, 3), 128: DescriptorConfig(64, 128, 8, 3)}
 
 
@@ -195,41 +127,17 @@ def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, D])
 
 
-def _numbers(q: Tensor, k: Tensor, left: int, right: int, scale: float) -> tuple:
-    return q.shape[1] // k.shape[1], q.shape[2], k.shape[2], left, right, scale
-
-
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    left: int,
-    right: int,
-    scale: float,
-    config: DescriptorConfig,
-) -> None:
-    """Fill o and lse. All but lse are `describable`, in 16 bits, with a head size of FORWARD."""
-    B, H, T_q, D = q.shape
-    M, N = config.BLOCK_M, config.BLOCK_N
-    launch(
-        flash_attention_fwd_descriptor_kernel, -(-T_q // M) * H * B,
-        lse, _descriptor(q, M), _descriptor(k, N), _descriptor(v, N), _descriptor(o, M),
-        H, *_numbers(q, k, left, right, scale), D=D, **config._asdict(),
-    )  # fmt: skip
-
-
 def backward_kv(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, delta: Tensor, dk: Tensor, dv: Tensor,
     left: int, right: int, scale: float, config: DescriptorConfig,
 ) -> None:  # fmt: skip
-    """Fill dk and dv. lse and delta are contiguous; the others as in `forward`."""
+    """Fill dk and dv. lse and delta are contiguous; the others are `describable`, in 16 bits, with a head size of
+    BACKWARD_KV."""
     B, H_kv, T_k, D = k.shape
     M, N = config.BLOCK_M, config.BLOCK_N
     launch(
         flash_attention_bwd_kv_descriptor_kernel, -(-T_k // N) * H_kv * B,
         lse, delta, _descriptor(q, M), _descriptor(k, N), _descriptor(v, N), _descriptor(do, M),
-        _descriptor(dk, N), _descriptor(dv, N), H_kv, *_numbers(q, k, left, right, scale),
+        _descriptor(dk, N), _descriptor(dv, N), H_kv, q.shape[1] // H_kv, q.shape[2], T_k, left, right, scale,
         D=D, BLOCK_M=M, BLOCK_N=N, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

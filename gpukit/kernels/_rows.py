@@ -194,7 +194,9 @@ def check(op: str, **tensors: Tensor) -> None:
 
 
 def check_runs(op: str, name: str, x: Tensor) -> None:
-    """Raise ValueError unless kernels run on x's device: a GPU, or the CPU through the interpreter."""
+    """Raise ValueError unless kernels can read x: on a GPU, or on the CPU through the interpreter, its numbers as stored."""
+    if not torch.compiler.is_compiling() and x.is_neg():  # as z.conj().imag is
+        raise ValueError(f"{op}: {name} is a view that PyTorch negates when it reads it; pass {name}.resolve_neg()")
     if not (x.is_cuda or (x.is_cpu and interpreted())):
         raise ValueError(
             f"{op}: {name} is on {x.device}; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1 before Python starts "

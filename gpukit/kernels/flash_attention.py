@@ -16,8 +16,8 @@ as FlashAttention has it; is_causal of PyTorch's scaled_dot_product_attention pu
 sees the keys from `left` before to `right` after that place; causal is right = 0. A block in which everything is seen
 needs no mask, so these blocks have a loop of their own.
 
-These kernels take pointers and whatever has strides. On Hopper and later gpukit.kernels._flash_descriptors takes their place
-for 16-bit tensors with the usual head sizes.
+These kernels take pointers and whatever has strides. For 16-bit tensors with the usual head sizes others take their place:
+on Hopper those of gpukit.kernels._flash_hopper; for dk and dv on Blackwell, and in traces, gpukit.kernels._flash_descriptors.
 
 Traffic: q, k, v once and o once, as long as the keys of a head stay in L2; without that each block of queries reads them.
 Limits: there are no second derivatives, no dropout, no bias on the scores, one head size for q, k and v. NaN or an infinity
@@ -27,6 +27,7 @@ https://triton-lang.org/main/getting-started/tutorials/06-fused-attention.html
 """
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -37,7 +38,7 @@ from torch import Tensor
 from gpukit.kernels import _flash_descriptors as descriptors
 from gpukit.kernels._attention import LOG2E, SIZES, _beyond, _ranges, _seen, _softmax_step
 from gpukit.kernels._flash_descriptors import DescriptorConfig
-from gpukit.kernels._rows import check_runs, launch, properties
+from gpukit.kernels._rows import apply, check_runs, interpreted, launch, power_of_2, properties
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PRECISIONS = ("ieee", "tf32")
@@ -412,7 +413,7 @@ def config_of(kind: str, D: int, dtype: torch.dtype, precision: str, device: tor
     gpu = properties(device)
     if gpu is None:
         return INTERPRETER
-    size = max(64, triton.next_power_of_2(D))
+    size = max(64, power_of_2(D))
     wide = dtype == torch.float32
     shared_kib = gpu.shared_memory_per_multiprocessor // 1024
     fits = [table for table in TABLES if shared_kib >= table.shared_kib]
@@ -442,8 +443,25 @@ def _by_descriptors(*tensors: Tensor) -> bool:
         and gpu.major >= 9
         and gpu.shared_memory_per_multiprocessor >= TABLES[0].shared_kib * 1024
         and q.itemsize == 2
-        and q.shape[3] in descriptors.FORWARD
+        and q.shape[3] in descriptors.BACKWARD_KV
         and all(x.numel() and descriptors.describable(x) for x in tensors)
+    )
+
+
+@cache
+def _hopper():
+    """gpukit.kernels._flash_hopper, or None where Triton's Gluon, which is experimental, lacks what it takes."""
+    try:
+        from gpukit.kernels import _flash_hopper
+    except (ImportError, AttributeError):
+        return None
+    return _flash_hopper
+
+
+def _on_hopper(*tensors: Tensor) -> bool:
+    """Whether gpukit.kernels._flash_hopper is for them. Gluon cannot be interpreted: traces see the kernel with pointers."""
+    return (
+        _by_descriptors(*tensors) and properties(tensors[0].device).major == 9 and not interpreted() and bool(_hopper())
     )
 
 
@@ -456,7 +474,7 @@ def _options(q: Tensor, config: Config, precision: str) -> dict:
     D = q.shape[3]
     return {
         "PRECISION": precision, "D": D,
-        "BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N, "BLOCK_D": max(16, triton.next_power_of_2(D)),
+        "BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N, "BLOCK_D": max(16, power_of_2(D)),
         "num_warps": config.num_warps, "num_stages": config.num_stages,
     }  # fmt: skip
 
@@ -475,19 +493,16 @@ def flash_attention_fwd(
     scale: float,
     precision: str,
     packed: Packed | None = None,
-    config: Config | DescriptorConfig | None = None,
+    config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """o, laid out as q, and the LSE [B, H, T_q] in float32. config: how, instead of what is chosen for these tensors; its
-    kind says whether by pointers or by descriptors."""
+    """o, laid out as q, and the LSE [B, H, T_q] in float32. config: of the kernel with pointers, which then it is."""
     B, H, T_q, D = q.shape
     o = torch.empty_like(q)
     lse = torch.empty((B, H, T_q), dtype=torch.float32, device=q.device)
     if o.numel() == 0:
         return o, lse
-    if config is None and packed is None and _by_descriptors(q, k, v):
-        config = (descriptors.FORWARD_LONG if k.shape[2] > descriptors.LONG else descriptors.FORWARD)[D]
-    if isinstance(config, DescriptorConfig):
-        descriptors.forward(q, k, v, o, lse, left, right, scale, config)
+    if config is None and packed is None and _on_hopper(q, k, v):
+        _hopper().forward(q, k, v, o, lse, left, right, scale)
         return o, lse
     q, k, v = map(_near, (q, k, v))
     config = config or config_of("forward", D, q.dtype, precision, q.device)
@@ -518,14 +533,17 @@ def flash_attention_bwd(
     packed: Packed | None = None,
     configs: tuple[Config | DescriptorConfig, Config] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv, laid out as q, k and v. configs: for dk and dv, and for dq, as `config` of flash_attention_fwd."""
+    """dq, dk and dv, laid out as q, k and v. configs: for dk and dv, whose kind says whether by pointers or by descriptors,
+    and for dq."""
     B, H, T_q, D = q.shape
     _, H_kv, T_k, _ = k.shape
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     if dq.numel() == 0:
         return dq, dk.zero_(), dv.zero_()
     for_kv, for_q = configs or (config_of(f"backward_{x}", D, q.dtype, precision, q.device) for x in ("kv", "q"))
-    if configs is None and packed is None and _by_descriptors(q, k, v, do) and lse.is_contiguous():
+    plain = configs is None and packed is None and lse.is_contiguous()
+    on_hopper = plain and _on_hopper(q, k, v, do)
+    if plain and not on_hopper and _by_descriptors(q, k, v, do):
         for_kv = descriptors.BACKWARD_KV[D]
     q, k, v, o, do = map(_near, (q, k, v, o, do))
     delta = torch.empty_like(lse)
@@ -536,8 +554,11 @@ def flash_attention_bwd(
     launch(
         flash_attention_delta_kernel, -(-T_q // DELTA_ROWS) * H * B,
         o, do, lse, None if dlse is None else dlse.contiguous(), delta, *o.stride(), *do.stride(), H, T_q,
-        D=D, BLOCK_M=DELTA_ROWS, BLOCK_D=max(16, triton.next_power_of_2(D)),
+        D=D, BLOCK_M=DELTA_ROWS, BLOCK_D=max(16, power_of_2(D)),
     )  # fmt: skip
+    if on_hopper:
+        _hopper().backward(q, k, v, do, lse, delta, dq, dk, dv, left, right, scale)
+        return dq, dk, dv
     if isinstance(for_kv, DescriptorConfig):
         descriptors.backward_kv(q, k, v, do, lse, delta, dk, dv, left, right, scale, for_kv)
     elif dk.numel():
@@ -559,7 +580,7 @@ def flash_attention_bwd(
 def refuse_second(op: str) -> None:
     """Raise RuntimeError in a backward pass that is to be differentiated itself: its results would count as constants."""
     if torch.is_grad_enabled():
-        raise RuntimeError(f"{op} has no second derivatives: create_graph must be False, got True")
+        raise RuntimeError(f"{op}: there is no second derivative, which create_graph=True asks for")
 
 
 class FlashAttentionFunction(torch.autograd.Function):
@@ -690,8 +711,11 @@ def flash_attention(
     scale = check("flash_attention", q, k, v, scale, window, precision, "B H T D")
     if len(k) != len(q):
         raise ValueError(f"flash_attention: q and k must have one batch size, got {len(q)} and {len(k)}")
-    call = flash_attention_op if torch.compiler.is_compiling() else FlashAttentionFunction.apply
-    o, lse = call(q, k, v, *reach(causal, window), scale, precision)
+    settings = *reach(causal, window), scale, precision
+    if torch.compiler.is_compiling():
+        o, lse = flash_attention_op(q, k, v, *settings)
+    else:
+        o, lse = apply(FlashAttentionFunction, q, k, v, *settings)
     return (o, lse) if return_lse else o
 
 

@@ -459,6 +459,13 @@ def _plain(a: Tensor, b: Tensor, bias: Tensor | None, scale: Tensor | None, acti
 
 
 # --------------------------------------------------------------------------------------------------------------- public
+def _check_options(op: str, activation: str | None, precision: str) -> None:
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ValueError(f"{op}: activation must be None, {', '.join(map(repr, ACTIVATIONS))}, got {activation!r}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"{op}: precision must be {' or '.join(map(repr, PRECISIONS))}, got {precision!r}")
+
+
 def _check_device(op: str, a: Tensor, b: Tensor) -> None:
     for name, x in (("a", a), ("b", b)):
         check_runs(op, name, x)
@@ -493,6 +500,9 @@ def _check_after(
     dtype: torch.dtype,
 ) -> None:  # fmt: skip
     """Raise for a bias, residual or scale that does not fit."""
+    for name, x in (("bias", bias), ("residual", residual), ("scale", scale)):
+        if not (x is None or isinstance(x, Tensor)):
+            raise TypeError(f"{op}: {name} must be a tensor, got {x!r}")
     for name, x, wanted in (("bias", bias, [columns]), ("residual", residual, shape)):
         if x is None:
             continue
@@ -534,10 +544,7 @@ def matmul(
     Returns c [..., M, N], contiguous, in a's dtype. Under autocast a, b and what is added are first cast, as by
     torch.matmul. Raises TypeError for a dtype, ValueError for a shape, device, activation or precision that does not fit.
     """
-    if activation is not None and activation not in ACTIVATIONS:
-        raise ValueError(f"matmul: activation must be None, {', '.join(map(repr, ACTIVATIONS))}, got {activation!r}")
-    if precision not in PRECISIONS:
-        raise ValueError(f"matmul: precision must be {' or '.join(map(repr, PRECISIONS))}, got {precision!r}")
+    _check_options("matmul", activation, precision)
     _check_device("matmul", a, b)
     if torch.is_autocast_enabled(a.device.type):
         to = torch.get_autocast_dtype(a.device.type)
@@ -598,17 +605,20 @@ def matmul_bias_gelu(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
 class Linear(torch.nn.Linear):
     """torch.nn.Linear with what follows it in one kernel: activation(x @ weight.T + bias) + residual.
 
-    x [..., M, in_features] -> [..., M, out_features]. With activation "swiglu" the weight has 2 out_features rows, those
-    of the gate first. activation and precision as in `matmul`, and its errors.
+    x [..., in_features] -> [..., out_features]. With activation "swiglu" the weight has 2 out_features rows, those of the
+    gate first, and `out_features` says their number. activation and precision as in `matmul`, and its errors.
     """
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, activation: str | None = None,
         precision: str = "ieee", device=None, dtype=None,
     ):  # fmt: skip
+        _check_options("Linear", activation, precision)
         rows = 2 * out_features if activation == "swiglu" else out_features
         super().__init__(in_features, rows, bias, device, dtype)
         self.activation, self.precision = activation, precision
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        return matmul(x, self.weight.mT, self.bias, self.activation, self.precision, residual=residual)
+        rows, added = (x, residual) if x.ndim != 1 else (x[None], None if residual is None else residual[None])
+        y = matmul(rows, self.weight.mT, self.bias, self.activation, self.precision, residual=added)
+        return y if x.ndim != 1 else y[0]

@@ -264,6 +264,8 @@ def norm_bwd_long_kernel(
 # Longer rows do not stay in registers. The backward pass holds x, dy, weight and dweight, four numbers an element.
 RESIDENT_FWD = 32768
 RESIDENT_BWD = 16384
+# The bias's gradient, a fifth number, is a sum over dy alone: of longer rows it is taken apart, in a second look at dy.
+BIAS_BWD = 8192
 
 
 def _is_resident(N: int, dtype: torch.dtype, limit: int) -> bool:
@@ -309,7 +311,7 @@ def _bwd_config(N: int, dtype: torch.dtype, centre: bool, tensors: int, shared_b
         return norm_bwd_long_kernel, 1, _long_config(dtype)
     BLOCK_N = triton.next_power_of_2(N)
     num_warps = min(max(BLOCK_N // 512, 4), 16)
-    programs = max(16 // num_warps, 2 if centre else 1)
+    programs = max(16 // num_warps, 2 if centre and BLOCK_N <= 8192 else 1)
     # Copies into shared memory are of 16 bytes. At 16,384 columns they were slower than loads into registers.
     fits = 2 * tensors * BLOCK_N * dtype.itemsize * programs <= shared_bytes - 16 * 1024
     ahead = fits and N % 16 == 0 and 4096 <= BLOCK_N <= 8192
@@ -360,18 +362,21 @@ def norm_bwd(
     M = x.shape[0]
     programs = min(-(-M // config.get("BLOCK_M", 1)), per_sm * multiprocessors(x.device))
     new = torch.zeros if reread else torch.empty
-    parameters = (weight is not None) + (bias is not None)
+    apart = bias is not None and N > BIAS_BWD
+    parameters = (weight is not None) + (bias is not None and not apart)
     partial = new((parameters, programs, N), dtype=stats.dtype, device=x.device)
     dweight = None if weight is None else partial[0]
-    dbias = None if bias is None else partial[-1]
+    dbias = None if bias is None or apart else partial[-1]
     launch(
         kernel, programs, dy, du, x, _contiguous(weight), stats, dx, dweight, dbias,
         *dy.stride(), *(x if du is None else du).stride(), *x.stride(), M, N, CENTRE=len(stats) == 2, **config,
     )  # fmt: skip
     if weight is not None:
-        dweight, dbias = column_sums(partial, weight, bias)
-    elif bias is not None:
+        dweight, dbias = column_sums(partial, weight, None if apart else bias)
+    elif bias is not None and not apart:
         dbias, _ = column_sums(partial, bias)
+    if apart:
+        dbias, _ = column_sums(dy.contiguous()[None], bias)
     return dx, dweight, dbias
 
 

@@ -38,7 +38,7 @@ def int4_matmul(a: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     return a @ dequantize(_int4(weight), scales)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=16)  # a CUDA graph goes through copies of the inputs
 def _in_16_bits(weight: Tensor, scales: Tensor) -> Tensor:
     """The same weights as they would be without quantisation, made once: [N, K] in memory, as a linear layer has them."""
     q = weight if weight.dtype == torch.int8 else _int4(weight)

@@ -76,6 +76,12 @@ class Versus:
             return gpu.peak(dtype) / 1e12, "datasheet"
         return (self.copy, "copy, measured") if self.copy else (gpu.hbm_gbps, "datasheet")
 
+    def _judged(self, shape: tuple[int, ...]) -> dict:
+        """The rows that kernels of this shape are judged by: those in a CUDA graph, where the CPU was the limit, unless some
+        of the others cannot be captured."""
+        graphed = all((shape, p) in self.graph for p in self.providers if (shape, p) in self.took)
+        return self.graph if graphed else self.took
+
     def _rate(self, row: Row) -> float:
         return row.tflops if self.flops else row.gbps
 
@@ -141,22 +147,25 @@ class Versus:
         bound, _ = self.bound
         ratios, best = {}, {}
         for shape in self.shapes:
-            ours = self.took.get((shape, "gpukit"))
+            took = self._judged(shape)
+            ours = took.get((shape, "gpukit"))
             peers = [p for p in self.providers if not p.startswith("gpukit")]  # nor a second kernel of ours
-            others = [self.took[shape, p] for p in peers if (shape, p) in self.took]
+            others = [took[shape, p] for p in peers if (shape, p) in took]
             if ours and others:
                 best[shape] = min(others, key=lambda row: row.median_ms)
                 ratios[shape] = best[shape].median_ms / ours.median_ms
         if not ratios:
             return f"{len(self.providers)} providers at {len(self.shapes)} shapes."
         high, low = max(ratios, key=ratios.get), min(ratios, key=ratios.get)
-        share = {shape: self._rate(self.took[shape, "gpukit"]) / bound for shape in ratios}
+        share = {shape: self._rate(self._judged(shape)[shape, "gpukit"]) / bound for shape in ratios}
         top = max(share, key=share.get)
         of = "the peak" if self.flops else "the rate of a copy" if self.copy else "the datasheet's bandwidth"
         text = f"This project's kernel is {ratios[high]:.2f} times as fast as the best of the others"
         text += f" ({self._name(best[high].provider)}) at {by(high)}"
         if low != high:
             text += f" and {ratios[low]:.2f} times ({self._name(best[low].provider)}) at {by(low)}"
+        if any(self._judged(shape) is self.graph for shape in ratios):
+            text += ", in CUDA graphs where there are such rows"
         return f"{text}; it reaches {share[top]:.0%} of {of} at {by(top)} (measured)."
 
     def __repr__(self) -> str:
