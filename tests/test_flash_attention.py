@@ -473,6 +473,11 @@ def test_where_descriptors_are_used(hopper, device):
     assert not used(torch.cat((x, x[..., :4]), -1)[..., :64]), "rows that 16 bytes do not divide"
     assert not used(torch.zeros(1 + x.numel(), dtype=x.dtype, device=device)[1:].view(x.shape)), "address"
     assert not used(x, x[:, :, :0]), "no keys"
+    leaves = [x.clone().requires_grad_() for _ in range(3)]
+    o = flash_attention(*leaves)
+    hopper.clear()
+    torch.autograd.grad(o.sum(), leaves)
+    assert hopper, "an upstream gradient that is one number for all is copied"
     packed = lambda *x: flash_attention_varlen(*(y[0].transpose(0, 1) for y in x), cu, cu, 16, 16)  # noqa: E731
     assert not used(x, fn=packed)
     if device == "cpu":

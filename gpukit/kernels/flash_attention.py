@@ -542,6 +542,8 @@ def flash_attention_bwd(
         return dq, dk.zero_(), dv.zero_()
     for_kv, for_q = configs or (config_of(f"backward_{x}", D, q.dtype, precision, q.device) for x in ("kv", "q"))
     plain = configs is None and packed is None and lse.is_contiguous()
+    if plain and _by_descriptors(q, k, v) and not descriptors.describable(do):
+        do = do.contiguous()  # as after o.sum(): one number for all, of which no descriptor can be made
     on_hopper = plain and _on_hopper(q, k, v, do)
     if plain and not on_hopper and _by_descriptors(q, k, v, do):
         for_kv = descriptors.BACKWARD_KV[D]
