@@ -301,6 +301,11 @@ def test_what_would_give_the_answer_away_is_folded_with_it(asked):
     assert "777" in repr(shown) and "777" in shown._repr_html_() and "<details>" not in shown._repr_html_()
 
 
+def test_powers_in_a_question_are_not_bold():
+    text = predict("test-power", "sin(x)**2 + cos(x)**2 in **one** pass", {"kernels": ""}).children[0].value
+    assert "sin(x)**2 + cos(x)**2 in <b>one</b> pass" in text
+
+
 def test_a_prediction_reads_well_where_no_kernel_runs(asked):
     assert repr(asked) == "prediction: naive (bytes), fused (bytes)"
     assert "<code>softmax</code>" in asked._repr_html_()

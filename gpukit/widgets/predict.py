@@ -172,7 +172,7 @@ def _entry(name: str, unit: str) -> widgets.Text:
 def _prose(text: str) -> str:
     """Plain text with `code` and **bold** as HTML."""
     text = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
-    return "<p>" + re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", text) + "</p>"
+    return "<p>" + re.sub(r"(?<![\w)])\*\*(\S|\S.*?\S)\*\*(?!\w)", r"<b>\1</b>", text) + "</p>"  # not of x**2 + y**2
 
 
 def predict(key: str, question: str, fields: Mapping[str, str]) -> Prediction:
