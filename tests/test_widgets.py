@@ -302,7 +302,7 @@ def test_what_would_give_the_answer_away_is_folded_with_it(asked):
 
 
 def test_powers_in_a_question_are_not_bold():
-    text = predict("test-power", "sin(x)**2 + cos(x)**2 in **one** pass", {"kernels": ""}).children[0].value
+    text = predict.predict("test-power", "sin(x)**2 + cos(x)**2 in **one** pass", {"kernels": ""}).children[0].value
     assert "sin(x)**2 + cos(x)**2 in <b>one</b> pass" in text
 
 
