@@ -11,6 +11,12 @@ if triton.knobs.runtime.interpret:
     from tests import speed
 
 ROOM = 1.6  # two busy hyperthreads share one core
+PLAIN_S = 0.2  # 128 programs in Triton's own interpreter, on the machine of CONTRIBUTING.md's table
+
+
+def slower():
+    """How many times slower this machine is, at this moment: shared ones differ by a factor of two."""
+    return max(1.0, speed.rows_s(128, "plain") / PLAIN_S)
 
 
 def test_tracing_costs_little():
@@ -23,7 +29,7 @@ def test_the_layer_is_faster_than_what_it_changes():
 
 
 def test_a_thousand_programs_take_two_seconds():
-    assert speed.rows_s(1024, "trace", best_of=1) <= 2 * ROOM
+    assert speed.rows_s(1024, "trace", best_of=1) <= 2 * ROOM * slower()
 
 
 def test_cost_is_linear_in_the_programs():
@@ -38,4 +44,4 @@ def test_cost_is_linear_in_the_programs():
 def test_a_real_shape_takes_five_seconds(name, tmp_path, monkeypatch):
     monkeypatch.setenv("GPUKIT_CACHE", str(tmp_path))  # nothing is compiled yet
     monkeypatch.setattr(compile_module, "_recent", {})
-    assert speed.real_shape_s(name) <= 5 * ROOM
+    assert speed.real_shape_s(name) <= 5 * ROOM * slower()
