@@ -59,10 +59,8 @@ MODE_WORDS = {"forward": "fwd", "backward": "bwd", "both": "fwd+bwd", **{mode: m
 # Of a GPU: float64 references of longer tensors would take longer than the measurement. Of the CPU: what it does in 0.1 s.
 _CHECKED_ELEMENTS = {"cuda": 1 << 27, "cpu": 1 << 20}
 _COPY_SHAPE = (32768, 16384)
-_ROUNDS = {
-    "cuda": 3,
-    "cpu": 1,
-}  # in which the providers take turns: a hot GPU's clock falls, and one that came last would pay
+# In which the providers take turns: the clock of a GPU falls as it gets hot, and one that came last would pay.
+_ROUNDS = {"cuda": 3, "cpu": 1}
 _GRAPHED = ("fwd", "bwd")
 
 
@@ -77,9 +75,7 @@ class Row:
 
     op: str
     provider: str
-    mode: (
-        str  # of MODES; "fwd-graph", "bwd-graph": replays of a CUDA graph, which come beside rows that are launch-bound
-    )
+    mode: str  # of MODES; "fwd-graph", "bwd-graph": replays of a CUDA graph, beside rows that are launch-bound
     dtype: str
     shape: tuple[int, ...]
     median_ms: float
@@ -426,26 +422,19 @@ class _Bench:
         """Time these providers in rounds, and make of each one's median round a row."""
         if (cost := self._cost(mode, shape, dtype)) is None:
             return []
-        rounds, lost, peak = {name: [] for name in fns}, set(), {}
+        rounds, peak = {name: [] for name in fns}, {}
         for turn in range(_ROUNDS[self.device]):
             for name in [*fns][:: -1 if turn % 2 else 1]:
-                if name in lost:
-                    continue
-                lost.add(name)
                 with self._reported(name, f"{name} {shape_name(shape)} {_short(dtype)} {mode}" + " in a graph" * graph):
                     timing, peak[name] = self._round(fns[name], mode, dtype, inputs, cost, graph)
                     rounds[name].append(timing)
-                    lost.remove(name)
-        for name in lost:
-            del fns[name]
-        named = f"{mode}-graph" if graph else mode
-        return [
-            self._add(
-                name, named, dtype, shape, sorted(times, key=lambda t: t.median_ms)[len(times) // 2], cost, peak[name]
-            )
-            for name, times in rounds.items()
-            if name in fns
-        ]
+                    continue
+                del fns[name]  # it failed, and takes no part any more
+        named, rows = f"{mode}-graph" if graph else mode, []
+        for name in fns:
+            times = sorted(rounds[name], key=lambda timing: timing.median_ms)
+            rows.append(self._add(name, named, dtype, shape, times[len(times) // 2], cost, peak[name]))
+        return rows
 
     def _round(self, fn, mode: str, dtype, inputs, cost: Cost, graph: bool) -> tuple[Timing, int]:
         """One provider's time, and the memory that the call takes."""

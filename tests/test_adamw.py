@@ -29,6 +29,14 @@ def give_gradients(params, *others, seed):
             p.grad = grad.to(p, copy=True)
 
 
+def step_both(a, b, ours, theirs, seeds):
+    """Steps of two optimizers of ours and theirs, with the same gradients."""
+    for seed in seeds:
+        give_gradients(ours, theirs, seed=seed)
+        a.step()
+        b.step()
+
+
 def copies(params, dtype=None):
     return [p.detach().to(dtype or p.dtype, copy=True).requires_grad_() for p in params]
 
@@ -95,10 +103,7 @@ def test_float64(device):
     ours = weights(torch.float64, device)
     theirs = copies(ours)
     a, b = AdamW(ours, lr=1e-2), torch.optim.AdamW(theirs, lr=1e-2)
-    for step in range(5):
-        give_gradients(ours, theirs, seed=step)
-        a.step()
-        b.step()
+    step_both(a, b, ours, theirs, range(5))
     for p, q in zip(ours, theirs, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-8)
 
@@ -358,10 +363,7 @@ def test_unaligned_weights(device):
     ours = [flat[1:50].detach().requires_grad_(), flat[51:].detach().requires_grad_()]
     theirs = copies(ours)
     a, b = AdamW(ours, lr=1e-2), torch.optim.AdamW(theirs, lr=1e-2)
-    for step in range(2):
-        give_gradients(ours, theirs, seed=step)
-        a.step()
-        b.step()
+    step_both(a, b, ours, theirs, range(2))
     assert farthest(ours, theirs) < 16
 
 
@@ -416,15 +418,12 @@ def test_weights_and_states_may_be_replaced_between_steps(change, device):
     ours = weights(device=device)
     theirs = copies(ours)
     a, b = AdamW(ours, lr=1e-2), torch.optim.AdamW(theirs, lr=1e-2)
-    for step in range(4):
-        give_gradients(ours, theirs, seed=step)
-        a.step()
-        b.step()
-        if step == 1:
-            change(a, ours)
-            change(b, theirs)
-            for state in b.state.values():  # PyTorch wants them on one device
-                state |= {name: value.to(theirs[0].device) for name, value in state.items() if name != "step"}
+    step_both(a, b, ours, theirs, range(2))
+    change(a, ours)
+    change(b, theirs)
+    for state in b.state.values():  # PyTorch wants them on one device
+        state |= {name: value.to(theirs[0].device) for name, value in state.items() if name != "step"}
+    step_both(a, b, ours, theirs, range(2, 4))
     assert farthest(ours, theirs) < 16
 
 

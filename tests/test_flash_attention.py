@@ -297,7 +297,8 @@ def test_every_element_is_written(device, monkeypatch):
 def test_offsets_beyond_int32(device):
     """Heads 2^30 elements apart, and rows 2^25, in memory that is never touched in between."""
     buffer = torch.empty(2**31 + 2**30 + 20 * 16, dtype=torch.float16, device=device)
-    for size, stride in (((1, 4, 20, 16), (1, 2**30, 16, 1)), ((1, 1, 70, 16), (1, 1, 2**25, 1))):
+    # 16 divides all strides, as it does those near by: of others Triton makes another kernel, which adds in another order.
+    for size, stride in (((1, 4, 20, 16), (16, 2**30, 16, 1)), ((1, 1, 70, 16), (16, 16, 2**25, 1))):
         x = buffer.as_strided(size, stride)
         x.copy_(torch.randn(size, generator=seeded()))
         o = flash_attention(x, x, x, causal=True)
@@ -423,14 +424,9 @@ def test_descriptors_give_what_pointers_give(hopper, device, monkeypatch):
 
 COMPILE_FOR_HOPPER = """
 import torch, triton
-from triton.backends.compiler import GPUTarget
+from gpukit.simulator.compile_worker import _Target
 
-class Driver:
-    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
-    get_current_device = staticmethod(lambda: 0)
-    get_current_stream = staticmethod(lambda device: 0)
-
-triton.runtime.driver.set_active(Driver())
+triton.runtime.driver.set_active(_Target(90))
 from gpukit.kernels import _flash_hopper as hopper
 
 hopper.multiprocessors = lambda device: 132

@@ -120,11 +120,16 @@ def describable(x: Tensor) -> bool:
     )
 
 
-def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
+def described(x: Tensor, rows: int) -> tuple[Tensor, list[int], list[int], list[int]]:
+    """What a descriptor of x [B, H, T, D] is made of, for blocks of so many rows."""
     D = x.shape[3]
     # A dimension of one element may have any stride; the descriptor asks for one that 16 bytes divide.
     strides = [stride if size > 1 else D for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, D])
+    return x, list(x.shape), [*strides, 1], [1, 1, rows, D]
+
+
+def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
+    return TensorDescriptor(*described(x, rows))
 
 
 def backward_kv(

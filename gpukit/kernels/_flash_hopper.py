@@ -29,6 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from gpukit.kernels._attention import LOG2E, SIZES, _ranges
+from gpukit.kernels._flash_descriptors import described
 from gpukit.kernels._rows import launch, multiprocessors
 
 # Triton 3.6 and 3.7 have them under older names.
@@ -89,6 +90,12 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     for i in gl.static_range(COUNT):
         mbarrier.init(barriers.index(i), count=ARRIVALS)
     return barriers
+
+
+@gluon.jit
+def _blocks(desc, COUNT: gl.constexpr):
+    """Room in shared memory for as many blocks of a descriptor."""
+    return gl.allocate_shared_memory(desc.dtype, [COUNT] + desc.block_type.shape, desc.layout)  # noqa: RUF005 no star here
 
 
 # -------------------------------------------------------------------------------------------------------------- fetching
@@ -281,10 +288,10 @@ def flash_attention_fwd_hopper_kernel(
 ):  # fmt: skip
     """Tiles of CONSUMERS x ROWS queries of one head, shared out among the programs, `each` at a time. lse [B, H, T_q] is
     contiguous. REGISTERS: of a consumer's thread; the fetching warp gives up those it does not need."""
-    q_smem = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, 1, 1, ROWS, D], q_desc.layout)
-    o_smem = gl.allocate_shared_memory(o_desc.dtype, [CONSUMERS, 1, 1, ROWS, D], o_desc.layout)
-    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, 1, 1, BLOCK_N, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(v_desc.dtype, [STAGES, 1, 1, BLOCK_N, D], v_desc.layout)
+    q_smem = _blocks(q_desc, CONSUMERS)
+    o_smem = _blocks(o_desc, CONSUMERS)
+    k_smem = _blocks(k_desc, STAGES)
+    v_smem = _blocks(v_desc, STAGES)
     q_ready, q_free, turns = _barriers(CONSUMERS, 1), _barriers(CONSUMERS, 1), _barriers(CONSUMERS, 1)
     ready, free = _barriers(STAGES, 1), _barriers(STAGES, CONSUMERS)
     hopper.fence_async_shared()
@@ -446,11 +453,11 @@ def flash_attention_bwd_q_hopper_kernel(
     REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dq in tiles as the forward kernel's. lse and delta [B, H, T_q] are contiguous."""
-    q_smem = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, 1, 1, ROWS, D], q_desc.layout)
-    do_smem = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, 1, 1, ROWS, D], q_desc.layout)
-    dq_smem = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, 1, 1, ROWS, D], q_desc.layout)
-    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, 1, 1, BLOCK_N, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, 1, 1, BLOCK_N, D], k_desc.layout)
+    q_smem = _blocks(q_desc, CONSUMERS)
+    do_smem = _blocks(q_desc, CONSUMERS)
+    dq_smem = _blocks(q_desc, CONSUMERS)
+    k_smem = _blocks(k_desc, STAGES)
+    v_smem = _blocks(k_desc, STAGES)
     q_ready, q_free, turns = _barriers(CONSUMERS, 1), _barriers(CONSUMERS, 1), _barriers(CONSUMERS, 1)
     ready, free = _barriers(STAGES, 1), _barriers(STAGES, CONSUMERS)
     hopper.fence_async_shared()
@@ -565,10 +572,10 @@ def flash_attention_bwd_kv_hopper_kernel(
 ):  # fmt: skip
     """dk and dv in tiles of CONSUMERS x ROWS keys of one of the H heads of k and v, from blocks of BLOCK_N queries of all
     its query heads. lse and delta [B, H groups, T_q] are contiguous."""
-    k_smem = gl.allocate_shared_memory(k_desc.dtype, [CONSUMERS, 1, 1, ROWS, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(k_desc.dtype, [CONSUMERS, 1, 1, ROWS, D], k_desc.layout)
-    q_smem = gl.allocate_shared_memory(q_desc.dtype, [STAGES, 1, 1, BLOCK_N, D], q_desc.layout)
-    do_smem = gl.allocate_shared_memory(q_desc.dtype, [STAGES, 1, 1, BLOCK_N, D], q_desc.layout)
+    k_smem = _blocks(k_desc, CONSUMERS)
+    v_smem = _blocks(k_desc, CONSUMERS)
+    q_smem = _blocks(q_desc, STAGES)
+    do_smem = _blocks(q_desc, STAGES)
     kv_ready, kv_free = _barriers(CONSUMERS, 1), _barriers(CONSUMERS, 1)
     ready, free = _barriers(STAGES, 1), _barriers(STAGES, CONSUMERS)
     hopper.fence_async_shared()
@@ -618,10 +625,7 @@ SHARED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=
 
 
 def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
-    D = x.shape[3]
-    # A dimension of one element may have any stride; the descriptor asks for one that 16 bytes divide.
-    strides = [stride if size > 1 else D for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, D], SHARED)
+    return TensorDescriptor(*described(x, rows), SHARED)
 
 
 def _constants(config: HopperConfig) -> dict:

@@ -120,6 +120,12 @@ def apply(function: type[torch.autograd.Function], *inputs):
     return function.apply(*inputs) if torch.is_grad_enabled() else function.forward(_NoBackward(), *inputs)
 
 
+def refuse_second(op: str) -> None:
+    """Raise RuntimeError in a backward pass that is to be differentiated itself: its results would count as constants."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(f"{op}: there is no second derivative, which create_graph=True asks for")
+
+
 def column_sums(partial: Tensor, like: Tensor, second: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """The sums over P of partial [1 or 2, P, N], as tensors like `like` [N] and `second` [N]; None without a second.
     Always in the same order."""
@@ -135,7 +141,7 @@ def column_sums(partial: Tensor, like: Tensor, second: Tensor | None = None) -> 
 
 
 def power_of_2(n: int) -> int:
-    """The smallest power of two that is n or more. Triton's own takes the CPU 4 us."""
+    """The smallest power of two that is n, at least 1, or more. Triton's own takes the CPU 4 us."""
     return 1 << (n - 1).bit_length()
 
 

@@ -26,6 +26,7 @@ from gpukit.kernels._rows import (
     differentiable,
     interpreted,
     launch,
+    power_of_2,
     properties,
     torch_acc_dtype,
 )
@@ -83,8 +84,7 @@ def cross_entropy_fwd_kernel(
 ):  # fmt: skip
     """One row per program: its loss, and stats [M, 2], in one pass: its maximum m, and log l, the logarithm of its sum of
     exp(x - m). Their sum, the log-sum-exp, has too few digits where logits are large: near 1,000 each probability would be
-    wrong by 3e-5. GRADIENT: a second pass overwrites the row with `scale`
-    times its gradient."""
+    wrong by 3e-5. GRADIENT: a second pass overwrites the row with `scale` times its gradient."""
     pid_m = tl.program_id(0).to(tl.int64)  # a row's offset passes 2^31 elements in ordinary batches
     x_ptr += pid_m * stride_xm
     target = tl.load(target_ptr + pid_m).to(tl.int64)
@@ -164,12 +164,12 @@ def _row_config(V: int, dtype: torch.dtype, gradient: bool) -> dict:
         num_warps = 32
     elif gradient and V > 65536:
         BLOCK_V, num_warps = 16384, 32
-    BLOCK_V = min(triton.next_power_of_2(V), BLOCK_V)
+    BLOCK_V = min(power_of_2(V), BLOCK_V)
     return {"BLOCK_V": BLOCK_V, "ACC": acc_dtype(dtype), "num_warps": min(max(BLOCK_V // 256, 1), num_warps)}
 
 
 def _stream_config(V: int) -> dict:
-    BLOCK_V = min(triton.next_power_of_2(V), 2048)
+    BLOCK_V = min(power_of_2(V), 2048)
     return {"BLOCK_V": BLOCK_V, "num_warps": min(max(BLOCK_V // 512, 1), 4)}
 
 

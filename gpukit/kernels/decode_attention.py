@@ -35,12 +35,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpukit.kernels._attention import LOG2E, _add_product, check_scale
 from gpukit.kernels._rows import check_runs, interpreted, launch, power_of_2, properties
 from gpukit.kernels._tiles import counters, is_last
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PRECISIONS = ("ieee", "tf32")
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -196,7 +196,7 @@ def decode_attention_kernel(
         acc *= shrink[:, None]
         v = _block(v_ptr, n, offs_n[:, None], offs_w, stride_vt, stride_vd, end, WIDTH)
         if v_scales_ptr is None:
-            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+            acc = _add_product(acc, p, v, PRECISION)
         else:
             at = batch * stride_vsb + head * stride_vsh + (n + offs_n).to(tl.int64) * stride_vst
             v_scale = tl.load(v_scales_ptr + at, mask=n + offs_n < end, other=0.0).to(tl.float32)
@@ -415,8 +415,7 @@ def _check(
     H, H_kv = shape[1], cached[2]
     if H != H_kv and (H_kv == 0 or H % H_kv):
         raise ValueError(f"{op}: the heads of the caches must divide those of q, got {H} of q and {H_kv} of the caches")
-    if not 1e-37 <= scale <= 1e37:  # in float32 nothing becomes 0 or infinite on the way
-        raise ValueError(f"{op}: scale must be positive, 1e-37 to 1e37, got {scale}")
+    check_scale(op, scale)
     if precision not in PRECISIONS:
         raise ValueError(f"{op}: precision must be {' or '.join(map(repr, PRECISIONS))}, got {precision!r}")
     device = q.device

@@ -36,9 +36,9 @@ import triton.language as tl
 from torch import Tensor
 
 from gpukit.kernels import _flash_descriptors as descriptors
-from gpukit.kernels._attention import LOG2E, SIZES, _beyond, _ranges, _seen, _softmax_step
+from gpukit.kernels._attention import LOG2E, SIZES, _add_product, _beyond, _ranges, _seen, _softmax_step, check_scale
 from gpukit.kernels._flash_descriptors import DescriptorConfig
-from gpukit.kernels._rows import apply, check_runs, interpreted, launch, power_of_2, properties
+from gpukit.kernels._rows import apply, check_runs, interpreted, launch, power_of_2, properties, refuse_second
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PRECISIONS = ("ieee", "tf32")
@@ -105,7 +105,7 @@ def _attend(
             s = tl.where(_seen(n, lowest, highest, BLOCK_N), s, -float("inf"))
         p, l, m, shrink = _softmax_step(s, l, m, scale)
         v = _load(v_ptr, n, stride_vt, stride_vd, T_k, MASKED, D, BLOCK_N, BLOCK_D)
-        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+        acc = _add_product(acc * shrink[:, None], p, v, PRECISION)
     return acc, l, m
 
 
@@ -458,11 +458,10 @@ def _hopper():
     return _flash_hopper
 
 
-def _on_hopper(*tensors: Tensor) -> bool:
-    """Whether gpukit.kernels._flash_hopper is for them. Gluon cannot be interpreted: traces see the kernel with pointers."""
-    return (
-        _by_descriptors(*tensors) and properties(tensors[0].device).major == 9 and not interpreted() and bool(_hopper())
-    )
+def _on_hopper(device: torch.device) -> bool:
+    """Whether gpukit.kernels._flash_hopper is for what `_by_descriptors` is. Gluon cannot be interpreted: traces see the
+    kernel with pointers."""
+    return properties(device).major == 9 and not interpreted() and bool(_hopper())
 
 
 def _near(x: Tensor) -> Tensor:
@@ -501,7 +500,7 @@ def flash_attention_fwd(
     lse = torch.empty((B, H, T_q), dtype=torch.float32, device=q.device)
     if o.numel() == 0:
         return o, lse
-    if config is None and packed is None and _on_hopper(q, k, v):
+    if config is None and packed is None and _by_descriptors(q, k, v) and _on_hopper(q.device):
         _hopper().forward(q, k, v, o, lse, left, right, scale)
         return o, lse
     q, k, v = map(_near, (q, k, v))
@@ -540,27 +539,26 @@ def flash_attention_bwd(
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     if dq.numel() == 0:
         return dq, dk.zero_(), dv.zero_()
-    for_kv, for_q = configs or (config_of(f"backward_{x}", D, q.dtype, precision, q.device) for x in ("kv", "q"))
-    plain = configs is None and packed is None and lse.is_contiguous()
-    if plain and _by_descriptors(q, k, v) and not descriptors.describable(do):
-        do = do.contiguous()  # as after o.sum(): one number for all, of which no descriptor can be made
-    on_hopper = plain and _on_hopper(q, k, v, do)
-    if plain and not on_hopper and _by_descriptors(q, k, v, do):
-        for_kv = descriptors.BACKWARD_KV[D]
+    described = configs is None and packed is None and lse.is_contiguous() and _by_descriptors(q, k, v)
+    if described and not descriptors.describable(do):  # as after o.sum(): one number for all
+        do = do.clone(memory_format=torch.contiguous_format)
     q, k, v, o, do = map(_near, (q, k, v, o, do))
     delta = torch.empty_like(lse)
-    cu_q, cu_k, longest_q, longest_k = packed or (None, None, T_q, T_k)
-    sequences = B if packed is None else len(cu_q) - 1
-    inputs = [stride for x in (q, k, v, do) for stride in _strides(x, packed)]
-    numbers = H // H_kv, longest_q, longest_k, left, right, scale
     launch(
         flash_attention_delta_kernel, -(-T_q // DELTA_ROWS) * H * B,
         o, do, lse, None if dlse is None else dlse.contiguous(), delta, *o.stride(), *do.stride(), H, T_q,
         D=D, BLOCK_M=DELTA_ROWS, BLOCK_D=max(16, power_of_2(D)),
     )  # fmt: skip
-    if on_hopper:
+    if described and _on_hopper(q.device):
         _hopper().backward(q, k, v, do, lse, delta, dq, dk, dv, left, right, scale)
         return dq, dk, dv
+    for_kv, for_q = configs or (config_of(f"backward_{x}", D, q.dtype, precision, q.device) for x in ("kv", "q"))
+    if described:
+        for_kv = descriptors.BACKWARD_KV[D]
+    cu_q, cu_k, longest_q, longest_k = packed or (None, None, T_q, T_k)
+    sequences = B if packed is None else len(cu_q) - 1
+    inputs = [stride for x in (q, k, v, do) for stride in _strides(x, packed)]
+    numbers = H // H_kv, longest_q, longest_k, left, right, scale
     if isinstance(for_kv, DescriptorConfig):
         descriptors.backward_kv(q, k, v, do, lse, delta, dk, dv, left, right, scale, for_kv)
     elif dk.numel():
@@ -577,12 +575,6 @@ def flash_attention_bwd(
         **_options(q, for_q, precision),
     )  # fmt: skip
     return dq, dk, dv
-
-
-def refuse_second(op: str) -> None:
-    """Raise RuntimeError in a backward pass that is to be differentiated itself: its results would count as constants."""
-    if torch.is_grad_enabled():
-        raise RuntimeError(f"{op}: there is no second derivative, which create_graph=True asks for")
 
 
 class FlashAttentionFunction(torch.autograd.Function):
@@ -659,8 +651,7 @@ def check(
     if H != H_kv and (H_kv == 0 or H % H_kv):
         raise ValueError(f"{op}: the heads of k and v must divide those of q, got {H} of q and {H_kv} of k")
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-    if not 1e-37 <= scale <= 1e37:  # in float32 nothing becomes 0 or infinite on the way
-        raise ValueError(f"{op}: scale must be positive, 1e-37 to 1e37, got {scale}")
+    check_scale(op, scale)
     if window is not None and not (isinstance(window, int) and window >= 1):
         raise ValueError(f"{op}: window must be None or a whole number of at least 1 key, got {window!r}")
     if precision not in PRECISIONS:

@@ -9,15 +9,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from gpukit.kernels.flash_attention import (
-    Packed,
-    cast,
-    check,
-    flash_attention_bwd,
-    flash_attention_fwd,
-    reach,
-    refuse_second,
-)
+from gpukit.kernels._rows import refuse_second
+from gpukit.kernels.flash_attention import Packed, cast, check, flash_attention_bwd, flash_attention_fwd, reach
 
 
 def _as_one_batch(x: Tensor) -> Tensor:

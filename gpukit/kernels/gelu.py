@@ -32,6 +32,7 @@ from gpukit.kernels._rows import (
     empty,
     launch,
     multiprocessors,
+    power_of_2,
     torch_acc_dtype,
 )
 
@@ -195,7 +196,7 @@ def _tile_config(N: int, single: bool, dtype: torch.dtype) -> dict:
     """Tiles of which each thread holds 32 bytes of each tensor, up to 1,024 columns wide unless there is a `single` row:
     71 us for bias + GELU of 16,384 x 4,096, 78 with 64 bytes."""
     elements = 128 * 32 // dtype.itemsize
-    BLOCK_N = min(triton.next_power_of_2(N), elements if single else 1024)
+    BLOCK_N = min(power_of_2(N), elements if single else 1024)
     return {"BLOCK_M": max(1, elements // BLOCK_N), "BLOCK_N": BLOCK_N, "ACC": acc_dtype(dtype), "num_warps": 4}
 
 

@@ -14,7 +14,7 @@ Sources: https://arxiv.org/abs/2410.10989 (chunks), https://arxiv.org/abs/2411.0
 import torch
 from torch import Tensor
 
-from gpukit.kernels._rows import DTYPES, torch_acc_dtype
+from gpukit.kernels._rows import DTYPES, refuse_second, torch_acc_dtype
 from gpukit.kernels.cross_entropy import check, cross_entropy_fwd, reduced
 
 # Logits of one chunk. 8,192 tokens x 4,096 x 128,256 on an H200, bf16: 1,024 tokens at a time take 42.1 ms and 1.29 GiB,
@@ -73,8 +73,7 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dloss: Tensor):
-        if torch.is_grad_enabled():
-            raise RuntimeError("linear_cross_entropy: there is no second derivative, which create_graph=True asks for")
+        refuse_second("linear_cross_entropy")
         if ctx.gradients is None:
             raise RuntimeError("linear_cross_entropy: backward ran twice, and the first has used the gradients")
         gradients, ctx.gradients = ctx.gradients, None

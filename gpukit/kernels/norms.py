@@ -37,6 +37,7 @@ from gpukit.kernels._rows import (
     empty,
     launch,
     multiprocessors,
+    power_of_2,
     properties,
     torch_acc_dtype,
 )
@@ -273,7 +274,7 @@ def _is_resident(N: int, dtype: torch.dtype, limit: int) -> bool:
 
 
 def _resident_config(N: int, dtype: torch.dtype, BLOCK_M: int, num_warps: int) -> dict:
-    BLOCK_N = triton.next_power_of_2(N)
+    BLOCK_N = power_of_2(N)
     return {
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": BLOCK_N,
@@ -293,7 +294,7 @@ def _fwd_config(N: int, dtype: torch.dtype, centre: bool) -> tuple:
     whose warps wait for each other twice: 39 us for 4,096 x 8,192, 42 with twice the warps."""
     if not _is_resident(N, dtype, RESIDENT_FWD):
         return norm_fwd_long_kernel, _long_config(dtype)
-    BLOCK_N = triton.next_power_of_2(N)
+    BLOCK_N = power_of_2(N)
     num_warps = BLOCK_N // (2048 if centre and BLOCK_N > 4096 else 1024)
     return norm_fwd_kernel, _resident_config(N, dtype, max(1, 1024 // BLOCK_N), min(max(num_warps, 1), 32))
 
@@ -309,9 +310,9 @@ def _bwd_config(N: int, dtype: torch.dtype, centre: bool, tensors: int, shared_b
     """
     if not _is_resident(N, dtype, RESIDENT_BWD):
         return norm_bwd_long_kernel, 1, _long_config(dtype)
-    BLOCK_N = triton.next_power_of_2(N)
+    BLOCK_N = power_of_2(N)
     num_warps = min(max(BLOCK_N // 512, 4), 16)
-    programs = max(16 // num_warps, 2 if centre and BLOCK_N <= 8192 else 1)
+    programs = max(16 // num_warps, 2 if centre and BLOCK_N <= BIAS_BWD else 1)
     # Copies into shared memory are of 16 bytes. At 16,384 columns they were slower than loads into registers.
     fits = 2 * tensors * BLOCK_N * dtype.itemsize * programs <= shared_bytes - 16 * 1024
     ahead = fits and N % 16 == 0 and 4096 <= BLOCK_N <= 8192
@@ -362,20 +363,20 @@ def norm_bwd(
     M = x.shape[0]
     programs = min(-(-M // config.get("BLOCK_M", 1)), per_sm * multiprocessors(x.device))
     new = torch.zeros if reread else torch.empty
-    apart = bias is not None and N > BIAS_BWD
-    parameters = (weight is not None) + (bias is not None and not apart)
+    within = bias if N <= BIAS_BWD else None  # whose gradient the kernel sums
+    parameters = (weight is not None) + (within is not None)
     partial = new((parameters, programs, N), dtype=stats.dtype, device=x.device)
     dweight = None if weight is None else partial[0]
-    dbias = None if bias is None or apart else partial[-1]
+    dbias = None if within is None else partial[-1]
     launch(
         kernel, programs, dy, du, x, _contiguous(weight), stats, dx, dweight, dbias,
         *dy.stride(), *(x if du is None else du).stride(), *x.stride(), M, N, CENTRE=len(stats) == 2, **config,
     )  # fmt: skip
     if weight is not None:
-        dweight, dbias = column_sums(partial, weight, None if apart else bias)
-    elif bias is not None and not apart:
-        dbias, _ = column_sums(partial, bias)
-    if apart:
+        dweight, dbias = column_sums(partial, weight, within)
+    elif within is not None:
+        dbias, _ = column_sums(partial, within)
+    if bias is not within:
         dbias, _ = column_sums(dy.contiguous()[None], bias)
     return dx, dweight, dbias
 

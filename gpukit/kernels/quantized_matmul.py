@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import DTYPES, check_runs, interpreted, launch, properties
+from gpukit.kernels._rows import DTYPES, check_runs, interpreted, launch, power_of_2, properties
 from gpukit.kernels._tiles import added, counters, epilogue, is_last, tile_at
 from gpukit.kernels.matmul import matmul_op
 
@@ -122,7 +122,7 @@ def quantized_matmul_kernel(
 def _config(M: int, N: int, K: int, group: int, bits: int, dtype: torch.dtype, sms: int) -> dict:
     """Narrow tiles of all the rows, and shares of K until there are some programs for each SM: the weight is read once
     and what counts is how many loads are under way. sms: 0 in the interpreter."""
-    BLOCK_M = min(max(triton.next_power_of_2(M), 16), 64)
+    BLOCK_M = min(max(power_of_2(M), 16), 64)
     BLOCK_N = 128
     BLOCK_K = min(group & -group, 128)  # the largest power of two that divides the group
     if dtype == torch.float32:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import acc_dtype, apply, check, check_device, empty, launch
+from gpukit.kernels._rows import acc_dtype, apply, check, check_device, empty, launch, power_of_2
 
 
 @triton.jit
@@ -71,8 +71,8 @@ def rope_kernel(
 @cache
 def _config(H: int, half: int, dtype: torch.dtype) -> dict:
     """512 numbers of each half at a time, 16 a thread."""
-    BLOCK_D = triton.next_power_of_2(half)
-    BLOCK_H = max(1, min(triton.next_power_of_2(H), 512 // BLOCK_D))
+    BLOCK_D = power_of_2(half)
+    BLOCK_H = max(1, min(power_of_2(H), 512 // BLOCK_D))
     num_warps = min(max(BLOCK_H * BLOCK_D // 512, 1), 8)
     return {"BLOCK_H": BLOCK_H, "BLOCK_D": BLOCK_D, "ACC": acc_dtype(dtype), "num_warps": num_warps}
 

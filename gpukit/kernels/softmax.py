@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import acc_dtype, apply, as_rows, check, empty, launch, properties
+from gpukit.kernels._rows import acc_dtype, apply, as_rows, check, empty, launch, power_of_2, properties
 
 
 @triton.jit
@@ -213,7 +213,7 @@ def _is_resident(N: int, dtype: torch.dtype) -> bool:
 @cache
 def _resident_config(N: int, dtype: torch.dtype) -> dict:
     """Rows that fit in registers."""
-    BLOCK_N = triton.next_power_of_2(N)
+    BLOCK_N = power_of_2(N)
     BLOCK_M = max(1, 1024 // BLOCK_N)  # shorter rows share a program, which is at least one busy warp
     # 128 bytes a thread, eight loads of 16: 54 us for 12,288 columns, 63 with a quarter of that in each thread.
     num_warps = BLOCK_M * BLOCK_N * dtype.itemsize // (32 * 128)
@@ -234,10 +234,10 @@ def _pieces_config(N: int, dtype: torch.dtype) -> dict | None:
     if N % 16 == 0 or not 512 < N < 1024:
         return None
     A = 512
-    B = triton.next_power_of_2(N - A) // 2
+    B = power_of_2(N - A) // 2
     if B < 16:
         return None
-    C = triton.next_power_of_2(max(N - A - B, 16))
+    C = power_of_2(max(N - A - B, 16))
     return {"A": A, "B": B, "C": C, "ACC": acc_dtype(dtype), "num_warps": 1} if A + B + C < 922 else None
 
 

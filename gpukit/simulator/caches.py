@@ -583,7 +583,7 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
     beyond = recording.extent
     places: dict[
         tuple[int, int], list[int]
-    ] = {}  # shifts that are still free, by the program it goes on like and the site
+    ] = {}  # shifts still free, by the row that the program goes on like and the site
     columns: list[list[np.ndarray]] = []
     for program in inside:
         own = np.arange(*bounds[program])
