@@ -1,5 +1,10 @@
 """What the tests of the kernels share: layouts in memory, and the comparison of an operation with float64."""
 
+import os
+import re
+import subprocess
+import sys
+
 import torch
 
 from gpukit.testing import assert_close
@@ -77,3 +82,28 @@ def check(op, fn, shape, dtype, device, layout=contiguous, dy_layout=contiguous,
         assert_close(result.detach().cpu(), truth[i], native[i], gradient=is_gradient, what=f"{what}, {shape}")
     for before, after in zip([*inputs, *upstream], [*ours, *given], strict=True):
         assert torch.equal(before, after.detach().cpu()), "an input was changed"
+
+
+AS_IF_ON_HOPPER = """
+import torch, triton
+from gpukit.simulator.compile_worker import _Target
+
+triton.runtime.driver.set_active(_Target(90))
+
+def launch(kernel, programs, *given, **constants):
+    kernel.warmup(*given, grid=(programs,), **constants)
+"""
+
+
+def compile_for_hopper(code, tmp_path):
+    """Run code in which kernels are compiled by `launch` as on a Hopper GPU, without one. Returns how many bytes of a
+    thread's registers had to be put elsewhere, stored and loaded, for each kernel."""
+    environment = {
+        **os.environ, "TRITON_INTERPRET": "0", "TRITON_DUMP_PTXAS_LOG": "1", "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+    }  # fmt: skip
+    command = [sys.executable, "-c", AS_IF_ON_HOPPER + code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "serialized" not in done.stdout, "ptxas says so if it waits after each product"
+    return [int(n) for n in re.findall(r"(\d+) bytes spill", done.stdout)]

@@ -9,13 +9,23 @@ import torch.nn.functional as F
 
 import gpukit
 from gpukit import hardware
-from gpukit.kernels.matmul import ACTIVATIONS, FP8, Config, Linear, matmul, matmul_fwd
+from gpukit.kernels.matmul import ACTIVATIONS, FP8, HOPPER, Config, Linear, matmul, matmul_fwd
 from gpukit.op import Cost
 from gpukit.reference import matmul as reference
 from gpukit.reference.matmul import OP
 from gpukit.simulator import numerics
 from gpukit.testing import assert_close
-from tests.kernel_cases import DTYPES, LAYOUTS, check, contiguous, every_second, padded_rows, seeded, transposed
+from tests.kernel_cases import (
+    DTYPES,
+    LAYOUTS,
+    check,
+    compile_for_hopper,
+    contiguous,
+    every_second,
+    padded_rows,
+    seeded,
+    transposed,
+)
 
 module = sys.modules["gpukit.kernels.matmul"]  # the name is also that of the function
 persistent = sys.modules["gpukit.kernels._matmul_persistent"]
@@ -23,6 +33,7 @@ persistent = sys.modules["gpukit.kernels._matmul_persistent"]
 # Configurations that the interpreter runs in no time: more than one tile, step and share.
 SPLIT = Config(16, 16, 16, 4, 1, 1, SPLIT_K=3)
 BY_TMA = Config(16, 32, 16, 4, 1, 1, PIECES=2)
+IN_GLUON = next(config for config in HOPPER if config.GLUON)._replace(BLOCK_K=64)  # of 16-bit numbers
 
 
 def random(*shape, seed=0, dtype=torch.float32):
@@ -122,6 +133,24 @@ def test_descriptors_of_every_layout(device):
             x, y = left(a.to(device))[None], right(b.to(device))[None]
             c, _ = matmul_fwd(x, y, None, None, None, "", "ieee", False, False, config)
             assert_close(c[0].cpu(), truth, a @ b, what=f"{left.__name__} {right.__name__}")
+
+
+FOR_HOPPER = """
+from gpukit.kernels import _matmul_hopper as hopper
+from gpukit.kernels.matmul import HOPPER, _constants
+
+hopper.launch = launch
+config = next(config for config in HOPPER if config.GLUON)._replace(BLOCK_K=64)
+for dtype, activation in ((torch.bfloat16, ""), (torch.float16, "gelu")):
+    x = torch.zeros(512, 512, dtype=dtype)
+    bias, residual = (x[0], x) if activation else (None, None)
+    for a, b in ((x, x.mT), (x.mT, x)):
+        hopper.matmul_hopper(a, b, x, None, bias, residual, None, 132, _constants(config, activation, "ieee", dtype))
+"""
+
+
+def test_gluon_compiles_without_a_gpu(tmp_path):
+    assert compile_for_hopper(FOR_HOPPER, tmp_path) == [0] * 8
 
 
 def test_described_copies_only_what_it_must():
@@ -262,7 +291,8 @@ def chosen(gpu, M, N, K, dtype=torch.bfloat16, precision="ieee", gated=False, by
     try:
         with imagined(gpu):
             tma = hardware.gpu(gpu).compute_capability >= (9, 0) and dtype.itemsize <= 2 if by_tma is None else by_tma
-            return module.choices(1, M, N, K, dtype, precision, gated, wide, tma, torch.device("cpu"))
+            in_gluon = tma and dtype.itemsize == 2 and not gated and hardware.gpu(gpu).compute_capability < (10, 0)
+            return module.choices(1, M, N, K, dtype, precision, gated, wide, tma, in_gluon, torch.device("cpu"))
     finally:
         module.choices.cache_clear()
 
@@ -270,7 +300,10 @@ def chosen(gpu, M, N, K, dtype=torch.bfloat16, precision="ieee", gated=False, by
 def test_large_products_take_large_tiles_by_descriptors():
     for shape in ((4096, 4096, 4096), (8192, 28672, 8192), (16384, 16384, 16384)):
         best = chosen("h200", *shape)[0]
-        assert best.descriptors and best.BLOCK_M * best.BLOCK_N == 128 * 256
+        assert best.GLUON and best.BLOCK_M * best.BLOCK_N == 128 * 256
+        assert not chosen("h200", *shape, gated=True)[0].GLUON and not chosen("h200", *shape, dtype=FP8)[0].GLUON
+        best = chosen("b200", *shape)[0]
+        assert best.descriptors and not best.GLUON and best.BLOCK_M * best.BLOCK_N == 128 * 256
         best = chosen("h200", *shape, by_tma=False)[0]
         assert not best.descriptors and best.BLOCK_M * best.BLOCK_N >= 128 * 128
         assert chosen("a100", *shape)[0].SPLIT_K == 1
@@ -436,6 +469,9 @@ EVEN, ODD = (512, 768, 640), (257, 331, 521)
 CASES = [
     *((torch.bfloat16, "ieee", activation, *EVEN, "NT") for activation in (None, *ACTIVATIONS)),
     *((torch.bfloat16, "ieee", None, *EVEN, layouts) for layouts in ("NN", "TN", "TT")),
+    # A second tile for each program; blocks of K that end early, the fewest there may be, or many; aligned rows of c alone.
+    (torch.bfloat16, "ieee", None, 2200, 4104, 72, "NT"), (torch.float16, "ieee", "gelu_tanh", 264, 1000, 1096, "TN"),
+    (torch.bfloat16, "ieee", "gelu", 257, 328, 521, "NN"),
     (torch.bfloat16, "ieee", None, *ODD, "NT"), (torch.bfloat16, "ieee", None, *ODD, "TN"),
     (torch.float16, "ieee", None, *EVEN, "NT"),
     (torch.float32, "tf32", None, *EVEN, "NN"), (torch.float32, "tf32", None, *ODD, "NT"),
@@ -466,7 +502,8 @@ def test_every_configuration(case, device):
     native = reference.matmul(*(keep(x.to(out)) for x in exact), bias, activation)
     wide = M % 16 == N % 16 == K % 16 == 0
     tma = torch.cuda.get_device_capability() >= (9, 0) and dtype.itemsize <= 2
-    configs = module.choices(1, M, N, K, dtype, precision, gated, wide, tma, a.device)
+    in_gluon = tma and module._in_gluon(a, b, gated)
+    configs = module.choices(1, M, N, K, dtype, precision, gated, wide, tma, in_gluon, a.device)
     for config in configs:
         if config.SPLIT_K in (1, 4):
             after = (bias, None, None, activation or "", precision, False, False, config)
@@ -475,6 +512,18 @@ def test_every_configuration(case, device):
                 torch.testing.assert_close(c[0], truth, rtol=1e-12, atol=1e-13)
             else:
                 assert_close(c[0], truth, native, what=f"{config}")
+
+
+@pytest.mark.gpu
+def test_gluon_keeps_and_adds(device, monkeypatch):
+    """Gradients of everything that an epilogue does, and the same bits again."""
+    if module.for_hopper(module.GLUON, torch.device(device)) is None:
+        pytest.skip("kernels for Hopper")
+    for M, N, K in ((300, 264, 200), (2056, 4104, 136)):
+        full_check(M, N, K, torch.bfloat16, device, "gelu", True, True, IN_GLUON, monkeypatch)
+    a, b = (random(2056, 4104, seed=i, dtype=torch.bfloat16).to(device) for i in (0, 1))
+    first = matmul(a, b.mT)
+    assert all(torch.equal(first, matmul(a, b.mT)) for _ in range(20))
 
 
 @pytest.mark.gpu

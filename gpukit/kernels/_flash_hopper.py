@@ -30,11 +30,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from gpukit.kernels._attention import LOG2E, SIZES, _ranges
 from gpukit.kernels._flash_descriptors import described
+from gpukit.kernels._hopper import barriers, blocks_like, fetch, next_slot, put, registers
 from gpukit.kernels._rows import launch, multiprocessors
-
-# Triton 3.6 and 3.7 have them under older names.
-fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-put = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
 # ------------------------------------------------------------------------------------------------ what a program computes
@@ -76,28 +73,6 @@ def _key(j, walk, BLOCK_N: gl.constexpr):
     return gl.where(j < masked, n + gl.where(n >= full_start, full, 0), full_start + (j - masked) * BLOCK_N)
 
 
-# --------------------------------------------------------------------------------------------------------------- waiting
-@gluon.jit
-def _next(slot, phase, STAGES: gl.constexpr):
-    """One slot further in a ring. With every round the phase changes that its barriers are in."""
-    slot += 1
-    return gl.where(slot == STAGES, 0, slot), gl.where(slot == STAGES, phase ^ 1, phase)
-
-
-@gluon.jit
-def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(COUNT):
-        mbarrier.init(barriers.index(i), count=ARRIVALS)
-    return barriers
-
-
-@gluon.jit
-def _blocks(desc, COUNT: gl.constexpr):
-    """Room in shared memory for as many blocks of a descriptor."""
-    return gl.allocate_shared_memory(desc.dtype, [COUNT] + desc.block_type.shape, desc.layout)  # noqa: RUF005 no star here
-
-
 # -------------------------------------------------------------------------------------------------------------- fetching
 @gluon.jit
 def _fetch_all(
@@ -133,7 +108,7 @@ def _fetch_all(
             fetch(k_desc, [batch, head // groups, n, 0], ready.index(slot), k_smem.index(slot), pred=j < total)
             fetch(v_desc, [batch, head // groups, before, 0], ready.index(slot), v_smem.index(slot), pred=j > 0)
             before = n
-            slot, phase = _next(slot, phase, STAGES)
+            slot, phase = next_slot(slot, phase, STAGES)
 
 
 # ------------------------------------------------------------------------------------------------------------- computing
@@ -204,7 +179,7 @@ def _step(
     # The next slot is needed soon. Waiting for it here keeps ptxas from moving the wait for the product up to the one for the
     # scores: the exponentials would come after both.
     last = slot
-    slot, phase = _next(slot, phase, STAGES)
+    slot, phase = next_slot(slot, phase, STAGES)
     mbarrier.wait(ready.index(slot), phase)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     mbarrier.arrive(free.index(last), count=1)
@@ -247,7 +222,7 @@ def _compute(
         mbarrier.wait(ready.index(slot), phase)
         s = warpgroup_mma_wait(0, deps=(_scores(q, k_smem.index(slot).reshape([BLOCK_N, D])),))
         mbarrier.arrive(free.index(slot), count=1)
-        slot, phase = _next(slot, phase, STAGES)
+        slot, phase = next_slot(slot, phase, STAGES)
         # The first block has a mask if any has one.
         p, l, m, _shrink = _softmax_step(_unseen(s, _key(0, walk, BLOCK_N), lowest, highest), l, m, scale)
         mbarrier.wait(ready.index(slot), phase)
@@ -266,7 +241,7 @@ def _compute(
         acc = _add_product(acc, p, v_smem.index(slot).reshape([BLOCK_N, D]))
         acc = warpgroup_mma_wait(0, deps=(acc,))
         mbarrier.arrive(free.index(slot), count=1)
-        slot, phase = _next(slot, phase, STAGES)
+        slot, phase = next_slot(slot, phase, STAGES)
 
         l_row = gl.convert_layout(gl.sum(l, axis=1), OF_ROWS)
         gl.store(lse_ptr + row.to(gl.int64) * T_q + offs_m, (m + gl.log2(l_row)) / LOG2E, mask=offs_m < T_q)
@@ -288,12 +263,12 @@ def flash_attention_fwd_hopper_kernel(
 ):  # fmt: skip
     """Tiles of CONSUMERS x ROWS queries of one head, shared out among the programs, `each` at a time. lse [B, H, T_q] is
     contiguous. REGISTERS: of a consumer's thread; the fetching warp gives up those it does not need."""
-    q_smem = _blocks(q_desc, CONSUMERS)
-    o_smem = _blocks(o_desc, CONSUMERS)
-    k_smem = _blocks(k_desc, STAGES)
-    v_smem = _blocks(v_desc, STAGES)
-    q_ready, q_free, turns = _barriers(CONSUMERS, 1), _barriers(CONSUMERS, 1), _barriers(CONSUMERS, 1)
-    ready, free = _barriers(STAGES, 1), _barriers(STAGES, CONSUMERS)
+    q_smem = blocks_like(q_desc, CONSUMERS)
+    o_smem = blocks_like(o_desc, CONSUMERS)
+    k_smem = blocks_like(k_desc, STAGES)
+    v_smem = blocks_like(v_desc, STAGES)
+    q_ready, q_free, turns = barriers(CONSUMERS, 1), barriers(CONSUMERS, 1), barriers(CONSUMERS, 1)
+    ready, free = barriers(STAGES, 1), barriers(STAGES, CONSUMERS)
     hopper.fence_async_shared()
 
     tiles = gl.cdiv(T_q, CONSUMERS * ROWS) * B * H
@@ -348,7 +323,7 @@ def _fetch_pairs(
             mbarrier.expect(ready.index(slot), 2 * x_desc.block_type.nbytes)
             fetch(x_desc, [batch, head_xy, first, 0], ready.index(slot), x_smem.index(slot))
             fetch(y_desc, [batch, head_xy, first, 0], ready.index(slot), y_smem.index(slot))
-            slot, phase = _next(slot, phase, STAGES)
+            slot, phase = next_slot(slot, phase, STAGES)
 
 
 @gluon.jit
@@ -376,7 +351,7 @@ def _step_dq(
     s, dp = warpgroup_mma_wait(1, deps=(s, dp))
     ds = _ds(MASKED, s, dp, lse, delta, _key(j, walk, BLOCK_N), lowest, highest, scale)
     done, last = last, slot
-    slot, phase = _next(slot, phase, STAGES)
+    slot, phase = next_slot(slot, phase, STAGES)
     mbarrier.wait(ready.index(slot), phase, pred=j + 1 < total)  # here because of ptxas, as in `_step`
     dq = warpgroup_mma_wait(0, deps=(dq,))
     mbarrier.arrive(free.index(done), count=1)
@@ -421,7 +396,7 @@ def _compute_dq(
         s, dp = warpgroup_mma_wait(0, deps=(s, dp))
         ds = _ds(True, s, dp, lse, delta, _key(0, walk, BLOCK_N), lowest, highest, log2_scale)
         last = slot
-        slot, phase = _next(slot, phase, STAGES)
+        slot, phase = next_slot(slot, phase, STAGES)
         mbarrier.wait(ready.index(slot), phase, pred=total > 1)
         masked = walk[3]
         for j in range(1, masked):
@@ -453,13 +428,13 @@ def flash_attention_bwd_q_hopper_kernel(
     REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dq in tiles as the forward kernel's. lse and delta [B, H, T_q] are contiguous."""
-    q_smem = _blocks(q_desc, CONSUMERS)
-    do_smem = _blocks(q_desc, CONSUMERS)
-    dq_smem = _blocks(q_desc, CONSUMERS)
-    k_smem = _blocks(k_desc, STAGES)
-    v_smem = _blocks(k_desc, STAGES)
-    q_ready, q_free, turns = _barriers(CONSUMERS, 1), _barriers(CONSUMERS, 1), _barriers(CONSUMERS, 1)
-    ready, free = _barriers(STAGES, 1), _barriers(STAGES, CONSUMERS)
+    q_smem = blocks_like(q_desc, CONSUMERS)
+    do_smem = blocks_like(q_desc, CONSUMERS)
+    dq_smem = blocks_like(q_desc, CONSUMERS)
+    k_smem = blocks_like(k_desc, STAGES)
+    v_smem = blocks_like(k_desc, STAGES)
+    q_ready, q_free, turns = barriers(CONSUMERS, 1), barriers(CONSUMERS, 1), barriers(CONSUMERS, 1)
+    ready, free = barriers(STAGES, 1), barriers(STAGES, CONSUMERS)
     hopper.fence_async_shared()
     tiles = gl.cdiv(T_q, CONSUMERS * ROWS) * B * H
     reach = T_q, T_k, left, right
@@ -511,7 +486,7 @@ def _step_dkv(
     dk = _add_product(dk, p * (dp - delta[None, :]), q)
     dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))
     mbarrier.arrive(free.index(slot), count=1)
-    slot, phase = _next(slot, phase, STAGES)
+    slot, phase = next_slot(slot, phase, STAGES)
     return dk, dv, slot, phase
 
 
@@ -572,12 +547,12 @@ def flash_attention_bwd_kv_hopper_kernel(
 ):  # fmt: skip
     """dk and dv in tiles of CONSUMERS x ROWS keys of one of the H heads of k and v, from blocks of BLOCK_N queries of all
     its query heads. lse and delta [B, H groups, T_q] are contiguous."""
-    k_smem = _blocks(k_desc, CONSUMERS)
-    v_smem = _blocks(k_desc, CONSUMERS)
-    q_smem = _blocks(q_desc, STAGES)
-    do_smem = _blocks(q_desc, STAGES)
-    kv_ready, kv_free = _barriers(CONSUMERS, 1), _barriers(CONSUMERS, 1)
-    ready, free = _barriers(STAGES, 1), _barriers(STAGES, CONSUMERS)
+    k_smem = blocks_like(k_desc, CONSUMERS)
+    v_smem = blocks_like(k_desc, CONSUMERS)
+    q_smem = blocks_like(q_desc, STAGES)
+    do_smem = blocks_like(q_desc, STAGES)
+    kv_ready, kv_free = barriers(CONSUMERS, 1), barriers(CONSUMERS, 1)
+    ready, free = barriers(STAGES, 1), barriers(STAGES, CONSUMERS)
     hopper.fence_async_shared()
     tiles = gl.cdiv(T_k, CONSUMERS * ROWS) * B * H
     reach = T_k, T_q, right, left
@@ -629,12 +604,10 @@ def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
 
 
 def _constants(config: HopperConfig) -> dict:
-    warps = 4 * (config.CONSUMERS + 1)  # the fetching one counts as four: registers are shared out by fours
-    average = 2**16 // (config.PER_SM * warps * 32) // 8 * 8
-    consumer = (average * (config.CONSUMERS + 1) - 24) // config.CONSUMERS // 8 * 8
+    average, consumer = registers(config.CONSUMERS, config.PER_SM)
     return {
         "CONSUMERS": config.CONSUMERS, "ROWS": ROWS, "BLOCK_N": config.BLOCK_N, "STAGES": config.STAGES,
-        "REGISTERS": min(240, consumer), "num_warps": 4, "maxnreg": average,
+        "REGISTERS": consumer, "num_warps": 4, "maxnreg": average,
     }  # fmt: skip
 
 

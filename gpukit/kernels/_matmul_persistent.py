@@ -111,11 +111,13 @@ def described(x: Tensor, rows_only: bool | None = None) -> Tensor:
     return padded.copy_(x)
 
 
+def oriented(x: Tensor, block: list[int]) -> tuple[Tensor, list[int], bool]:
+    """What a descriptor is made of: x and the blocks to be read of it, or the transposes of both, and whether it is x."""
+    return (x, block, True) if x.stride(1) == 1 else (x.mT, block[::-1], False)
+
+
 def _descriptor(x: Tensor, block: list[int]) -> tuple[TensorDescriptor, bool]:
-    """A descriptor of x, or of its transpose, and whether it is of x."""
-    rows = x.stride(1) == 1
-    if not rows:
-        x, block = x.mT, block[::-1]
+    x, block, rows = oriented(x, block)
     return TensorDescriptor(x, list(x.shape), list(x.stride()), block), rows
 
 

@@ -1,7 +1,9 @@
 """What the kernels of this folder share: launches, the tensors they take, a tensor as rows, sums over columns."""
 
+import importlib
 from collections.abc import Callable, Sequence
 from functools import cache
+from types import ModuleType
 
 import torch
 import triton
@@ -187,6 +189,21 @@ def multiprocessors(device: torch.device) -> int:
     """SMs of a GPU. In the interpreter 2, unless a GPU is imagined, so that a grid of a fixed size is one there too."""
     gpu = properties(device)
     return gpu.multi_processor_count if gpu else 2
+
+
+@cache
+def _imported(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(f"gpukit.kernels.{name}")
+    except (ImportError, AttributeError):
+        return None
+
+
+def for_hopper(name: str, device: torch.device) -> ModuleType | None:
+    """The module of this package with kernels in Gluon for this GPU, or None: it is not of Hopper's kind, or imagined, since
+    Gluon cannot be interpreted, or Triton's Gluon, which is experimental, lacks what the kernels take."""
+    gpu = properties(device)
+    return None if gpu is None or gpu.major != 9 or interpreted() else _imported(name)
 
 
 def check(op: str, **tensors: Tensor) -> None:

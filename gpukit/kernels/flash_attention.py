@@ -27,7 +27,6 @@ https://triton-lang.org/main/getting-started/tutorials/06-fused-attention.html
 """
 
 import math
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -38,10 +37,19 @@ from torch import Tensor
 from gpukit.kernels import _flash_descriptors as descriptors
 from gpukit.kernels._attention import LOG2E, SIZES, _add_product, _beyond, _ranges, _seen, _softmax_step, check_scale
 from gpukit.kernels._flash_descriptors import DescriptorConfig
-from gpukit.kernels._rows import apply, check_runs, interpreted, launch, power_of_2, properties, refuse_second
+from gpukit.kernels._rows import (
+    apply,
+    check_runs,
+    for_hopper,
+    launch,
+    power_of_2,
+    properties,
+    refuse_second,
+)
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PRECISIONS = ("ieee", "tf32")
+GLUON = "_flash_hopper"
 UNLIMITED = 2**30  # for left and right: farther than any sequence is long
 
 
@@ -448,22 +456,6 @@ def _by_descriptors(*tensors: Tensor) -> bool:
     )
 
 
-@cache
-def _hopper():
-    """gpukit.kernels._flash_hopper, or None where Triton's Gluon, which is experimental, lacks what it takes."""
-    try:
-        from gpukit.kernels import _flash_hopper
-    except (ImportError, AttributeError):
-        return None
-    return _flash_hopper
-
-
-def _on_hopper(device: torch.device) -> bool:
-    """Whether gpukit.kernels._flash_hopper is for what `_by_descriptors` is. Gluon cannot be interpreted: traces see the
-    kernel with pointers."""
-    return properties(device).major == 9 and not interpreted() and bool(_hopper())
-
-
 def _near(x: Tensor) -> Tensor:
     """x, or a copy if the offsets within a block of its rows would not fit into int32."""
     return x if max(x.stride(2), x.stride(3)) < 2**22 else x.contiguous()
@@ -500,8 +492,8 @@ def flash_attention_fwd(
     lse = torch.empty((B, H, T_q), dtype=torch.float32, device=q.device)
     if o.numel() == 0:
         return o, lse
-    if config is None and packed is None and _by_descriptors(q, k, v) and _on_hopper(q.device):
-        _hopper().forward(q, k, v, o, lse, left, right, scale)
+    if config is None and packed is None and _by_descriptors(q, k, v) and (hopper := for_hopper(GLUON, q.device)):
+        hopper.forward(q, k, v, o, lse, left, right, scale)
         return o, lse
     q, k, v = map(_near, (q, k, v))
     config = config or config_of("forward", D, q.dtype, precision, q.device)
@@ -549,8 +541,8 @@ def flash_attention_bwd(
         o, do, lse, None if dlse is None else dlse.contiguous(), delta, *o.stride(), *do.stride(), H, T_q,
         D=D, BLOCK_M=DELTA_ROWS, BLOCK_D=max(16, power_of_2(D)),
     )  # fmt: skip
-    if described and _on_hopper(q.device):
-        _hopper().backward(q, k, v, do, lse, delta, dq, dk, dv, left, right, scale)
+    if described and (hopper := for_hopper(GLUON, q.device)):
+        hopper.backward(q, k, v, do, lse, delta, dq, dk, dv, left, right, scale)
         return dq, dk, dv
     for_kv, for_q = configs or (config_of(f"backward_{x}", D, q.dtype, precision, q.device) for x in ("kv", "q"))
     if described:

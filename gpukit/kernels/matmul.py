@@ -6,9 +6,9 @@ program per element would read them N and M times. What comes after the product 
 stored, so bias, GELU, SwiGLU and a residual cost no pass over memory of their own.
 
 `matmul_kernel` is the whole idea; it takes any strides and sizes. Where c has few tiles and K is long, SPLIT_K programs
-share a tile: each leaves its sums in memory and the last of them adds all, always in the same order. On Hopper and later
-large matrices go through gpukit.kernels._matmul_persistent. The gradients are two more products, with a and b transposed
-by their strides alone.
+share a tile: each leaves its sums in memory and the last of them adds all, always in the same order. Large matrices go
+through gpukit.kernels._matmul_hopper on Hopper, or else through _matmul_persistent there and on later GPUs. The gradients
+are two more products, with a and b transposed by their strides alone.
 
 Sources: https://triton-lang.org/main/getting-started/tutorials/03-matrix-multiplication.html;
 https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html
@@ -30,14 +30,17 @@ from gpukit.kernels._rows import (
     acc_dtype,
     check_runs,
     differentiable,
+    for_hopper,
     interpreted,
     launch,
+    multiprocessors,
     properties,
     torch_acc_dtype,
 )
 from gpukit.kernels._tiles import added, counters, epilogue, is_last, tile_at
 from gpukit.kernels.gelu import gelu_bwd_op, swiglu_bwd_op
 
+GLUON = "_matmul_hopper"
 FP8 = torch.float8_e4m3fn
 ACTIVATIONS = ("gelu", "gelu_tanh", "swiglu")
 PRECISIONS = ("ieee", "tf32")
@@ -127,6 +130,7 @@ class Config(NamedTuple):
     SPLIT_K: int = 1
     PIECES: int = 0  # not 0: by tensor descriptors, c stored in so many pieces
     FLATTEN: bool = False
+    GLUON: bool = False  # by gpukit.kernels._matmul_hopper
 
     @property
     def descriptors(self) -> bool:
@@ -135,6 +139,7 @@ class Config(NamedTuple):
 
 # BLOCK_K in bytes of an operand's row. Tiles of a few rows read more of b for each FLOP, and are for those that must.
 HOPPER = (
+    Config(128, 256, 128, 4, 4, 760, PIECES=2, GLUON=True),
     Config(128, 256, 128, 8, 3, 740, PIECES=2, FLATTEN=True),
     Config(128, 128, 128, 8, 4, 620, PIECES=1),
     Config(128, 128, 128, 4, 3, 700),  # two programs on an SM: 203 us for 4096 x 4096 x 4096, 273 with 128 x 256
@@ -213,14 +218,17 @@ def choices(
     gated: bool,
     wide: bool,
     by_tma: bool,
+    in_gluon: bool,
     device: torch.device,
 ) -> tuple[Config, ...]:
     """The configurations that can compute this product, the fastest by `_seconds` first.
 
-    wide    whether `_wide` holds for both operands; by_tma: whether tensor descriptors can be used"""
+    wide    whether `_wide` holds for both operands; by_tma: whether tensor descriptors can be used; in_gluon: whether
+            gpukit.kernels._matmul_hopper can"""
     gpu = properties(device)
     sms = gpu.multi_processor_count if gpu else 2
-    configs = [c for c in _candidates(dtype, precision, gated, wide, device) if by_tma or not c.descriptors]
+    able = lambda config: in_gluon if config.GLUON else by_tma or not config.descriptors  # noqa: E731
+    configs = [config for config in _candidates(dtype, precision, gated, wide, device) if able(config)]
     for config in list(configs):
         # Shares of at least 512 bytes of a row, and only where tiles alone leave SMs idle.
         tiles = batches * -(-M // config.BLOCK_M) * -(-N // config.BLOCK_N)
@@ -249,6 +257,12 @@ def _by_tma(a: Tensor, b: Tensor, gated: bool) -> bool:
     if gated and N // 2 * b.dtype.itemsize % 16:
         return False  # the columns of `up` would not begin where a load can
     return 2 * M * N * K >= (WORTH_DESCRIPTORS if _wide(a) and _wide(b) else WORTH_A_COPY)
+
+
+def _in_gluon(a: Tensor, b: Tensor, gated: bool) -> bool:
+    """Whether gpukit.kernels._matmul_hopper can compute a @ b, which goes by tensor descriptors: it stores c by one too."""
+    aligned = a.dtype.itemsize == 2 and b.shape[2] % 8 == 0
+    return aligned and not gated and for_hopper(GLUON, a.device) is not None
 
 
 _tuned: dict[tuple, Config] = {}
@@ -313,7 +327,8 @@ def matmul_fwd(
         configs = _known.get(at)
         if configs is None:
             by_tma, wide = _by_tma(a, b, gated), _wide(a) and _wide(b)
-            configs = choices(batches, M, N, K, a.dtype, precision, gated, wide, by_tma, a.device)
+            in_gluon = by_tma and _in_gluon(a, b, gated)
+            configs = choices(batches, M, N, K, a.dtype, precision, gated, wide, by_tma, in_gluon, a.device)
             if len(_known) >= 10_000:  # sizes that always change
                 _known.clear()
             _known[at] = configs
@@ -329,6 +344,11 @@ def matmul_fwd(
 @cache
 def _constants(config: Config, activation: str, precision: str, dtype: torch.dtype) -> dict:
     """What a kernel is compiled for."""
+    if config.GLUON:
+        return {
+            "ACTIVATION": activation, "BLOCK_N": config.BLOCK_N, "BLOCK_K": config.BLOCK_K, "GROUP_M": GROUP_M,
+            "STAGES": config.num_stages, "PIECES": config.PIECES, "num_warps": config.num_warps,
+        }  # fmt: skip
     constants = {
         "ACTIVATION": activation,
         "BLOCK_M": config.BLOCK_M,
@@ -351,11 +371,8 @@ def _run(
     constants = _constants(config, activation, precision, a.dtype)
     if config.descriptors:
         along_k = (True, False) if a.dtype == FP8 else (None, None)  # of 8 bits the tensor cores take rows along K only
-        gpu = properties(a.device)
-        matmul_persistent(
-            described(a[0], along_k[0]), described(b[0], along_k[1]), c[0], *after,
-            gpu.multi_processor_count if gpu else 2, constants,
-        )  # fmt: skip
+        by = for_hopper(GLUON, a.device).matmul_hopper if config.GLUON else matmul_persistent
+        by(described(a[0], along_k[0]), described(b[0], along_k[1]), c[0], *after, multiprocessors(a.device), constants)
         return
     tiles = -(-M // config.BLOCK_M) * -(-N // config.BLOCK_N) * batches
     parts = count = None
@@ -593,7 +610,7 @@ def matmul_by_pointers(a: Tensor, b: Tensor) -> Tensor:
     _check_operands("matmul_by_pointers", a, b)
     (M, K), N = a.shape, b.shape[1]
     a, b = a[None], b[None]
-    config = choices(1, M, N, K, a.dtype, "ieee", False, _wide(a) and _wide(b), False, a.device)[0]
+    config = choices(1, M, N, K, a.dtype, "ieee", False, _wide(a) and _wide(b), False, False, a.device)[0]
     return matmul_fwd(a, b, None, None, None, "", "ieee", False, False, config)[0][0]
 
 
