@@ -502,7 +502,7 @@ def test_every_configuration(case, device):
     native = reference.matmul(*(keep(x.to(out)) for x in exact), bias, activation)
     wide = M % 16 == N % 16 == K % 16 == 0
     tma = torch.cuda.get_device_capability() >= (9, 0) and dtype.itemsize <= 2
-    in_gluon = tma and module._in_gluon(a, b, gated)
+    in_gluon = tma and module._in_gluon(a[None], b[None], gated)
     configs = module.choices(1, M, N, K, dtype, precision, gated, wide, tma, in_gluon, a.device)
     for config in configs:
         if config.SPLIT_K in (1, 4):
