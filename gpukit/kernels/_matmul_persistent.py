@@ -100,15 +100,14 @@ def describable(x: Tensor, rows_only: bool | None = None) -> bool:
 
 
 def described(x: Tensor, rows_only: bool | None = None) -> Tensor:
-    """x itself if it is describable, else a copy in rows padded to 16 bytes."""
+    """x itself if it is describable, else a copy in rows, or columns where x has them, padded to 16 bytes."""
     if describable(x, rows_only):
         return x
-    if rows_only is False or (rows_only is None and x.stride(0) < x.stride(1)):
-        return described(x.mT, True).mT
     unit = 16 // x.itemsize
     R, C = x.shape
-    padded = torch.empty((R, -(-C // unit) * unit), dtype=x.dtype, device=x.device)[:, :C]
-    return padded.copy_(x)
+    by_rows = x.stride(0) >= x.stride(1) if rows_only is None else rows_only
+    strides = (-(-C // unit) * unit, 1) if by_rows else (1, -(-R // unit) * unit)
+    return torch.empty_strided((R, C), strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def oriented(x: Tensor, block: list[int]) -> tuple[Tensor, list[int], bool]:
