@@ -11,6 +11,7 @@ import triton.language as tl
 
 import gpukit
 from gpukit import hardware
+from gpukit.kernels.norms import norm_fwd
 from gpukit.simulator import caches, coalesce, recording
 from gpukit.validation.kernels import CASES, _matmul
 
@@ -376,6 +377,19 @@ def test_what_l1_holds_is_not_read_from_dram_by_a_sample():
     first, second, _ = traffic.sites
     assert first.dram_bytes == 512 * 131072 * 2 and second.l2_sectors < 0.7 * second.l1_sectors
     assert second.dram_bytes <= second.l2_sectors * 32 * 1.02  # a pair of sectors at a time
+
+
+def test_what_programs_share_late_is_shared_in_a_sample():
+    """The weights of a norm are read in its last pass, which no program of the window has reached."""
+
+    def launch():
+        x, weight = (torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((24, 65536), (65536,)))
+        norm_fwd(x, None, weight, None, 1e-6, centre=False)
+
+    whole, part = assumed(launch), assumed(launch, sample=4)
+    of = {site.tensor: site.dram_bytes for site in part.sites}
+    assert of["weight_ptr"] == 65536 * 2
+    assert part.dram_read_bytes == pytest.approx(whole.dram_read_bytes, rel=0.01)
 
 
 def test_writes_of_a_sample_leave_l2_in_the_end():

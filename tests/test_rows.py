@@ -1,9 +1,12 @@
 """What the kernels share: the launcher, and tensors as rows."""
 
+import itertools
+
 import pytest
 import torch
 import triton
 
+from gpukit import benchmark
 from gpukit.kernels import _rows
 from gpukit.kernels._rows import as_rows, launch
 
@@ -119,3 +122,16 @@ def test_as_rows():
     columns = x[0].mT
     assert as_rows(columns).data_ptr() == x.data_ptr() and as_rows(columns, copy_interleaved=True).is_contiguous()
     assert torch.equal(as_rows(x.transpose(0, 1)), x.transpose(0, 1).reshape(6, 4))
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+@pytest.mark.parametrize("name", sorted(set(benchmark.operations()) - {"adamw"}))
+def test_what_is_no_tensor_is_named(name):
+    """In place of each tensor: a number, a list, and None unless it may be left out."""
+    op = benchmark.operation(name)
+    fn = benchmark.provider(op, "gpukit")
+    inputs = op.make_inputs(op.test_shapes[-1], torch.float32, torch.Generator().manual_seed(0))
+    for i, bad in itertools.product(range(len(inputs)), (3, [1.0])):
+        if isinstance(inputs[i], torch.Tensor):
+            with pytest.raises((TypeError, ValueError), match=r"\w+: \w+ must be .*, got (3|\[1\.0\])"):
+                fn(*inputs[:i], bad, *inputs[i + 1 :])

@@ -1,6 +1,7 @@
 """What the kernels of this folder share: launches, the tensors they take, a tensor as rows, sums over columns."""
 
 import importlib
+import reprlib
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
@@ -206,8 +207,16 @@ def for_hopper(name: str, device: torch.device) -> ModuleType | None:
     return None if gpu is None or gpu.major != 9 or interpreted() else _imported(name)
 
 
+def check_tensors(op: str, **tensors: Tensor) -> None:
+    """Raise TypeError for what is no tensor."""
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{op}: {name} must be a tensor, got {reprlib.repr(x)}")
+
+
 def check(op: str, **tensors: Tensor) -> None:
-    """Raise TypeError or ValueError unless each tensor has a dtype, a rank and a device that the kernels can take."""
+    """Raise TypeError or ValueError unless each is a tensor of a dtype, a rank and a device that the kernels can take."""
+    check_tensors(op, **tensors)
     for name, x in tensors.items():
         if x.dtype not in DTYPES:
             raise TypeError(f"{op}: {name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
@@ -229,6 +238,7 @@ def check_runs(op: str, name: str, x: Tensor) -> None:
 
 def check_alike(op: str, name: str, x: Tensor, of: str, other: Tensor) -> None:
     """Raise unless x, the argument called `name`, has the shape, dtype and device of the one called `of`."""
+    check_tensors(op, **{name: x})
     if x.shape != other.shape:
         raise ValueError(f"{op}: {name} must have the shape of {of}, {list(other.shape)}, got {list(x.shape)}")
     if x.dtype != other.dtype:

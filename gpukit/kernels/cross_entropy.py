@@ -23,6 +23,7 @@ from gpukit.kernels._rows import (
     DTYPES,
     acc_dtype,
     as_rows,
+    check_tensors,
     differentiable,
     interpreted,
     launch,
@@ -323,6 +324,7 @@ def _lies_apart(x: Tensor) -> bool:
 
 
 def check(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, reduction: str, z_loss: float):
+    check_tensors("cross_entropy", logits=logits, target=target)
     if logits.dtype not in DTYPES:
         raise TypeError(f"cross_entropy: logits must be float16, bfloat16, float32 or float64, got {logits.dtype}")
     if target.dtype not in (torch.int64, torch.int32):

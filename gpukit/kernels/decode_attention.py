@@ -36,7 +36,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpukit.kernels._attention import LOG2E, _add_product, check_scale
-from gpukit.kernels._rows import check_runs, interpreted, launch, power_of_2, properties
+from gpukit.kernels._rows import check_runs, check_tensors, interpreted, launch, power_of_2, properties
 from gpukit.kernels._tiles import counters, is_last
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -405,8 +405,8 @@ def _check(
         raise ValueError(f"{op}: lengths must be [{shape[0]}], one for each sequence, got {list(lengths.shape)}")
     if int8:
         for name, x in (("k_scales", k_scales), ("v_scales", v_scales)):
-            if x is None or x.shape != cached[:3]:
-                given = "None" if x is None else list(x.shape)
+            if not isinstance(x, Tensor) or x.shape != cached[:3]:
+                given = list(x.shape) if isinstance(x, Tensor) else repr(x)
                 raise ValueError(f"{op}: {name} must be {list(cached[:3])}, one for each head of a token, got {given}")
             if x.dtype not in DTYPES:
                 raise TypeError(f"{op}: {name} must be float16, bfloat16 or float32, got {x.dtype}")
@@ -463,6 +463,7 @@ def decode_attention(
     gives 0. Nothing behind the lengths is read. Raises TypeError for a dtype, ValueError for a shape, device or number that
     does not fit, and on the CPU for a length outside 0 .. T_max; on a GPU such a length counts as the nearest of these.
     """
+    check_tensors("decode_attention", q=q, k_cache=k_cache, v_cache=v_cache, lengths=lengths)
     scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None and q.ndim else scale or 0.0
     _check(q, k_cache, v_cache, lengths, k_scales, v_scales, scale, precision)
     compiling = torch.compiler.is_compiling()

@@ -40,6 +40,7 @@ from gpukit.kernels._flash_descriptors import DescriptorConfig
 from gpukit.kernels._rows import (
     apply,
     check_runs,
+    check_tensors,
     for_hopper,
     launch,
     power_of_2,
@@ -692,6 +693,7 @@ def flash_attention(
     A query that sees no key gives 0, and LSE -inf. Products are summed in float32. Under autocast q, k and v are cast
     first. Raises TypeError for a dtype, ValueError for a shape, device or number that does not fit.
     """
+    check_tensors("flash_attention", q=q, k=k, v=v)
     q, k, v = cast(q, k, v)
     scale = check("flash_attention", q, k, v, scale, window, precision, "B H T D")
     if len(k) != len(q):
@@ -716,6 +718,7 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """flash_attention with the arguments of F.scaled_dot_product_attention, and its causal mask: query i sees the keys up
     to i, whatever the lengths. Four dimensions, no attn_mask and no dropout; ValueError for these, else as above."""
+    check_tensors("scaled_dot_product_attention", query=query, key=key, value=value)
     if attn_mask is not None or dropout_p:
         raise ValueError("scaled_dot_product_attention: attn_mask and dropout_p are not supported, only is_causal")
     if not enable_gqa and query.ndim == key.ndim == 4 and query.shape[1] != key.shape[1]:

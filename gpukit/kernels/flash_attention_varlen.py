@@ -9,7 +9,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from gpukit.kernels._rows import refuse_second
+from gpukit.kernels._rows import check_tensors, refuse_second
 from gpukit.kernels.flash_attention import Packed, cast, check, flash_attention_bwd, flash_attention_fwd, reach
 
 
@@ -147,6 +147,8 @@ def flash_attention_varlen(
     waits for the GPU the first time a cu_seqlens tensor is passed, and when it has changed since (one made in inference mode
     is looked at once); inside torch.compile nobody looks.
     """
+    tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    check_tensors("flash_attention_varlen", **tensors)
     q, k, v = cast(q, k, v)
     scale = check("flash_attention_varlen", q, k, v, scale, window, precision, "total H D")
     _check_lengths("cu_seqlens_q", cu_seqlens_q, max_seqlen_q, q, "q")

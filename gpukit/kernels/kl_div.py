@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import DTYPES, acc_dtype, interpreted, launch, torch_acc_dtype
+from gpukit.kernels._rows import DTYPES, acc_dtype, check_tensors, interpreted, launch, torch_acc_dtype
 
 
 @triton.jit
@@ -144,6 +144,7 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: b
 
     Raises TypeError for a dtype, ValueError for shapes, devices or a reduction that do not fit.
     """
+    check_tensors("kl_div", input=input, target=target)
     if input.dtype not in DTYPES or target.dtype != input.dtype:
         raise TypeError(
             "kl_div: input and target must have one dtype of float16, bfloat16, float32 and float64, got "

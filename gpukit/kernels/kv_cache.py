@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import INTERPRETED, launch, power_of_2
+from gpukit.kernels._rows import INTERPRETED, check_tensors, launch, power_of_2
 from gpukit.kernels.decode_attention import DTYPES, decode_attention
 from gpukit.kernels.flash_attention import flash_attention
 
@@ -188,6 +188,7 @@ class KVCache:
         Raises ValueError if they do not fit, and then appends nothing; TypeError for another dtype.
         """
         batch, max_tokens, kv_heads, head_size = self.k.shape
+        check_tensors("KVCache.append", k=k, v=v)
         for name, x in (("k", k), ("v", v)):
             if x.dtype != self.dtype:
                 raise TypeError(f"KVCache.append: {name} must have the cache's dtype {self.dtype}, got {x.dtype}")

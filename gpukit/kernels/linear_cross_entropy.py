@@ -14,7 +14,7 @@ Sources: https://arxiv.org/abs/2410.10989 (chunks), https://arxiv.org/abs/2411.0
 import torch
 from torch import Tensor
 
-from gpukit.kernels._rows import DTYPES, refuse_second, torch_acc_dtype
+from gpukit.kernels._rows import DTYPES, check_tensors, refuse_second, torch_acc_dtype
 from gpukit.kernels.cross_entropy import check, cross_entropy_fwd, reduced
 
 # Logits of one chunk. 8,192 tokens x 4,096 x 128,256 on an H200, bf16: 1,024 tokens at a time take 42.1 ms and 1.29 GiB,
@@ -128,6 +128,7 @@ def linear_cross_entropy(
 
     Raises TypeError and ValueError for what does not fit.
     """
+    check_tensors("linear_cross_entropy", x=x, weight=weight, target=target)
     if x.ndim < 1 or weight.ndim != 2 or x.shape[-1] != weight.shape[1] or 0 in weight.shape:
         raise ValueError(
             f"linear_cross_entropy: x [..., D] needs a weight [V, D], got {list(x.shape)} and {list(weight.shape)}"

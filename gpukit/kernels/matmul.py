@@ -29,6 +29,7 @@ from gpukit.kernels._rows import (
     DTYPES,
     acc_dtype,
     check_runs,
+    check_tensors,
     differentiable,
     for_hopper,
     interpreted,
@@ -484,6 +485,7 @@ def _check_options(op: str, activation: str | None, precision: str) -> None:
 
 
 def _check_device(op: str, a: Tensor, b: Tensor) -> None:
+    check_tensors(op, a=a, b=b)
     for name, x in (("a", a), ("b", b)):
         check_runs(op, name, x)
     if a.device != b.device:
@@ -517,9 +519,8 @@ def _check_after(
     dtype: torch.dtype,
 ) -> None:  # fmt: skip
     """Raise for a bias, residual or scale that does not fit."""
-    for name, x in (("bias", bias), ("residual", residual), ("scale", scale)):
-        if not (x is None or isinstance(x, Tensor)):
-            raise TypeError(f"{op}: {name} must be a tensor, got {x!r}")
+    given = {"bias": bias, "residual": residual, "scale": scale}
+    check_tensors(op, **{name: x for name, x in given.items() if x is not None})
     for name, x, wanted in (("bias", bias, [columns]), ("residual", residual, shape)):
         if x is None:
             continue
@@ -530,7 +531,7 @@ def _check_after(
             raise TypeError(f"{op}: {name} must be {allowed}, got {x.dtype}")
     if scale is not None and (scale.numel() != 1 or scale.dtype != torch.float32):
         raise ValueError(f"{op}: scale must be one float32 number, got {list(scale.shape)} {scale.dtype}")
-    for name, x in (("bias", bias), ("residual", residual), ("scale", scale)):
+    for name, x in given.items():
         if x is not None and x.device != a.device:
             raise ValueError(f"{op}: {name} is on {x.device}, a on {a.device}; they must be on one device")
 

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import DTYPES, check_runs, interpreted, launch, power_of_2, properties
+from gpukit.kernels._rows import DTYPES, check_runs, check_tensors, interpreted, launch, power_of_2, properties
 from gpukit.kernels._tiles import added, counters, epilogue, is_last, tile_at
 from gpukit.kernels.matmul import matmul_op
 
@@ -257,6 +257,7 @@ def dequantize(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 # --------------------------------------------------------------------------------------------------------------- public
 def _quantized_matmul(op: str, a: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, bits: int) -> Tensor:
+    check_tensors(op, a=a, weight=weight, scales=scales)
     check_runs(op, "a", a)
     if a.dtype == torch.float32 and torch.is_autocast_enabled(a.device.type):
         a = a.to(torch.get_autocast_dtype(a.device.type))
@@ -279,6 +280,8 @@ def _quantized_matmul(op: str, a: Tensor, weight: Tensor, scales: Tensor, bias: 
         raise ValueError(
             f"{op}: scales must be [K / group, {N}] for K = {K} and a group that is a multiple of 64, got {list(groups)}"
         )
+    if bias is not None:
+        check_tensors(op, bias=bias)
     if bias is not None and (bias.shape != (N,) or bias.dtype not in DTYPES):
         raise ValueError(f"{op}: bias must be [{N}] of floating-point numbers, got {list(bias.shape)} {bias.dtype}")
     device = a.device

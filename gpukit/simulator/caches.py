@@ -572,7 +572,8 @@ def _recorded(recording: Recording) -> _Rows:
 
 def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
     """The accesses of the first programs of a sampled launch. One that was cut short goes on like the nearest program that
-    was not, from where its own accesses began; what it never reached goes to addresses of its own."""
+    was not, from where its own accesses began; what it never reached goes to addresses of its own, unless all programs that
+    were not cut short begin there at one address, as with the weights of a norm."""
     bounds: dict[int, list[int]] = {}
     for row, program in enumerate(recording.program):
         bounds.setdefault(program, [row, row + 1])[1] = row + 1
@@ -580,10 +581,16 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
     window = sorted({*recording.program[recording.whole :]})
     inside = sorted({*window, *(p for p in complete if p <= max(window, default=-1) or not window)})
     sites, tiles, starts = (np.array(c, dtype=np.int64) for c in (recording.site, recording.tile, recording.start))
+    firsts: dict[int, list[int]] = {}  # where programs begin with a site
+    for program in complete:
+        first, last = bounds[program]
+        found, at = np.unique(sites[first:last], return_index=True)
+        for site, row in zip(found.tolist(), (first + at).tolist(), strict=True):
+            firsts.setdefault(site, []).append(int(starts[row]))
+    shared = {site for site, found in firsts.items() if len(found) > 1 and len({*found}) == 1}
     beyond = recording.extent
-    places: dict[
-        tuple[int, int], list[int]
-    ] = {}  # shifts still free, by the row that the program goes on like and the site
+    # Shifts still free, by the row that the program goes on like and the site.
+    places: dict[tuple[int, int], list[int]] = {}
     columns: list[list[np.ndarray]] = []
     for program in inside:
         own = np.arange(*bounds[program])
@@ -603,7 +610,7 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
             regular = (sites[rows] == site) & (tiles[rows] >= 0)
             if not regular.any():
                 continue
-            shift = shifts.get(site, shifts.get(recording.sites[site].tensor))
+            shift = shifts.get(site, shifts.get(recording.sites[site].tensor, 0 if site in shared else None))
             if shift is None:
                 key = int(rows[0]), site
                 if not places.get(key):
