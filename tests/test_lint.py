@@ -144,3 +144,4 @@ def test_objects_of_ones_own_may_change():
 
 def test_numpy_is_for_plain_functions():
     assert lint("import numpy as np\nnp.float32(1)") is None
+    assert lint("import numpy as np\nnp.array([1.0]).sum()") is None

@@ -44,6 +44,13 @@ class _Heads:
         return tuple(x.to(getattr(self.torch, dtype)) for x in (q, k, v))
 
 
+def _low(qkv: tuple) -> tuple:
+    """The same values with scores that are all -128, exactly: exp of that is 0 in float32. D is 16."""
+    q, k, v = (x.clone() for x in qkv)
+    q.zero_()[..., 0], k[..., 0] = 2, -256
+    return q, k, v
+
+
 def _case(q: Tensor, k: Tensor, v: Tensor, *rest: Any, tags: str = "", note: str = "") -> Case:
     dtype = str(q.dtype).removeprefix("torch.")
     lengths = f"T_q {q.shape[-2]}, T_k {k.shape[-2]}, D {q.shape[-1]}, {dtype}"
@@ -275,6 +282,20 @@ def merge(a, b):
 """,
         ),
         Variant(
+            "with NumPy",
+            source="""import numpy as np
+
+
+def merge(a, b):
+    m, l, acc = np.array([a, b]).T
+    top = np.maximum(m[0], m[1])
+    if np.isneginf(top):
+        return top, 0.0, 0.0
+    factor = np.exp(m - top)
+    return [top, np.sum(l * factor), factor @ acc]
+""",
+        ),
+        Variant(
             "with tensors",
             source="""import torch
 
@@ -325,6 +346,7 @@ def _tiles_cases(rng: Random) -> list[Case]:
         case(50, 37, 40, tags="late"),
         _spread(case(8, 40, 16, slope=20, tags="late large", note="scores up to 780, and a query of zeros")),
         case(8, 40, 16, slope=-20, tags="plunge", note="scores down to -780"),
+        _case(*_low(case(5, 32, 16).args[:3]), 16, tags="low", note="BLOCK 16, scores of -128"),
         transposed(200, 200, 8, 8),
         transposed(3, 330, 4, 4),  # so many keys that one query's scores are more than 16 blocks
     ]
@@ -355,6 +377,7 @@ _T_ACC = "            acc.mul_(shrink).add_(p @ v[j : j + BLOCK])\n"
 _T_SHRINK = "            shrink = torch.exp(m - m_new)\n"
 _T_MAX = "            m_new = torch.maximum(m, s.amax(1, keepdim=True))\n"
 _T_END = "            m = m_new\n        acc.div_(l)\n"
+_T_M = "        m = torch.full((len(rows), 1), -math.inf)\n"
 _T_I = "    for i in range(0, T_q, BLOCK):\n        rows = q[i : i + BLOCK] / math.sqrt(D)\n"
 
 
@@ -367,19 +390,28 @@ def _last_block(q: Tensor, k: Tensor, v: Tensor, BLOCK: int = 16) -> Tensor:
     return _attention(q.double(), k.split(BLOCK, -2)[-1].double(), v.split(BLOCK, -2)[-1].double()).to(q.dtype)
 
 
-def _only(tag: str) -> Callable[[Evidence], bool]:
-    return lambda evidence: all(tag in case.tags for case in evidence.failed)
+def _only(*tags: str) -> Callable[[Evidence], bool]:
+    """Every case that failed has one of the tags."""
+    return lambda evidence: all(case.tags.intersection(tags) for case in evidence.failed)
 
 
 _NOT_CARRIED = (
     "where the scores of a later block are all far lower, the factor of the older sums overflows: the largest score so far is "
     "not the largest of the new block. Is every exponent 0 or less?"
 )
+_NOT_LOW_ENOUGH = (
+    "where all scores are far below 0, the maximum so far is one that no key has, and every exponential is 0. With which number "
+    "does a maximum begin that every score is above?"
+)
 _ONE_MAXIMUM = (
     "the queries of a block share one maximum: where one query's scores are far below the others', all its exponentials are 0. "
     "Whose maximum belongs to a row?"
 )
 _NO_SCALE = "the scores were not multiplied by the scale, 1 / sqrt(D)"
+_FACTOR = (
+    "wrong only where a later block has a larger score. Write down the factor of each sum when the maximum goes from 1 to 3: is "
+    "it exp(-2)?"
+)
 _LATE_ACC = (
     "acc keeps what it had when a larger maximum turns up in a later block: l is scaled down to it, acc is not. Which number "
     "were its terms made with?"
@@ -454,10 +486,11 @@ TILES = FunctionExercise(
             for fault in ("divided", "divided, also in the end")
         ),
         Misconception("one-maximum", _ONE_MAXIMUM, when=_one_maximum),
+        Misconception("not-low-enough", _NOT_LOW_ENOUGH, when=_only("low")),
         Misconception(
             "overflow",
             "scores of some hundreds go wrong: their exponentials are no float32. What does online softmax subtract?",
-            when=_only("large"),
+            when=_only("large", "low"),
         ),
     ),
     wrong=(
@@ -486,6 +519,7 @@ TILES = FunctionExercise(
             diagnosis="mean-of-blocks",
         ),
         Variant("no maximum", ((_T_MAX, "            m_new = torch.zeros_like(m)\n"),), diagnosis="overflow"),
+        Variant("a maximum from 0 on", ((_T_M, "        m = torch.zeros(len(rows), 1)\n"),), diagnosis="not-low-enough"),
         Variant(
             "strips of scores",
             ((_T_I, "    for i in range(0, T_q, BLOCK):\n"
@@ -640,6 +674,7 @@ def _late_cases(rng: Random) -> list[Case]:
         _case(*make.qkv(2, 3, 40, 33, "bfloat16", slope=-1), note="scores that fall"),
         _case(*make.qkv(1, 4, 64, 16, slope=1), tags="late", note="scores that rise"),
         _case(*make.qkv(1, 3, 40, 16, slope=20), tags="late large", note="scores up to 780"),
+        _case(*make.qkv(1, 3, 40, 16, slope=-20), tags="plunge", note="scores down to -780"),
         _case(*make.qkv(1, 12, 50, 24, slope=0.2), tags="late", note="scores that rise slowly"),
     ]
 
@@ -692,22 +727,21 @@ LATE = KernelExercise(
             "neither sum is scaled when the maximum moves: each block's exponentials are right among themselves only",
             gives=_walked("both"),
         ),
-        Misconception(
-            "last-block-wins",
-            "those are the results of the last block of keys alone: the factor of all others is 0. What is the old maximum?",
-            gives=_walked("last"),
+        Misconception("maximum-not-carried", _NOT_CARRIED, when=_only("plunge")),
+        *(
+            Misconception(
+                "last-block-wins",
+                "those are the results of the last block of keys alone: the factor of all others is 0. What is the old maximum?",
+                gives=gives,
+            )
+            for gives in (_walked("last"), _last_block)
         ),
         Misconception(
             "overflow",
             "large scores go wrong: their exponentials are no float32. What was subtracted for that?",
             when=lambda evidence: all("large" in case.tags for case in evidence.failed),
         ),
-        Misconception(
-            "factor",
-            "wrong only where a later block has a larger score. Write down the factor of each sum when the maximum goes from 1 "
-            "to 3: is it exp(-2)?",
-            when=lambda evidence: evidence.tag("late"),
-        ),
+        Misconception("factor", _FACTOR, when=lambda evidence: evidence.tag("late")),
         Misconception("traffic", "each query needs each key and its value once"),
     ),
     wrong=(
@@ -716,6 +750,7 @@ LATE = KernelExercise(
         Variant("l without a factor", ((_L_L, _L_L.replace("l * tl.exp(m - m_new)", "l")),), diagnosis="l-not-rescaled"),
         Variant("moved too far up", ((_L_L + _L_ACC + _L_M, "        m = m_new\n" + _L_L + _L_ACC),), diagnosis="not-rescaled"),
         Variant("the old maximum stays", ((_L_M, ""),), diagnosis="last-block-wins"),
+        Variant("maximum of the block alone", ((_L_MAX, "        m_new = tl.max(s, axis=0)\n"),), diagnosis="maximum-not-carried"),
         Variant(
             "exponent turned round",
             (
@@ -760,6 +795,12 @@ LATE = KernelExercise(
               "        acc, l, m = acc / l, l, top\n"),
              ("acc / l, mask=offs_d < D)", "acc, mask=offs_d < D)")),
         ),
+        Variant(
+            "the old one kept, blocks of 32",
+            ((_L_MAX, "        m_old = m\n        m = tl.maximum(m_old, tl.max(s, axis=0))\n        m_new = m\n"),
+             (_L_L, _L_L.replace("m - m_new", "m_old - m")), (_L_ACC, _L_ACC.replace("m - m_new", "m_old - m")), (_L_M, ""),
+             ("BLOCK_N=16, BLOCK_D=BLOCK_D", "BLOCK_N=32, BLOCK_D=BLOCK_D")),
+        ),
     ),
 )  # fmt: skip
 
@@ -780,9 +821,10 @@ def _forward_cases(rng: Random) -> list[Case]:
             _case(*make.qkv(1, 16, 40, 16, slope=20), tags="late large", note="scores up to 780, and a query of zeros")
         ),
         _case(*make.qkv(1, 4, 40, 16, slope=-20), tags="plunge", note="scores down to -780"),
+        _case(*_low(make.qkv(1, 32, 40, 16)), tags="low", note="scores of -128"),
         # 16 x 1.8125 again and again: what rounding to bfloat16 takes away goes one way.
         _case(make.normal(1, 1, 16, dtype="bfloat16") * 0, make.normal(1, 256, 16, dtype="bfloat16"),
-              make.normal(1, 256, 16, dtype="bfloat16") * 0 + 1.8125, tags="long", note="all weights and all values alike"),
+              make.normal(1, 256, 16, dtype="bfloat16") * 0 + 1.8125, tags="many-blocks", note="all weights and all values alike"),
         _case(*make.qkv(2, 96, 80, 64, "float16"), tags="late"),
     ]  # fmt: skip
 
@@ -882,7 +924,7 @@ FORWARD = KernelExercise(
             "low-precision-sums",
             "wrong only after many blocks: sums that are rounded to 16 bits again and again lose what is added to them. Of which "
             "dtype is acc when update returns it?",
-            when=_only("long"),
+            when=_only("many-blocks"),
         ),
         Misconception(
             "padding-counts",
@@ -949,11 +991,26 @@ FORWARD = KernelExercise(
             "o is right, LSE is not: the logarithm of l is to base 2, and l is a sum of powers of e",
             gives=lambda q, k, v: _only_lse(q, k, lambda s: s.amax(-1) + (s.logsumexp(-1) - s.amax(-1)) / math.log(2)),
         ),
+        Misconception(
+            "lse",
+            "o is right, LSE is not. Which sum is it the logarithm of, and what are its terms in m and l?",
+            when=lambda evidence: all((o.wrong.output, o.wrong.kind) == ("y[1]", "values") for o in evidence.outcomes if o.wrong),
+        ),
+        *(
+            Misconception(
+                "divided-too-often",
+                "acc was divided by l after every block. It is a sum until the last one: when is it divided?",
+                gives=_walked(fault),
+            )
+            for fault in ("divided", "divided, also in the end")
+        ),
+        Misconception("factor", _FACTOR, when=lambda evidence: evidence.tag("late")),
         Misconception("one-maximum", _ONE_MAXIMUM, when=_one_maximum),
+        Misconception("not-low-enough", _NOT_LOW_ENOUGH, when=_only("low")),
         Misconception(
             "overflow",
             "large scores go wrong: their exponentials are no float32. What does online softmax subtract?",
-            when=_only("large"),
+            when=_only("large", "low"),
         ),
         Misconception(
             "tf32",
@@ -980,6 +1037,14 @@ FORWARD = KernelExercise(
         Variant("no scale", ((_F_S, _F_S.replace(" * scale", "")),), diagnosis="no-scale"),
         Variant("not divided", ((_F_UPDATE, _F_UPDATE.replace("acc / l[:, None]", "acc")),), diagnosis="not-divided"),
         Variant("LSE is m", ((_F_UPDATE, _F_UPDATE.replace("m + tl.log(l)", "m")),), diagnosis="lse"),
+        Variant("LSE with the wrong sign", ((_F_UPDATE, _F_UPDATE.replace("m + tl.log(l)", "m - tl.log(l)")),), diagnosis="lse"),
+        Variant("a maximum from 0 on", ((_F_MAX, "    m_new = tl.maximum(tl.maximum(m, 0.0), tl.max(s, axis=1))\n"),), diagnosis="not-low-enough"),
+        Variant("exponent turned round", ((_F_SHRINK, '    shrink = tl.where(m == -float("inf"), 0.0, tl.exp(base - m))\n'),), diagnosis="factor"),
+        Variant("divided each time and at the end",
+                ((_F_RETURN, "    l = l * shrink + tl.sum(p, axis=1)\n    return acc / l[:, None], l, m_new\n"),), diagnosis="divided-too-often"),
+        Variant("divided each time",
+                ((_F_RETURN, "    l = l * shrink + tl.sum(p, axis=1)\n    return acc / l[:, None], l, m_new\n"),
+                 (_F_UPDATE, _F_UPDATE.replace("acc / l[:, None]", "acc"))), diagnosis="divided-too-often"),
         Variant("LSE is log(l)", ((_F_UPDATE, _F_UPDATE.replace("m + tl.log(l)", "tl.log(l)")),), diagnosis="lse"),
         Variant(
             "powers of 2",
@@ -1310,7 +1375,7 @@ def _packed_case(
     return Case(name, (q, k, v, *cu, max(a for a, _ in lengths)), frozenset(tags))
 
 
-_PACKED_LARGEST = ([(48, 48), (20, 33), (7, 16)], 4, 2, 32)
+_PACKED_LARGEST = ([(48, 48), (16, 33), (7, 16)], 4, 2, 32)
 
 
 def _packed_cases(rng: Random) -> list[Case]:
@@ -1392,6 +1457,11 @@ PACKED = KernelExercise(
             gives=lambda *args: _packed(*args, heads=lambda h, H, H_kv: h % H_kv),
         ),
         Misconception(
+            "wrong-group",
+            "query head h uses head h // H_kv of k here. How many query heads share one of them: H_kv, or H / H_kv?",
+            gives=lambda *args: _packed(*args, heads=lambda h, H, H_kv: min(h // H_kv, H_kv - 1)),
+        ),
+        Misconception(
             "first-head",
             "every query head uses head 0 of k and v. Which group is it in?",
             gives=lambda *args: _packed(*args, heads=lambda h, H, H_kv: 0),
@@ -1432,6 +1502,8 @@ PACKED = KernelExercise(
     ),
     wrong=(
         Variant("remainder", ((_P_HEAD, "    head_k = head % H_kv\n"),), diagnosis="heads-interleaved"),
+        Variant("groups of H_kv", ((_P_HEAD, "    head_k = head // H_kv\n"),), diagnosis="wrong-group"),
+        Variant("returns one block late", ((_P_RETURN, _P_RETURN.replace(">=", ">")),), diagnosis="traffic"),
         Variant("head 0", ((_P_HEAD, "    head_k = head * 0\n"),), diagnosis="first-head"),
         Variant("all keys", ((_P_FIRST, "    first_k = tl.load(cu_k_ptr)\n"),
                              (_P_TK, "    T_k = tl.load(cu_k_ptr + tl.num_programs(2))\n")), diagnosis="other-sequences"),
@@ -1587,6 +1659,14 @@ RECOMPUTE = FunctionExercise(
             "dq and dk are off by sqrt(D). s = scale q k^T: what is the derivative of s by q?",
             gives=_faulty("no scale"),
         ),
+        *(
+            Misconception(
+                "no-scale",
+                f"{name} is off by sqrt(D), the others are right. s = scale q k^T: what is the derivative of s by {name[1]}?",
+                gives=lambda *args, i=i: (*_faulty("")(*args)[:i], _faulty("no scale")(*args)[i], *_faulty("")(*args)[i + 1 :]),
+            )
+            for i, name in enumerate(("dq", "dk"))
+        ),
         Misconception(
             "p-of-a-block",
             "p was normalised within a block of keys. What does LSE stand for?",
@@ -1622,6 +1702,8 @@ RECOMPUTE = FunctionExercise(
         ),
         Variant("delta without o", ((_G_DELTA, "        delta = do_rows.sum(1, keepdim=True)\n"),), diagnosis="delta-without-o"),
         Variant("no scale", ((_G_DQ, _G_DQ.replace(" * scale", "")), (_G_DK, _G_DK.replace(" * scale", ""))), diagnosis="no-scale"),
+        Variant("dq without scale", ((_G_DQ, _G_DQ.replace(" * scale", "")),), diagnosis="no-scale"),
+        Variant("dk without scale", ((_G_DK, _G_DK.replace(" * scale", "")),), diagnosis="no-scale"),
         Variant("softmax of the block", ((_G_P, "            p = torch.softmax(rows @ keys.T * scale, 1)\n"),), diagnosis="p-of-a-block"),
         Variant("p without scale", ((_G_P, _G_P.replace(" * scale", "")),), diagnosis="p-without-scale"),
         Variant("dk of the scaled q", ((_G_DK, _G_DK.replace("rows * scale", "(rows * scale) * scale")),), diagnosis="scaled-q"),
@@ -1711,6 +1793,11 @@ def gradient_tiles(q, k, v, o, lse, do, BLOCK):
              (_G_DELTA, "        delta = all_delta[i : i + BLOCK]\n")),
         ),
         Variant(
+            "scale in q and in ds",
+            ((_G_P, _G_P.replace("rows @ keys.T * scale", "(rows * scale) @ keys.T")), (_G_DS, _G_DS + "            ds *= scale\n"),
+             (_G_DQ, _G_DQ.replace(" * scale", "")), (_G_DK, _G_DK.replace(" * scale", ""))),
+        ),
+        Variant(
             "delta subtracted at the end",
             ((_G_DS + _G_DQ + _G_DK,
               "            weighted = p * (do_rows @ values.T)\n"
@@ -1795,6 +1882,7 @@ _K_DS = '        ds = p * (tl.dot(v, do.T, input_precision="ieee") - delta[None,
 _K_DK = '        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")\n'
 _K_SCALE = "    dk *= scale\n"
 _K_LOOP = "    for start in range(0, T_q, BLOCK_M):\n        offs_m ="
+_K_END = "dk, dv, T_q, T_k, 1 / math.sqrt(D), D=D, **blocks)\n"
 _K_CALL = "    grid = (triton.cdiv(T_k, 32), H)\n    dk_dv_kernel"
 
 _ATOMIC = """import math
@@ -1949,6 +2037,7 @@ GRADIENTS = KernelExercise(
                 (_K_SCALE, ""),
             ),
         ),
+        Variant("returned as well", ((_K_END, _K_END + "    return dk, dv\n"),)),
         Variant(
             "float32 from the start, backwards",
             (

@@ -52,6 +52,16 @@ class _Caches:
         return self.normal(B, H, D, dtype=dtype), k, v + 1, self.torch.tensor(lengths, dtype=self.torch.int32)
 
 
+def _scored(args: tuple, score: int) -> tuple:
+    """The same values with scores that are all the same, exactly. D is 16."""
+    q, k, v, lengths = args
+    q, seen = q * 0, ~k.isnan()
+    q[..., 0] = 16
+    k = (k * 0).where(seen, k)
+    k[..., 0] += score / 4
+    return q, k, v, lengths
+
+
 def _case(args: tuple, tags: str = "", note: str = "") -> Case:
     q, k, lengths = args[0], args[1], args[3]
     dtype = str(q.dtype).removeprefix("torch.")
@@ -122,8 +132,29 @@ def _nan_only(tag: str) -> Callable[[Evidence], bool]:
     return lambda evidence: evidence.kind == "nan" and all(tag in case.tags for case in evidence.failed)
 
 
-def _only(tag: str) -> Callable[[Evidence], bool]:
-    return lambda evidence: all(tag in case.tags for case in evidence.failed)
+def _only(*tags: str) -> Callable[[Evidence], bool]:
+    """Every case that failed has one of the tags."""
+    return lambda evidence: all(case.tags.intersection(tags) for case in evidence.failed)
+
+
+def _nearly(evidence: Evidence) -> bool:
+    """Off by about what tf32 cuts off, and not by more."""
+    y, right = evidence.outputs.double(), evidence.expected.double()
+    return bool((y - right).abs().max() < 5e-3 * right.abs().max())
+
+
+_NOT_LOW_ENOUGH = (
+    "where all scores are far below 0, something counts that is no token's: a maximum that begins above them, or a slot behind the "
+    "length. Which number is below every score?"
+)
+_NO_MAXIMUM = (
+    "scores far above 0 overflow in the exponential, and infinity over infinity is NaN. What may be taken from all scores without "
+    "changing the weights?"
+)
+_ONE_BLOCK = (
+    "a sequence that is longer than your block loses its other tokens, or its first ones. A text that is long enough fits no block: "
+    "what comes after the first?"
+)
 
 
 # ----------------------------------------------------------------------------------------------------- kv_cache.attend
@@ -234,6 +265,16 @@ ATTEND = FunctionExercise(
             gives=_attended(lambda t, n, length: n <= length + t + 1),
         ),
         Misconception(
+            "turned-round",
+            "each new token sees those after it and none before it. Which of the two numbers may be the larger one?",
+            gives=_attended(lambda t, n, length: n > length + t),
+        ),
+        Misconception(
+            "one-row-for-all",
+            "all new tokens see as much as the first of them, and not themselves. Has every one of them the number `length`?",
+            gives=_attended(lambda t, n, length: n <= length + 0 * t),
+        ),
+        Misconception(
             "cache-unused",
             "the new tokens see each other and nothing of what is in the cache. What was it kept for?",
             gives=_attended(new_only=True),
@@ -270,6 +311,8 @@ ATTEND = FunctionExercise(
         ),
         Variant("less than", ((_A_SEEN, _A_SEEN.replace("<=", "<")),), diagnosis="not-itself"),
         Variant("counted from one", ((_A_SEEN, _A_SEEN.replace("<= length", "<= 1 + length")),), diagnosis="one-too-many"),
+        Variant("turned round", ((_A_SEEN, _A_SEEN.replace("<=", ">")),), diagnosis="turned-round"),
+        Variant("the first one's row", ((_A_SEEN, _A_SEEN.replace("[:, None]", "[:, None] * 0")),), diagnosis="one-row-for-all"),
         Variant(
             "new tokens alone",
             ((_A_VIEWS, "(x.transpose(1, 2) for x in (q, k, v))"), (_A_SEEN, ""), (_A_O, _A_STUB)),
@@ -349,6 +392,7 @@ def _rate(
         "before": new * prompt + new * (new - 1) / 2,
         "prompt": new * prompt,
         "end": new * (prompt + new),
+        "half": new * prompt + new * new / 2,
     }[tokens]
     weight_bytes = weights * weight_bits / 8 * (batch if read == "each sequence" else 1)
     total = new * weight_bytes + (1 if cached == "shared" else batch) * token_bytes * steps
@@ -453,6 +497,16 @@ SPEED = FunctionExercise(
             gives=_counts(tokens="before"),
         ),
         Misconception(
+            "half-a-token",
+            "half a token is missing in every step: what is the mean of the numbers 1 to n?",
+            gives=_counts(tokens="half"),
+        ),
+        Misconception(
+            "binary-units",
+            "the bandwidth is counted in units of 2^30 bytes. What does the docstring say of hbm_gbps?",
+            gives=lambda *args: _rate(*args[:-1], args[-1] * 2**30 / 1e9),
+        ),
+        Misconception(
             "no-scales",
             "8 bits are not all: what besides does each head of each token have?",
             gives=_counts(scales="none"),
@@ -476,6 +530,12 @@ SPEED = FunctionExercise(
         Variant("prompt alone", ((_S_CACHED, "    cached = new * prompt\n"),), diagnosis="cache-stands-still"),
         Variant("at the end", ((_S_CACHED, "    cached = new * (prompt + new)\n"),), diagnosis="full-from-the-start"),
         Variant("range(new)", ((_S_CACHED, _S_CACHED.replace("new + 1", "new - 1")),), diagnosis="not-itself"),
+        Variant(
+            "the middle of prompt and end",
+            ((_S_CACHED, "    cached = new * (prompt + new / 2)\n"),),
+            diagnosis="half-a-token",
+        ),
+        Variant("2^30", ((_S_RETURN, _S_RETURN.replace("1e9", "2**30")),), diagnosis="binary-units"),
         Variant(
             "keys, with both scales",
             ((_S_TOKEN, "    token_bytes = layers * kv_heads * (head_size * cache_bits / 8 + 2 * scale_bytes)\n"),),
@@ -550,6 +610,8 @@ def _decode_cases(rng: Random) -> list[Case]:
         q[b, h] = 8 * k[b, token, h]
     cases.append(_case((q, k, v, lengths), "blocks large", "scores beyond the range of exp"))
     cases.append(_case(make.args(4, 64, 96, [96, 37], "float16"), "blocks", "NaN behind them"))
+    cases.append(_case(_scored(make.args(1, 16, 48, [45], "float32"), -128), "low", "scores of -128"))
+    cases.append(_case(make.args(1, 16, 720, [700], "float32"), "blocks many-blocks", "NaN behind them"))
     return cases
 
 
@@ -685,11 +747,10 @@ DECODE = KernelExercise(
             ),
         ),
         Misconception(
-            "no-maximum",
-            "scores far above 0 overflow in the exponential, and infinity over infinity is NaN. What may be taken from all "
-            "scores without changing the weights?",
-            when=_nan_only("large"),
+            "no-maximum", _NO_MAXIMUM, when=lambda evidence: evidence.kind == "nan" and _only("large", "low")(evidence)
         ),
+        Misconception("not-low-enough", _NOT_LOW_ENOUGH, when=_only("low")),
+        Misconception("one-block", _ONE_BLOCK, when=_only("many-blocks")),
         Misconception(
             "empty-sequence",
             "a sequence without tokens has no weights, and 0 / 0 is NaN. What does the docstring ask for?",
@@ -748,6 +809,13 @@ DECODE = KernelExercise(
              (_D_INIT, _D_INIT.replace("-3.0e38", "0.0"))),
             diagnosis="no-maximum",
         ),
+        Variant("a maximum from 0 on", ((_D_INIT, _D_INIT.replace("-3.0e38", "0.0")),), diagnosis="not-low-enough"),
+        Variant("a score of -30 behind the length", ((_D_S, _D_S.replace('-float("inf")', "-30.0")),), diagnosis="not-low-enough"),
+        Variant(
+            "one block of 128",
+            ((_D_FOR, _D_FOR.replace("0, length,", "0, tl.minimum(length, 1),").replace("BLOCK_T)", "128)")),),
+            diagnosis="one-block",
+        ),
         Variant("zero over zero", ((_D_SUM, _D_SUM.replace("tl.where(l == 0, 1.0, l)", "l")),), diagnosis="empty-sequence"),
         Variant("loads by dimension alone", ((_D_MASK, "        mask = (offs_t < 16 * BLOCK_T)[:, None] & mask_d[None, :]\n"),),
                 diagnosis="out-of-bounds"),
@@ -794,6 +862,8 @@ DECODE = KernelExercise(
                        "    if length == 0:\n        l = 1.0\n"
                        "    tl.store(o_ptr + row * D + offs_d, acc / l, mask=mask_d)\n")),
         ),
+        Variant("from -inf on", ((_D_INIT, '    m, l, acc = -float("inf"), 0.0, tl.zeros((BLOCK_D,), tl.float32)\n'),)),
+        Variant("blocks of 64", ((_D_FOR, _D_FOR.replace("length, BLOCK_T", "length, 64").replace("BLOCK_T)", "64)")),)),
         Variant(
             "divided as it goes",
             ((_D_SUM, "        l_new = l * shrink + tl.sum(p, axis=0)\n"
@@ -824,6 +894,11 @@ def _packed_cases(rng: Random) -> list[Case]:
     q[:, 1:] *= 1e-3
     q[:, 0], q[:, 0, 0], k[..., 0] = 0, 800, 1  # all its scores are 200, in every order of adding
     cases.append(_case((q, k, v, lengths), "spread", "one head's scores far above the others'"))
+    cases.append(_case(_scored(make.args(16, 16, 48, [45], "float32", 1, True), -128), "low", "scores of -128"))
+    cases.append(_case(make.args(2, 16, 720, [700], "float32", 1), "many-blocks", "NaN behind them"))
+    # 32 x 1.8125 again and again: what rounding to bfloat16 takes away goes one way.
+    q, k, v, lengths = make.args(1, 16, 512, [512], "bfloat16")
+    cases.append(_case((q * 0, k, v * 0 + 1.8125, lengths), "alike", "all weights and all values alike"))
     return cases
 
 
@@ -883,6 +958,12 @@ PACKED = KernelExercise(
     traffic=Traffic(reads=1 + 2 * 96 * 4 / 32 + 4 * 4 / 4096, writes=1),
     misconceptions=(
         Misconception(
+            "low-precision-sums",
+            "wrong only after many blocks: sums that are rounded to 16 bits again and again lose what is added to them. Of which "
+            "dtype is acc?",
+            when=_only("alike"),
+        ),
+        Misconception(
             "wrong-heads",
             "query head h was given head h % H_kv of the cache. Which query heads does the docstring put into one group?",
             gives=_regrouped,
@@ -909,6 +990,22 @@ PACKED = KernelExercise(
         ),
         Misconception(
             "sums-not-rescaled",
+            "the values' sum is brought to the new maximum, and the weights' sum is not. What happened to its exponents?",
+            gives=_blockwise(rescale_sum=False),
+        ),
+        Misconception(
+            "last-block-wins",
+            "those are the tokens of the last block alone: what should its sums do to those before?",
+            gives=_blockwise(only=slice(-1, None)),
+        ),
+        Misconception(
+            "one-slot-too-many",
+            "one slot behind the last token has the score 0 in yours, and so a weight. A sequence of `length` tokens has the "
+            "slots 0 to length - 1: which is the first that does not count?",
+            gives=_blockwise(padding=1),
+        ),
+        Misconception(
+            "sums-not-rescaled",
             "the weights' sum is brought to the new maximum, and the values' sum is not. What happened to its exponents?",
             gives=_blockwise(rescale_acc=False),
         ),
@@ -921,6 +1018,13 @@ PACKED = KernelExercise(
             "the heads of a group share one maximum: where one head's scores are far above the others', the others' weights "
             "vanish. Whose maximum belongs to a row?",
             when=_only("spread"),
+        ),
+        Misconception("not-low-enough", _NOT_LOW_ENOUGH, when=_only("low")),
+        Misconception("one-block", _ONE_BLOCK, when=_only("many-blocks")),
+        Misconception(
+            "tf32",
+            "float32 operands were cut to 10 bits of mantissa. Which argument of tl.dot says that float32 means float32?",
+            when=lambda evidence: _only("float32")(evidence) and _nearly(evidence),
         ),
         Misconception(
             "race", "two groups store the same rows of o: how many query heads has a sequence, and where does a group begin?"
@@ -943,6 +1047,15 @@ PACKED = KernelExercise(
                 diagnosis="sums-not-rescaled"),
         Variant("acc does not shrink", ((_P_ACC, _P_ACC.replace(" * shrink[:, None]", "")),), diagnosis="sums-not-rescaled"),
         Variant("no scale", ((_P_S, _P_S.replace(" * scale", "")),), diagnosis="no-scale"),
+        Variant("l does not shrink", ((_P_L, _P_L.replace(" * shrink", "")),), diagnosis="sums-not-rescaled"),
+        Variant("the last block", ((_P_L, _P_L.replace("l * shrink + ", "")), (_P_ACC, _P_ACC.replace("acc * shrink[:, None], ", "")),
+                                   (_P_MAX, _P_WHERE + "        m_new = tl.max(s, axis=1)\n")), diagnosis="last-block-wins"),
+        Variant("up to the length", ((_P_WHERE, _P_WHERE.replace("< length", "<= length")),), diagnosis="one-slot-too-many"),
+        Variant("a maximum from 0 on", ((_P_INIT, _P_INIT.replace("tl.full((BLOCK_G,), -3.0e38, tl.float32)", "tl.zeros((BLOCK_G,), tl.float32)")),),
+                diagnosis="not-low-enough"),
+        Variant("one block of 128", ((_P_FOR, _P_FOR.replace("0, length,", "0, 1,").replace("BLOCK_T)", "128)")),), diagnosis="one-block"),
+        Variant("sums in 16 bits", ((_P_ACC, _P_ACC + "        acc = acc.to(v.dtype).to(tl.float32)\n"),), diagnosis="low-precision-sums"),
+        Variant("tf32 products", ((_P_S, _P_S.replace(', input_precision="ieee"', "")),), diagnosis="tf32"),
         Variant("sequences GROUP apart", ((_P_AT, "    at = (b * GROUP + h * GROUP + offs_g) * D + offs_d[None, :]\n"),), diagnosis="race"),
         Variant("one maximum", ((_P_MAX, _P_WHERE + "        m_new = tl.maximum(m, tl.max(s))\n"),), diagnosis="one-maximum"),
         Variant("all rows stored", ((_P_OUT, _P_OUT.replace(", mask=offs_g < GROUP", "")),), diagnosis="out-of-bounds"),
@@ -968,6 +1081,11 @@ PACKED = KernelExercise(
             "sums in place of products",
             ((_P_S, "        s = tl.sum(q.to(tl.float32)[:, None, :] * k.to(tl.float32)[None, :, :], axis=2) * scale\n"),
              (_P_ACC, "        acc = acc * shrink[:, None]\n        acc += tl.sum(p[:, :, None] * v.to(tl.float32)[None, :, :], axis=1)\n")),
+        ),
+        Variant(
+            "from -inf on, blocks of 64",
+            ((_P_INIT, _P_INIT.replace("-3.0e38", '-float("inf")')),
+             (_P_FOR, _P_FOR.replace("length, BLOCK_T", "length, 64").replace("BLOCK_T)", "64)"))),
         ),
         Variant(
             "keys as rows",
@@ -1008,6 +1126,8 @@ def _split_cases(rng: Random) -> list[Case]:
     add((q * 0, k, v + 60, lengths), 2, "large-sums", "parts beyond 65,504")
     add(make.args(1, 16, 4096, [512], "float32"), 8, "", "most slots unused")
     add(make.args(4, 64, 128, [128, 100], "float16"), 4)
+    add(_scored(make.args(1, 16, 64, [64], "float32"), -128), 2, "low", "scores of -128")
+    add(_scored(make.args(1, 16, 64, [64], "float32"), 128), 2, "large", "scores of 128")
     return cases
 
 
@@ -1064,7 +1184,15 @@ def _split_rule(case: Case, launches: list[dict]) -> tuple[str, str] | None:
             "longest sequence. Which tokens are part 1's, and of which number are they a share?",
         )
     if not any(launch["atomic_bytes"] for launch in launches):
-        return None
+        q, stored = case.args[0], sum(launch["store_bytes"] for launch in launches)
+        parts = 4 * SPLITS * q.numel()
+        if stored >= parts or any(_up(n, BLOCK) < SPLITS for n in lengths.tolist()):
+            return None
+        return (
+            "not-shared",
+            f"{stored:,} bytes are stored, where the sums of {SPLITS} parts of each head are {parts:,}: fewer than SPLITS programs "
+            "share its tokens",
+        )
     return (
         "atomics",
         "atomics add in whatever order the programs arrive, and another order rounds otherwise: two runs do not agree. Where "
@@ -1096,6 +1224,7 @@ _X_HOST = (
     "    acc = torch.empty(B * H, SPLITS, D, dtype=torch.float32, device=q.device)\n"
     "    m, l = (torch.empty(B * H, SPLITS, dtype=torch.float32, device=q.device) for _ in range(2))\n"
 )
+_X_PARTS = "    part_kernel[(B * H, SPLITS)](\n"
 _X_CALL = "    combine_kernel[(B * H,)](acc, m, l, o, SPLITS=SPLITS, D=D)\n"
 
 SPLIT = KernelExercise(
@@ -1149,6 +1278,17 @@ SPLIT = KernelExercise(
             "one-part-only",
             "that is the first part alone. Who joins the others?",
             gives=_joined(bounds=lambda n, SPLITS: _bounds(n, SPLITS)[:1]),
+        ),
+        Misconception(
+            "one-part-only",
+            "that is the last part alone. Who joins the others?",
+            gives=_joined(bounds=lambda n, SPLITS: _bounds(n, SPLITS)[-1:]),
+        ),
+        Misconception("not-low-enough", _NOT_LOW_ENOUGH, when=_only("low")),
+        Misconception(
+            "no-maximum",
+            _NO_MAXIMUM,
+            when=lambda evidence: evidence.kind == "nan" and _only("large", "low")(evidence),
         ),
         Misconception(
             "empty-part",
@@ -1216,6 +1356,11 @@ SPLIT = KernelExercise(
         Variant("scaled once more", ((_X_ENDS[2] + " tl.sum(q[None, :] * k, axis=1)", _X_ENDS[2] + " tl.sum(q[None, :] * k, axis=1) * scale"),), diagnosis="scale-twice"),
         Variant("parts divided", ((_X_STORE, _X_STORE.replace("offs_d, acc)", "offs_d, acc / tl.where(l > 0, l, 1.0))")),), diagnosis="divided-too-early"),
         Variant("the first part", ((_X_LOOP, "    for split in range(1):\n"),), diagnosis="one-part-only"),
+        Variant("the last part", ((_X_LOOP, "    for split in range(SPLITS - 1, SPLITS):\n"),), diagnosis="one-part-only"),
+        Variant("a common maximum from 0 on", ((_X_MAX, _X_MAX.replace("-3.0e38", "0.0")),), diagnosis="not-low-enough"),
+        Variant("the parts' maxima from 0 on", ((_X_INIT, _X_INIT.replace("-3.0e38", "0.0")),), diagnosis="not-low-enough"),
+        Variant("joined without a maximum", ((_X_WEIGHT, _X_WEIGHT.replace(" - M", "")),), diagnosis="no-maximum"),
+        Variant("half as many parts", ((_X_PARTS, "    SPLITS = max(1, SPLITS // 2)\n" + _X_PARTS),), diagnosis="not-shared"),
         Variant("rounded down", ((_X_RANGE, "    share = blocks // SPLITS * BLOCK_T\n    first, end = share * split, tl.minimum(share * (split + 1), length)\n"),),
                 diagnosis="tail-dropped"),
         Variant("no end", ((_X_RANGE, "    first, end = blocks * split // SPLITS * BLOCK_T, length\n"),), diagnosis="parts-overlap"),
@@ -1242,6 +1387,7 @@ SPLIT = KernelExercise(
                         "    tl.store(m_ptr + row * SPLITS + split, tl.where(l > 0, m + tl.log(tl.where(l > 0, l, 1.0)), -1e30))\n"),
              (_X_TOTAL, "        total += weight\n")),
         ),
+        Variant("nothing is -inf", ((_X_INIT, _X_INIT.replace("-3.0e38", '-float("inf")')),)),
         Variant(
             "joined as it goes, blocks in turn",
             ((_X_RANGE, "    first, end = split * BLOCK_T, length\n"),
@@ -1294,10 +1440,11 @@ def _int8_cases(rng: Random) -> list[Case]:
         (1, 64, 16, [9, 0], "float16", "first"),
         (2, 16, 16, [6, 6], "float32", "zero"),
         (4, 64, 64, [50, 31], "float16", ""),
+        (2, 16, 24, [20, 23], "float16", "large"),
     ):
         B = len(lengths)
         # Eighths: scores are exact in float32, even those of bare integers.
-        q = ((make.normal(B, H, D) * 8).round() / 8).to(getattr(torch, dtype))
+        q = ((make.normal(B, H, D) * 8).round() / 8).to(getattr(torch, dtype)) * (256 if "large" in tags else 1)
         k, v = rows(B, H, D, dtype=dtype), rows(B, H, D, dtype=dtype)
         if "zero" in tags:
             k[:, 0], v[:, 1] = 0, 0
@@ -1312,6 +1459,7 @@ def _int8_cases(rng: Random) -> list[Case]:
         name = f"k [{B}, {H}, {D}] {dtype}, caches of {T_max} slots, {lengths} in use" + ", a head of zeros" * (
             tags == "zero"
         )
+        name += ", scores of some hundreds" * (tags == "large")
         lengths = torch.tensor(lengths, dtype=torch.int32)
         args = (q, k, v, k_cache, v_cache, k_scales, v_scales, lengths)
         cases.append(Case(name, args, frozenset({dtype, *tags.split()})))
@@ -1442,6 +1590,7 @@ INT8 = KernelExercise(
     traffic=Traffic(reads=3 + (83 * 4 * 2 * 68 + 64) / 1024, writes=1 + 16 * 68 / 1024, launches=2),
     launch_rule=_int8_rule,
     misconceptions=(
+        Misconception("no-maximum", _NO_MAXIMUM, when=_nan_only("large")),
         Misconception(
             "cut-off",
             "the integers are cut off towards 0, not rounded to nearest. What is left of 3.9?",
@@ -1498,6 +1647,7 @@ INT8 = KernelExercise(
         Variant("largest, with its sign", ((_I_SCALE, _I_SCALE.replace("tl.abs(x)", "x")),), diagnosis="sign"),
         Variant("128 steps", ((_I_SCALE, _I_SCALE.replace("127", "128")),), diagnosis="128-steps"),
         Variant("scaled weights", ((_I_P, _I_P + "    p *= v_scale\n"), (_I_O, _I_O.replace("(p * v_scale)", "p"))), diagnosis="scale-in-the-sum"),
+        Variant("no maximum", ((_I_P, "    p = tl.exp(s)\n"),), diagnosis="no-maximum"),
         Variant("no scale of k", ((_I_S, _I_S.replace(" * k_scale", "")),), diagnosis="no-k-scale"),
         Variant("no scale of v", ((_I_O, _I_O.replace(" * v_scale", "")),), diagnosis="no-v-scale"),
         Variant(

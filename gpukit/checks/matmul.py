@@ -61,7 +61,7 @@ def _tiles_cases(rng: Random) -> list[Case]:
         (16, 53, 33, 16, "ragged long-k"),
         (3, 70, 100, 32, "ragged long-k"),
         (16, 16, 1024, 16, "long-k deep"),
-        (96, 80, 16, 16, "wide"),
+        (160, 176, 16, 16, "wide"),  # a whole row of tiles is more than eight
     ):
         cases.append(_case(*make.pair(M, N, K, "bfloat16"), BLOCK, tags=tags, note=f"BLOCK {BLOCK}"))
     return cases
@@ -145,8 +145,8 @@ TILES = FunctionExercise(
         ),
         Misconception(
             "rounded-sums",
-            "every element is off by a few parts in a thousand: something was rounded to bfloat16 on the way. What is the "
-            "dtype of a product of two bfloat16 tiles, and of your sum?",
+            "every element is off by a rounding: something was rounded to 16 bits on the way. What is the dtype of a product of "
+            "two 16-bit tiles, and of your sum?",
             when=lambda evidence: evidence.kind == "values" and _rounded(evidence),
         ),
     ),
@@ -210,6 +210,31 @@ def matmul_tiles(a, b, BLOCK):
             diagnosis="memory",
         ),
         Variant("the library", ((_T_M, "    return (a @ b).float()\n" + _T_M),), diagnosis="rounded-sums"),
+        Variant("products in float16", ((_T_SUM, _T_SUM.replace(".float()", ".half()")),), diagnosis="rounded-sums"),
+        Variant(
+            "no loop over N",
+            (
+                (_T_N, "        for _ in range(1):\n"),
+                (_T_ACC, "            acc = c[m : m + BLOCK]\n"),
+                (
+                    _T_SUM,
+                    "                acc.addmm_(a[m : m + BLOCK, k : k + BLOCK].float(), b[k : k + BLOCK].float())\n",
+                ),
+            ),
+            diagnosis="memory",
+        ),
+        Variant(
+            "no loop over M",
+            (
+                (_T_M, "    for _ in range(1):\n"),
+                (_T_ACC, "            acc = c[:, n : n + BLOCK]\n"),
+                (
+                    _T_SUM,
+                    "                acc.addmm_(a[:, k : k + BLOCK].float(), b[k : k + BLOCK, n : n + BLOCK].float())\n",
+                ),
+            ),
+            diagnosis="memory",
+        ),
     ),
     right=(
         Variant(
@@ -272,6 +297,9 @@ def _strides_cases(rng: Random) -> list[Case]:
             tags="a-strides batched", note="every second row and third column of a",
         ),
         _case(normal(2, 96, 64), normal(2, 64, 96).mT.contiguous().mT, 32, tags="b-strides batched", note="b transposed"),
+        # 32 x 1.8125 again and again: what rounding to bfloat16 takes away goes one way.
+        _case(normal(1, 1, 512, dtype="bfloat16") * 0 + 1, normal(1, 512, 16, dtype="bfloat16") * 0 + 1.8125, 16,
+              tags="many-blocks", note="all numbers alike"),
     ]  # fmt: skip
 
 
@@ -327,6 +355,12 @@ STRIDES = KernelExercise(
     # The largest case: two times a [96, 64] and b [64, 96] in tiles of 32: a 3 times, b 3 times, c once.
     traffic=Traffic(reads=3 + 3, writes=96 / 64),
     misconceptions=(
+        Misconception(
+            "low-precision-sums",
+            "wrong only where K is long: sums that are rounded to 16 bits again and again lose what is added to them. Of which "
+            "dtype is acc?",
+            when=lambda evidence: evidence.tag("many-blocks"),
+        ),
         Misconception(
             "a-contiguous",
             "a is read as if it were contiguous: a transposed matrix is then another one. Which three numbers say where "
@@ -397,6 +431,7 @@ STRIDES = KernelExercise(
             diagnosis="first-block-only",
         ),
         Variant("tf32", ((_S_DOT, _S_DOT.replace(', input_precision="ieee"', "")),), diagnosis="tf32"),
+        Variant("sums in 16 bits", ((_S_DOT, _S_DOT.replace('"ieee")', '"ieee").to(a.dtype).to(tl.float32)')),), diagnosis="low-precision-sums"),
         Variant("no mask along K", ((_S_LOADS, _S_LOADS.replace(" & mask_k[None, :]", "").replace("mask_k[:, None] & ", "")),),
                 diagnosis="out-of-bounds"),
         Variant("no mask on the store", ((_S_C, _S_C.replace(", mask=(offs_m < M) & (offs_n < N)", "")),),
@@ -423,6 +458,12 @@ STRIDES = KernelExercise(
                 (_S_B, _S_B.replace("offs_n * stride_bn", "(offs_n % N) * stride_bn")),
                 (_S_LOADS, _S_LOADS.replace("(offs_m < M) & mask_k", "mask_k").replace(" & (offs_n < N)", "")),
             ),
+        ),
+        Variant("turned round", ((_S_DOT, '        acc += tl.trans(tl.dot(tl.trans(b), tl.trans(a), input_precision="ieee"))\n' + _S_STEP_A),)),
+        Variant(
+            "what is left of K",
+            (("    for k in range(0, K, BLOCK_K):\n        mask_k = k + offs_k < K\n",
+              "    left = K\n    while left > 0:\n        mask_k = offs_k < left\n        left -= BLOCK_K\n"),),
         ),
     ),
 )  # fmt: skip
@@ -476,13 +517,22 @@ def _precision_cases(rng: Random) -> list[Case]:
     cases.append(
         Case("numbers that float16 holds exactly", (a, b, _product("fp16", a, b)), frozenset({"ieee", "several"}))
     )
+    # A little above what float16 holds, cutting gives what rounding gives; a little below what bfloat16 holds, both round up.
+    a, b = (_read("fp16", x) * (1 + 2**-13) for x in make.pair(8, 8, 128))
+    cases.append(Case("tf32, and float16 reads the same", (a, b, _product("tf32", a, b)), frozenset({"several"})))
+    a, b = (x.bfloat16().float() * (1 - 2**-13) for x in make.pair(8, 8, 128))
+    cases.append(
+        Case("fp16, and bfloat16 reads the same", (a, b, _product("fp16", a, b)), frozenset({"fp16", "several"}))
+    )
     return cases
 
 
-def _which(a: Tensor, b: Tensor, c: Tensor) -> str:
+def _which(a: Tensor, b: Tensor, c: Tensor, reads: str = "ab") -> str:
+    """reads: the operands that somebody converts."""
     terms = a.double().abs() @ b.double().abs()
     for name in WAYS[:-1]:
-        error = (c.double() - _read(name, a).double() @ _read(name, b).double()).abs()
+        left, right = (_read(name, x) if which in reads else x for x, which in ((a, "a"), (b, "b")))
+        error = (c.double() - left.double() @ right.double()).abs()
         if bool((error <= 2**-20 * terms).all()):
             return name
     return WAYS[-1]
@@ -492,17 +542,6 @@ def _tf32_rounded(evidence: Evidence) -> bool:
     """tf32 is never recognised, and at most float16, which rounds to as many bits, is mistaken for it."""
     passed = any("tf32" in case.tags for case in evidence.passed)
     return not passed and all({"tf32", "fp16"} & case.tags for case in evidence.failed)
-
-
-def _only(*tags: str) -> Callable[[Evidence], bool]:
-    """Every case with one of the tags failed, and no other."""
-
-    def when(evidence: Evidence) -> bool:
-        return all(set(tags) & case.tags for case in evidence.failed) and not any(
-            set(tags) & case.tags for case in evidence.passed
-        )
-
-    return when
 
 
 _P_LOOP = "        if bool((error <= 2**-20 * terms).all()):\n"
@@ -534,7 +573,15 @@ PRECISION = FunctionExercise(
             "several-fit",
             "where bits are 0 anyway, cutting them off changes nothing and several ways fit. Which of them does the "
             "docstring ask for?",
-            when=_only("several"),
+            when=lambda evidence: all("several" in case.tags for case in evidence.failed),
+        ),
+        *(
+            Misconception(
+                "one-operand",
+                "one operand was read as the tensor cores read it, the other as it is in memory. Which of them do they read?",
+                gives=lambda a, b, c, reads=reads: _which(a, b, c, reads),
+            )
+            for reads in "ab"
         ),
         Misconception(
             "tf32-is-cut",
@@ -552,9 +599,7 @@ PRECISION = FunctionExercise(
         Misconception(
             "bitwise",
             "every answer is the last of the list: somebody else's float32 sums, added in another order, differ in their last bits",
-            when=lambda evidence: (
-                {"bf16 sums"} == set.union(*({o.reply["output"]} for o in evidence.outcomes if o.wrong))
-            ),
+            when=lambda evidence: {o.reply["output"] for o in evidence.outcomes} == {"bf16 sums"},
         ),
         Misconception(
             "size-alone",
@@ -582,6 +627,31 @@ PRECISION = FunctionExercise(
             "coarsest first",
             (("    for name, read in ways.items():\n", "    for name, read in reversed(ways.items()):\n"),),
             diagnosis="several-fit",
+        ),
+        Variant(
+            "float16 before tf32",
+            (
+                (
+                    "    for name, read in ways.items():\n",
+                    '    for name in ("ieee", "fp16", "tf32", "bf16"):\n        read = ways[name]\n',
+                ),
+            ),
+            diagnosis="several-fit",
+        ),
+        Variant(
+            "bfloat16 before float16",
+            (
+                (
+                    "    for name, read in ways.items():\n",
+                    '    for name in ("ieee", "tf32", "bf16", "fp16"):\n        read = ways[name]\n',
+                ),
+            ),
+            diagnosis="several-fit",
+        ),
+        Variant(
+            "a alone is read",
+            (("read(a).double() @ read(b).double()", "read(a).double() @ b.double()"),),
+            diagnosis="one-operand",
         ),
         Variant(
             "thresholds",
@@ -675,6 +745,16 @@ def _order_rule(case: Case, launches: list[dict]) -> tuple[str, str] | None:
     if a.shape[0] * b.shape[1] < 128 * 256:
         return None
     read, enough = sum(launch["dram_read_bytes"] for launch in launches), 64 << 10
+    loaded, tiles = (
+        sum(launch["load_bytes"] for launch in launches),
+        2 * a.numel() * b.shape[1] // 16 * a.element_size(),
+    )
+    if loaded < 0.95 * tiles:
+        return (
+            "tile-size",
+            f"{loaded:,} bytes are loaded, where tiles of BLOCK = 16 load {tiles:,}: larger tiles help in any order. What does "
+            "the order alone do?",
+        )
     if read <= 1.25 * enough:
         return None
     return (
@@ -690,6 +770,7 @@ _O_N = "    pid_n = place // rows\n"
 _O_ROWS = "    rows = min(tiles_m - first, GROUP_M)\n    place = pid % (GROUP_M * tiles_n)\n    pid_m = first + place % rows\n"
 _O_FIRST = "    first = pid // (GROUP_M * tiles_n) * GROUP_M\n    rows = min(tiles_m - first, GROUP_M)\n    place = pid % (GROUP_M * tiles_n)\n    pid_m = first + place % rows\n"
 _O_ALL = _O_FIRST + _O_N
+_O_TILES = "    tiles_m, tiles_n = M // BLOCK, N // BLOCK\n    ordered"
 _O_CALL = "    ordered_kernel[(tiles_m * tiles_n,)](a, b,"
 
 ORDER = KernelExercise(
@@ -719,7 +800,10 @@ ORDER = KernelExercise(
             "many rows does it have?",
             when=lambda evidence: evidence.tag("short-group"),
         ),
-        Misconception("out-of-bounds", "the last group may have fewer rows than GROUP_M: which tiles do its programs get?"),
+        Misconception(
+            "out-of-bounds",
+            "a program got a tile that c does not have. How many rows has a group, also the last one, and how many columns has c?",
+        ),
         Misconception(
             "lost-tiles",
             "some tiles of c were never written: two programs computed one tile, so another one was nobody's. Is your map from "
@@ -737,6 +821,14 @@ ORDER = KernelExercise(
         Variant("every group full", ((_O_ROWS, _O_ROWS.replace("min(tiles_m - first, GROUP_M)", "GROUP_M")),), diagnosis="out-of-bounds"),
         Variant("columns of full groups", ((_O_N, "    pid_n = place // GROUP_M\n"),), diagnosis="short-group"),
         Variant("row of the whole", ((_O_M, "    pid_m = place % rows\n"),), diagnosis="lost-tiles"),
+        Variant("row and column exchanged", ((_O_M, "    pid_m = first + place // rows\n"), (_O_N, "    pid_n = place % rows\n")),
+                diagnosis="out-of-bounds"),
+        Variant(
+            "row by row, with larger tiles",
+            ((_O_ALL, "    pid_m, pid_n = pid // tiles_n, pid % tiles_n\n"),
+             (_O_TILES, "    BLOCK = BLOCK if M % 32 or N % 32 or K % 32 else 32\n" + _O_TILES)),
+            diagnosis="tile-size",
+        ),
     ),
     right=(
         Variant(
@@ -757,6 +849,7 @@ ORDER = KernelExercise(
             "upwards",
             ((_O_M, "    pid_m = first + rows - 1 - place % rows\n"),),
         ),
+        Variant("there and back", ((_O_N, _O_N + "    pid_n = tl.where(first // GROUP_M % 2 == 0, pid_n, tiles_n - 1 - pid_n)\n"),)),
         Variant("Triton's own", ((_O_ALL, "    pid_m, pid_n = tl.swizzle2d(pid // tiles_n, pid % tiles_n, tiles_m, tiles_n, GROUP_M)\n"),)),
     ),
 )  # fmt: skip
@@ -804,7 +897,14 @@ def _split_rule(case: Case, launches: list[dict]) -> tuple[str, str] | None:
             "tile's K. Which part of K is share 1's?",
         )
     if not any(launch["atomic_bytes"] for launch in launches):
-        return None
+        stored, parts = sum(launch["store_bytes"] for launch in launches), 4 * SPLIT_K * len(a) * case.args[1].shape[1]
+        if blocks % SPLIT_K or stored >= parts:
+            return None
+        return (
+            "not-shared",
+            f"{stored:,} bytes are stored, where {SPLIT_K} parts of each tile are {parts:,}: fewer than SPLIT_K programs share "
+            "its K",
+        )
     return (
         "atomics",
         "atomics add in whatever order the programs arrive, and another order rounds otherwise: two runs do not agree. Where "
@@ -831,6 +931,7 @@ _K_STORE = "    tl.store(partial_ptr + (share * M + offs_m) * N + offs_n, acc, m
 _K_ADD = "        total += tl.load(partial_ptr + share * size + offs, mask=offs < size, other=0.0)\n"
 _K_SHARES = "    for share in range(SPLIT_K):  # always in this order, so that two runs agree to the bit\n"
 _K_PARTIAL = "    partial = torch.empty(SPLIT_K, M, N, dtype=torch.float32, device=a.device)\n"
+_K_GRID = "    grid = (triton.cdiv(M, 16), triton.cdiv(N, 32), SPLIT_K)\n"
 _K_OUT = "    tl.store(c_ptr + offs, total, mask=offs < size)\n"
 
 SPLIT_K = KernelExercise(
@@ -860,6 +961,14 @@ SPLIT_K = KernelExercise(
             "one-share-only",
             "that is one share of K. Who adds the others?",
             gives=lambda a, b, SPLIT_K: a[:, : _share(a, SPLIT_K)] @ b[: _share(a, SPLIT_K)],
+        ),
+        Misconception(
+            "one-share-only",
+            "that is the last share of K alone: it takes the place of those before. What should it do to them?",
+            gives=lambda a, b, SPLIT_K: a[:, (SPLIT_K - 1) * _share(a, SPLIT_K) :] @ b[(SPLIT_K - 1) * _share(a, SPLIT_K) :],
+        ),
+        Misconception(
+            "mean-of-shares", "that is the mean of the shares. What are they parts of?", gives=lambda a, b, SPLIT_K: a @ b / SPLIT_K,
         ),
         Misconception(
             "everyone-does-it-all",
@@ -895,10 +1004,14 @@ SPLIT_K = KernelExercise(
         ),
         Misconception(
             "low-precision-parts",
-            "the parts were rounded to 16 bits before they were added. float16 ends at 65,504, and parts that cancel leave "
+            "the parts, or what they add up to on the way, were rounded to 16 bits. float16 ends at 65,504, and parts that cancel leave "
             "their rounding behind. What may they be stored as?",
             when=lambda evidence: any({"cancel", "large-sums"} & case.tags for case in evidence.failed)
             and not any("float32" in case.tags for case in evidence.failed),
+        ),
+        Misconception(
+            "out-of-bounds",
+            "a block of a ends at M and at K, one of b at K and at N, and each share has M N sums: which of these is beyond its end?",
         ),
         Misconception("race", "two shares of a tile may not store to one place: where does each leave its sums?"),
         Misconception("traffic", "each share reads its part of a and of b once, and its sums are stored and loaded once"),
@@ -945,6 +1058,11 @@ SPLIT_K = KernelExercise(
             diagnosis="atomics",
         ),
         Variant("one place for all", ((_K_STORE, _K_STORE.replace("(share * M + offs_m)", "offs_m")),), diagnosis="race"),
+        Variant("the last share alone", ((_K_ADD, _K_ADD.replace("+=", "=")),), diagnosis="one-share-only"),
+        Variant("a mean", ((_K_OUT, _K_OUT.replace("total,", "total / SPLIT_K,")),), diagnosis="mean-of-shares"),
+        Variant("summed in 16 bits", ((_K_ADD, _K_ADD + "        total = total.to(c_ptr.dtype.element_ty).to(tl.float32)\n"),),
+                diagnosis="low-precision-parts"),
+        Variant("half as many shares", ((_K_GRID, "    SPLIT_K = max(1, SPLIT_K // 2)\n" + _K_GRID),), diagnosis="not-shared"),
         Variant("added by torch", (("    add_kernel[(triton.cdiv(M * N, 256),)](partial, c, M * N, SPLIT_K=SPLIT_K, BLOCK=256)\n",
                                     "    c.copy_(partial.sum(0))\n"),), diagnosis="not-your-kernel"),
         Variant("no mask beyond the last share", ((_K_FOR, _K_FOR.replace("min(first + steps * BLOCK_K, K)", "first + steps * BLOCK_K"))
@@ -1066,6 +1184,13 @@ EPILOGUE = KernelExercise(
             gives=_after(lambda z, bias: 0.5 * (z + bias) * (1 + (z + bias).erf())),
         ),
         Misconception(
+            "erf-argument", "the error function got z times sqrt(2). What is z divided by in the formula?",
+            gives=_after(lambda z, bias: 0.5 * (z + bias) * (1 + (2**0.5 * (z + bias)).erf())),
+        ),
+        Misconception(
+            "silu", "that is z sigmoid(z), SiLU", gives=_after(lambda z, bias: (z + bias) * (z + bias).sigmoid()),
+        ),
+        Misconception(
             "half-missing", "everything is twice as large as it should be: which factor is missing?",
             gives=_after(lambda z, bias: 2 * _gelu(z + bias)),
         ),
@@ -1086,6 +1211,8 @@ EPILOGUE = KernelExercise(
         Variant("sigmoid", ((_E_Y, "    y = z * tl.sigmoid(1.702 * z)\n"),), diagnosis="quick-gelu"),
         Variant("ReLU", ((_E_Y, "    y = tl.maximum(z, 0.0)\n"),), diagnosis="relu"),
         Variant("erf of z", ((_E_Y, _E_Y.replace("z * 0.7071067811865476", "z")),), diagnosis="erf-argument"),
+        Variant("erf of z sqrt(2)", ((_E_Y, _E_Y.replace("0.7071067811865476", "1.4142135623730951")),), diagnosis="erf-argument"),
+        Variant("SiLU", ((_E_Y, "    y = z * tl.sigmoid(z)\n"),), diagnosis="silu"),
         Variant("no half", ((_E_Y, _E_Y.replace("0.5 * ", "")),), diagnosis="half-missing"),
         Variant("bias in the loop", ((_E_LOOP, _E_LOOP + "        acc += tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)\n"),
                                      (_E_Z, "    z = acc\n")), diagnosis="bias-each-step"),
@@ -1136,13 +1263,21 @@ def _int4_cases(rng: Random) -> list[Case]:
     alike = torch.ones(1, 768).bfloat16(), torch.full((384, 32), 255, dtype=torch.uint8)
     # 32 x 7 x 1.5 again and again: what rounding to bfloat16 takes away goes one way.
     cases.append(
-        _case(*alike, torch.full((24, 32), 1.5).bfloat16(), tags="groups long", note="groups of 32, all weights 7")
+        _case(
+            *alike, torch.full((24, 32), 1.5).bfloat16(), tags="groups many-blocks", note="groups of 32, all weights 7"
+        )
     )
     return cases
 
 
 def _int4_gives(
-    low: int = 0, offset: int = 8, scale: str = "own", signed: bool = False, block: bool = False
+    low: int = 0,
+    offset: int = 8,
+    scale: str = "own",
+    signed: bool = False,
+    block: bool = False,
+    shift: int = 4,
+    wraps: bool = False,
 ) -> Callable[..., Tensor]:
     """x times the weight as somebody reads it: which nibble comes first, what is taken away, whose scale."""
 
@@ -1150,8 +1285,10 @@ def _int4_gives(
         import torch
 
         K, group = x.shape[1], x.shape[1] // scales.shape[0]
-        nibbles = [packed & 15, packed >> 4]
+        nibbles = [packed & 15, packed >> 4 << 4 >> shift]
         pair = [(n.int() ^ 8) - 8 if signed else n.int() - offset for n in (nibbles[low], nibbles[1 - low])]
+        if wraps:
+            pair = [n % 256 for n in pair]
         if block:  # all low ones of a group, then all high ones
             parts = [part.reshape(-1, group // 2, part.shape[1]) for part in pair]
             q = torch.cat(parts, 1).reshape(K, -1)
@@ -1165,6 +1302,17 @@ def _int4_gives(
         return x @ (q.to(x.dtype) * factor.to(x.dtype).repeat_interleave(group, 0))
 
     return gives
+
+
+def _group_by_group(x: Tensor, packed: Tensor, scales: Tensor, fault: str) -> Tensor:
+    """The groups one after the other, with a fault in what each does to the sum so far."""
+    parts = len(scales)
+    groups = zip(x.chunk(parts, 1), packed.chunk(parts), scales.split(1), strict=True)
+    acc = x.new_zeros(len(x), packed.shape[1])
+    for columns, rows, scale in groups:
+        part = _int4_gives()(columns, rows, scale)
+        acc = part if fault == "last" else acc * scale + part
+    return acc
 
 
 _4_WORD = "        word = tl.load(packed_ptr + rows[:, None] * N + offs_n, mask=offs_n < N, other=0)\n"
@@ -1204,7 +1352,7 @@ INT4 = KernelExercise(
             "low-precision-sums",
             "wrong only after many groups: sums that are rounded to 16 bits again and again lose what is added to them. Of which "
             "dtype is acc?",
-            when=lambda evidence: evidence.tag("long"),
+            when=lambda evidence: evidence.tag("many-blocks"),
         ),
         Misconception(
             "halves-exchanged", "the low four bits were taken for the odd rows. Which row comes first?", gives=_int4_gives(low=1)
@@ -1230,13 +1378,21 @@ INT4 = KernelExercise(
         ),
         Misconception(
             "last-group-wins", "that is the last group alone: what should the sums of a group do to those before?",
-            when=lambda evidence: evidence.tag("groups"),
+            gives=lambda *args: _group_by_group(*args, fault="last"),
+        ),
+        Misconception(
+            "scaled-again", "all sums so far are multiplied by each group's scales. To which sums do they belong?",
+            gives=lambda *args: _group_by_group(*args, fault="scaled"),
+        ),
+        Misconception(
+            "not-shifted", "the high four bits were taken where they lie in the byte, and there they are worth 16 times as much",
+            gives=_int4_gives(shift=0),
         ),
         Misconception(
             "wrapped",
             "8 was taken away from an unsigned byte: below zero it begins again at 255. In which type can a difference be "
             "negative?",
-            when=lambda evidence: float(evidence.outputs.abs().max()) > 8 * float(evidence.expected.abs().max()),
+            gives=_int4_gives(wraps=True),
         ),
         Misconception("traffic", "packed holds two weights in each byte, and a group has one row of scales: each is loaded once"),
         Misconception("out-of-bounds", "x and y end at M, packed, scales and y at N; packed has K / 2 rows and scales K / GROUP: which are this group's?"),
@@ -1255,6 +1411,8 @@ INT4 = KernelExercise(
             diagnosis="rows-of-halves",
         ),
         Variant("last group", ((_4_ACC, "        acc = part * scale\n"),), diagnosis="last-group-wins"),
+        Variant("all sums scaled", ((_4_ACC, "        acc = (acc + part) * scale\n"),), diagnosis="scaled-again"),
+        Variant("high bits where they are", ((_4_BITS, _4_BITS.replace("word >> 4", "word & 240")),), diagnosis="not-shifted"),
         Variant("unsigned", ((_4_BITS, "        low, high = (word & 15) - 8, (word >> 4) - 8\n"),), diagnosis="wrapped"),
         Variant("sums in 16 bits", ((_4_ACC, _4_ACC + "        acc = acc.to(x_ptr.dtype.element_ty).to(tl.float32)\n"),),
                 diagnosis="low-precision-sums"),

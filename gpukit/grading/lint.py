@@ -23,8 +23,9 @@ _TORCH = frozenset(
     "utils jit ops library compile overrides os sys hub load save multiprocessing serialization fx package classes "
     "storage futures monitor testing types torch_version distributed".split()
 )
-# A module's own imports (typing.sys, torch.os) are doors to the whole standard library; these five are also torch functions.
-_STDLIB = frozenset(sys.stdlib_module_names) - MODULES - {"copy", "random", "select", "signal", "trace"}
+# A module's own imports (typing.sys, torch.os) are doors to the whole standard library; these six are also functions of torch or
+# NumPy.
+_STDLIB = frozenset(sys.stdlib_module_names) - MODULES - {"array", "copy", "random", "select", "signal", "trace"}
 # Ways out of the tensors that the worker watches. A block's handle holds it as a NumPy array in the interpreter.
 _ATTRIBUTES = frozenset(
     "handle numpy tolist untyped_storage storage set_ resize_ apply_ map_ map2_ set_printoptions from_dlpack to_dlpack "

@@ -187,7 +187,9 @@ def _outputs(function: Any, args: tuple, job: dict, names: list[str]) -> dict[st
     gradients = job["gradients"]
     if not gradients:
         result = function(*args)
-        if job["in_place"] and (result is None or any(result is args[i] for i in job["in_place"])):
+        changed = [args[i] for i in job["in_place"]]
+        items = result if isinstance(result, tuple | list) else (result,)
+        if changed and (result is None or all(any(item is arg for arg in changed) for item in items)):
             return {}  # PyTorch's own functions in place return what they changed
         return {f"y[{i}]": item for i, item in enumerate(result)} if isinstance(result, tuple | list) else {"y": result}
     *inputs, dy = args
