@@ -917,7 +917,7 @@ FORWARD = KernelExercise(
     traffic=Traffic(
         reads=1 + 3 * 2 * 80 / 96,
         writes=1 + 1 / 32,
-        flops=lambda q, k, v: 4 * q.shape[0] * 32 * _up(q.shape[1], 32) * 16 * _up(k.shape[1], 16) * _wide(q.shape[2]),
+        flops=lambda q, k, v: 4 * q.shape[0] * 32 * _up(q.shape[1], 32) * 32 * _up(k.shape[1], 32) * _wide(q.shape[2]),
     ),
     misconceptions=(
         Misconception(
@@ -1091,6 +1091,7 @@ FORWARD = KernelExercise(
                             "    inverse = 1.0 / l\n    return acc * inverse[:, None], tl.log(l) + m\n"),
             ),
         ),
+        Variant("keys by 32", (('"BLOCK_M": 32, "BLOCK_N": 16', '"BLOCK_M": 32, "BLOCK_N": 32'),)),
         Variant(
             "backwards, without update",
             (
