@@ -27,7 +27,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from gpukit.kernels._attention import LOG2E, SIZES, _ranges
 from gpukit.kernels._flash_descriptors import described
-from gpukit.kernels._hopper import barriers, blocks_like, fetch, next_slot, put, registers
+from gpukit.kernels._hopper import barriers, blocks_like, fetch, next_slot, put, registers, swizzled
 from gpukit.kernels._rows import launch, multiprocessors
 
 
@@ -592,8 +592,7 @@ FORWARD = {64: HopperConfig(1, 128, 2, 2), 128: HopperConfig(2, 128, 2, 1)}
 BACKWARD_Q = {64: HopperConfig(1, 64, 4, 2), 128: HopperConfig(2, 64, 4, 1)}
 BACKWARD_KV = {64: HopperConfig(1, 64, 4, 2), 128: HopperConfig(2, 32, 8, 1)}
 ROWS = 64
-# Blocks in shared memory as the tensor cores want them: rows in pieces of 128 bytes, their 16-byte parts permuted.
-SHARED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+SHARED = swizzled(rank=4)
 
 
 def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:

@@ -38,6 +38,12 @@ def blocks_like(desc, COUNT: gl.constexpr):
     return gl.allocate_shared_memory(desc.dtype, [COUNT] + desc.block_type.shape, desc.layout)  # noqa: RUF005 no star here
 
 
+def swizzled(rank: int) -> gl.NVMMASharedLayout:
+    """Blocks of 16-bit numbers in shared memory as the tensor cores want them: rows in pieces of 128 bytes, their 16-byte parts
+    permuted."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
+
+
 def registers(consumers: int, per_sm: int) -> tuple[int, int]:
     """Of a thread, where so many groups of four warps compute, beside the fetching one, in as many programs on an SM: what
     the compiler may count with on average, and what is left for a computing one when the fetching one keeps 24."""

@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from gpukit.kernels._hopper import barriers, blocks_like, fetch, next_slot, put, registers
+from gpukit.kernels._hopper import barriers, blocks_like, fetch, next_slot, put, registers, swizzled
 from gpukit.kernels._matmul_persistent import oriented
 from gpukit.kernels._rows import launch
 from gpukit.kernels._tiles import epilogue, tile_at
@@ -165,8 +165,7 @@ def matmul_hopper_kernel(
 
 
 # -------------------------------------------------------------------------------------------------------------- launcher
-# Blocks in shared memory as the tensor cores want them: rows in pieces of 128 bytes, their 16-byte parts permuted.
-SHARED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+SHARED = swizzled(rank=2)
 AVERAGE, COMPUTING = registers(consumers=CONSUMERS.value, per_sm=1)
 
 

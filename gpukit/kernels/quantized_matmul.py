@@ -282,8 +282,8 @@ def _quantized_matmul(op: str, a: Tensor, weight: Tensor, scales: Tensor, bias: 
         )
     if bias is not None:
         check_tensors(op, bias=bias)
-    if bias is not None and (bias.shape != (N,) or bias.dtype not in DTYPES):
-        raise ValueError(f"{op}: bias must be [{N}] of floating-point numbers, got {list(bias.shape)} {bias.dtype}")
+        if bias.shape != (N,) or bias.dtype not in DTYPES:
+            raise ValueError(f"{op}: bias must be [{N}] of floating-point numbers, got {list(bias.shape)} {bias.dtype}")
     device = a.device
     if weight.device != device or scales.device != device or (bias is not None and bias.device != device):
         for name, x in (("weight", weight), ("scales", scales), ("bias", bias)):
