@@ -8,11 +8,11 @@ __version__ = "0.1.0"
 # Public names and the modules they live in: loaded at first use, so that `import gpukit` costs milliseconds.
 _PUBLIC = {
     "check": "gpukit.grading.judge",
-    "compile": "gpukit.simulator.compile",
+    "compile": "gpukit.simulator.compiler.compile",
     "exercise": "gpukit.course",
     "hint": "gpukit.grading.judge",
-    "predict": "gpukit.simulator.predict",
-    "trace": "gpukit.simulator.trace",
+    "predict": "gpukit.simulator.prediction.predict",
+    "trace": "gpukit.simulator.trace.tracer",
     "use": "gpukit.course",
 }
 __all__ = ["__version__", *_PUBLIC]
@@ -30,7 +30,7 @@ def _cuda_device_present() -> bool:
 # Triton is imported later, our layer makes its interpreter safe and right.
 if not _cuda_device_present():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-importlib.import_module("gpukit.simulator.autoload").arm()
+importlib.import_module("gpukit.simulator.interpreter.autoload").arm()
 
 
 def __getattr__(name: str):

@@ -270,10 +270,10 @@ def _bench(args: argparse.Namespace) -> int:
 def _trace(args: argparse.Namespace) -> int:
     # Before Triton is imported, and also where there is a GPU: it has no part in this.
     os.environ["TRITON_INTERPRET"] = "1"
-    from gpukit import tracing
+    from gpukit import trace_report
 
     try:
-        print(tracing.command(args.op, args.shape, args.dtype, args.gpu))
+        print(trace_report.command(args.op, args.shape, args.dtype, args.gpu))
     except (ValueError, TypeError) as error:
         return _refuse(str(error))
     return 0
@@ -364,7 +364,7 @@ def _judge(exercise_id: str, impl: str, root: Path, seed: int | None):
 
 def _root() -> Path:
     """The course's folder, with this process's imports protected from the files in it."""
-    from gpukit.grading.notebook import protect_imports
+    from gpukit.grading.check_cells import protect_imports
 
     root = course.root()
     protect_imports(root)

@@ -19,7 +19,7 @@ from pathlib import Path
 import nbformat
 
 from gpukit import course
-from gpukit.grading.notebook import check_ids, kernel_environment, without_noise
+from gpukit.grading.check_cells import check_ids, kernel_environment, without_noise
 from gpukit.grading.report import plain
 
 CELL_TIMEOUT_S = 120

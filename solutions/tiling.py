@@ -126,7 +126,7 @@ def programs_per_sm(
                  which the system adds 1,024 for itself
     An SM        max_warps warps; sm_registers registers; sm_shared_bytes of shared memory
 
-    Nothing is rounded up to what the hardware hands out; gpukit.simulator.occupancy does that too.
+    Nothing is rounded up to what the hardware hands out; gpukit.simulator.compiler.occupancy does that too.
     """
     # BEGIN SOLUTION
     by_warps = max_warps // num_warps

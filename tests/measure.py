@@ -76,7 +76,7 @@ def measure_verdicts(repeat: int) -> None:
 def measure_simulator() -> None:
     """Seconds of processor time; nothing is compiled beforehand."""
     os.environ["TRITON_INTERPRET"] = "1"  # also where there is a GPU; Triton is not imported before
-    from tests import speed
+    from tests.simulator import speed
 
     programs = 1024
     plain, layer, traced = (speed.rows_s(programs, how) for how in ("plain", "layer", "trace"))

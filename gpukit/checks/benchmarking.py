@@ -1,5 +1,5 @@
 """The exercises of notebook 04: a benchmark of one's own, the queue, impossible rates, a benchmark that lies, a program
-that does. Those that measure get the simulated GPU of gpukit.simulator.device: the same times on every machine."""
+that does. Those that measure get the simulated GPU of gpukit.simulator.queue_model: the same times on every machine."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpukit.grading.diagnose import Evidence
 from gpukit.grading.exercise import Case, FunctionExercise, Label, Misconception, Variant
 
 MIB = 1 << 20
-_DEVICE = "gpukit.simulator.device"
+_DEVICE = "gpukit.simulator.queue_model"
 
 
 # ---------------------------------------------------------------------------------------------------------- benchmark
 def _cold_us(settings: dict, x_bytes: int, y_bytes: int, least_us: float, *_) -> float:
-    from gpukit.simulator.device import Buffer, Gpu
+    from gpukit.simulator.queue_model import Buffer, SimulatedGpu
 
-    return Gpu(**settings).cold_us(Buffer(x_bytes), Buffer(y_bytes), least_us=least_us)
+    return SimulatedGpu(**settings).cold_us(Buffer(x_bytes), Buffer(y_bytes), least_us=least_us)
 
 
 def _function(name: str, settings: dict, mib: float, least_us: float, *tags: str) -> Case:
@@ -980,9 +980,9 @@ def _rises(evidence: Evidence) -> bool:
 
 
 def _fill_timed(settings: dict, x_bytes: int, y_bytes: int, old_us: float, new_us: float) -> float:
-    from gpukit.simulator.device import Buffer, Gpu
+    from gpukit.simulator.queue_model import Buffer, SimulatedGpu
 
-    fill = Gpu(**settings).cold_us(Buffer(x_bytes))
+    fill = SimulatedGpu(**settings).cold_us(Buffer(x_bytes))
     old, new = (_warm_us(settings, x_bytes, y_bytes, us) for us in (old_us, new_us))
     return (fill + old) / (fill + new)
 

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpukit.grading import registry
-from gpukit.grading.notebook import NOISE, check_ids, kernel_environment
+from gpukit.grading.check_cells import NOISE, check_ids, kernel_environment
 from gpukit.grading.report import missing, plain, row
 from gpukit.grading.verdict import Verdict
 

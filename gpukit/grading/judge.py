@@ -23,10 +23,10 @@ from typing import Any
 
 from gpukit import course
 from gpukit.grading import diagnose, wire
+from gpukit.grading.check_cells import protect_imports
 from gpukit.grading.diagnose import Outcome, Wrong
 from gpukit.grading.exercise import Case, Exercise, FunctionExercise, KernelExercise
 from gpukit.grading.lint import lint
-from gpukit.grading.notebook import protect_imports
 from gpukit.grading.registry import exercise as find
 from gpukit.grading.server import Server, ServerFailed, Worker
 from gpukit.grading.verdict import CheckFailed, Verdict

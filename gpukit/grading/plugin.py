@@ -20,7 +20,7 @@ import pytest
 
 from gpukit import course
 from gpukit.grading import registry
-from gpukit.grading.notebook import protect_imports
+from gpukit.grading.check_cells import protect_imports
 from gpukit.grading.report import Report
 from gpukit.grading.verdict import Verdict
 

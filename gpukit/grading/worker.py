@@ -43,8 +43,8 @@ def preload() -> None:
     import triton.language  # noqa: F401
 
     if os.environ["TRITON_INTERPRET"] == "1":
-        import gpukit.simulator.trace  # noqa: F401
-        from gpukit.simulator import interpreter
+        import gpukit.simulator.trace.tracer  # noqa: F401
+        from gpukit.simulator.interpreter import layer as interpreter
 
         interpreter.install()
 
@@ -108,8 +108,8 @@ def _call_kernel(function: Any, args: tuple, job: dict) -> dict:
     """One call in Triton's interpreter, traced, and one in which launches do nothing."""
     import torch
 
-    from gpukit.simulator import interpreter
-    from gpukit.simulator.trace import trace
+    from gpukit.simulator.interpreter import layer as interpreter
+    from gpukit.simulator.trace.tracer import trace
 
     inputs = {f"argument {i + 1}": arg for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
     names = _argument_names(function, args, job)
@@ -299,7 +299,7 @@ def _describe(error: BaseException, path: str) -> dict:
     fault = None
     line = 0
     if "triton" in sys.modules:
-        from gpukit.simulator import interpreter
+        from gpukit.simulator.interpreter import layer as interpreter
 
         error, file, line = interpreter.original(error)
         line = line if file == path else 0  # autograd raises in ours, and our line is not one of the learner's

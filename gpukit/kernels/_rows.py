@@ -37,7 +37,7 @@ def column_sums_kernel(
 
 
 INTERPRETED = not isinstance(column_sums_kernel, triton.JITFunction)
-# The GPU that an interpreted launch is made for, as torch.cuda.get_device_properties would say it; gpukit.tracing sets it.
+# The GPU that an interpreted launch is made for, as torch.cuda.get_device_properties would say it; gpukit.trace_report sets it.
 imagined = None
 
 

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpukit import hardware
-from gpukit.validation import counters, table, tracing
+from gpukit.validation import counters, counts, table
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -102,7 +102,7 @@ def _measure(args: argparse.Namespace) -> int:
     names = _names(args.only)
     traced: dict[str, dict] = {}
     half = max(1, args.workers // 2)
-    thread = threading.Thread(target=lambda: traced.update(tracing.trace_all(names, facts["gpu"], half)))
+    thread = threading.Thread(target=lambda: traced.update(counts.trace_all(names, facts["gpu"], half)))
     thread.start()  # needs no GPU, so it goes on beside ncu
     runs: list[dict] = []
     try:
@@ -137,7 +137,7 @@ def _again(args: argparse.Namespace) -> int:
         print(f"{args.again} holds no measurement: no measured.json", file=sys.stderr)
         return 2
     kept = json.loads(path.read_text())
-    traced = tracing.trace_all(_names(args.only), kept["facts"]["gpu"], args.workers)
+    traced = counts.trace_all(_names(args.only), kept["facts"]["gpu"], args.workers)
     return _compare(args.again, kept["facts"], kept["runs"], traced, args, print)
 
 
@@ -175,7 +175,7 @@ def _refresh(args: argparse.Namespace) -> int:
         parts = [values.get((name, f"dram_{way}_bytes"), 0.0) for way in ("read", "write")]
         values[name, "dram_bytes"] = sum(parts)
     names = [name for name in _names(args.only) if (name, "l2_read_sectors") in values]
-    good = _traced_well(tracing.trace_all(names, facts["gpu"], args.workers), print)
+    good = _traced_well(counts.trace_all(names, facts["gpu"], args.workers), print)
     new = _rows(good, values, facts)
     kept = [row for row in old if row.kernel not in good]
     order = {name: i for i, name in enumerate(_names(""))}

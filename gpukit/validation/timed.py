@@ -1,7 +1,7 @@
 """Kernels whose time is predicted and measured, and microbenchmarks of what a machine does at most.
 
 A `Case` is a piece of work of 50 us and more on an H200. A `Rate` is a kernel that does one thing only: what comes out is
-a constant of the machine (gpukit/results/<gpu>/machine.csv), and gpukit.simulator.predict may use it, naming the row.
+a constant of the machine (gpukit/results/<gpu>/machine.csv), and gpukit.simulator.prediction.predict may use it, naming the row.
 """
 
 from __future__ import annotations

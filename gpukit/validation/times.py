@@ -162,7 +162,7 @@ def text(rows: list[Row], everything: bool = True) -> str:
 
 def predict_case(name: str, gpu: str) -> tuple[float, str]:
     """µs and the limiting resource. Needs the interpreter."""
-    from gpukit.simulator.predict import predict
+    from gpukit.simulator.prediction.predict import predict
     from gpukit.validation.timed import CASES
 
     case = CASES[name]

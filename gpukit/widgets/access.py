@@ -25,7 +25,7 @@ import traitlets
 from gpukit.widgets import style
 
 if TYPE_CHECKING:
-    from gpukit.simulator.trace import Event, Launch
+    from gpukit.simulator.trace.tracer import Event, Launch
 
 SECTOR_BYTES = 32
 MAX_ELEMENTS = 1024

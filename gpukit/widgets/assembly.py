@@ -5,7 +5,7 @@
     assembly(gpukit.compile(kernel, x, y, n, BLOCK=1024, gpu="h100"), stage="SASS", line=4)
 
 Rows that do something worth a look carry a coloured tag: loads and stores with their width, copies, shared memory, tensor
-cores. The rows come from gpukit.simulator.listing; this draws them.
+cores. The rows come from gpukit.simulator.compiler.listing; this draws them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 import ipywidgets as widgets
 import traitlets
 
-from gpukit.simulator import listing
-from gpukit.simulator.listing import STAGES, Row
+from gpukit.simulator.compiler import listing
+from gpukit.simulator.compiler.listing import STAGES, Row
 from gpukit.widgets import style
 
 if TYPE_CHECKING:
-    from gpukit.simulator.compile import Compiled
+    from gpukit.simulator.compiler.compile import Compiled
 
 # kind -> colour, and what its tag says
 _TAGS = {

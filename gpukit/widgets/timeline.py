@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 from gpukit.profiling import Profile
-from gpukit.simulator.device import Span
+from gpukit.simulator.queue_model import Span
 from gpukit.widgets import board, style
 from gpukit.widgets.board import Box, Line, Shape, Words
 

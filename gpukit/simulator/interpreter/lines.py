@@ -1,0 +1,104 @@
+"""How often a kernel runs each of its source lines, counted while the interpreter runs it."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
+
+from gpukit.simulator.compiler.compile import path, sources
+from gpukit.simulator.interpreter import layer as interpreter
+from gpukit.simulator.prediction.mix import statements
+
+
+class LineCounter:
+    """A context manager; afterwards `launches` holds, per launch in order, statement -> runs, over the programs that were
+    run whole. A statement is known by its first line and those of the calls it came in through, innermost first, each as
+    (file, line). `at_launch` is called with each launch before it runs."""
+
+    dry, sample = False, None  # what the interpreter asks of a watcher
+
+    def __init__(self, at_launch: Callable[[object], None] | None = None):
+        self.at_launch = at_launch
+        self.launches: list[Counter] = []
+        self._first_lines: dict[str, dict[int, int]] = {}
+        self._known: dict[str, tuple[str, dict[int, int]] | None] = {}  # by the file name of a code object
+
+    def __enter__(self) -> LineCounter:
+        interpreter.install()
+        interpreter.watchers.append(self)
+        self._outer = sys.gettrace()
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        sys.settrace(self._outer)
+        interpreter.watchers.remove(self)
+
+    # What the interpreter calls: a watcher's begin, and the methods of a recorder.
+
+    def begin(self, call) -> LineCounter:
+        if self.at_launch:
+            self.at_launch(call)
+        self.launches.append(Counter())
+        self._first_lines = statements(sources(call.function))
+        self._known = {}
+        sys.settrace(self._call)
+        return self
+
+    @property
+    def role(self) -> str:
+        return "whole"
+
+    @role.setter
+    def role(self, role: str) -> None:
+        sys.settrace(self._outer)  # from now on programs run in part, and tracing costs half of the interpreter's time
+
+    def access(self, access, program: int, file: str, line: int) -> None:
+        pass
+
+    def dot(self, flops: int) -> None:
+        pass
+
+    def window(self) -> int:
+        return 0
+
+    def cut(self, program: int) -> None:
+        pass
+
+    def end(self) -> None:
+        sys.settrace(self._outer)
+
+    # What Python calls.
+
+    def _call(self, frame: FrameType, event: str, arg):
+        name = frame.f_code.co_filename
+        try:
+            known = self._known[name]
+        except KeyError:
+            first_lines = self._first_lines.get(path(name))
+            known = self._known[name] = first_lines and (path(name), first_lines)
+        if known is None:
+            return None
+        file, first_lines = known
+        counts, callers, last = self.launches[-1], self._callers(frame), None
+
+        def line(frame: FrameType, event: str, arg):
+            nonlocal last
+            if event == "line":
+                first = first_lines.get(frame.f_lineno)
+                if first is not None and first != last:  # a statement of several lines is entered several times
+                    counts[((file, first), *callers)] += 1
+                last = first
+            return line
+
+        return line
+
+    def _callers(self, frame: FrameType) -> tuple[tuple[str, int], ...]:
+        found = []
+        while (frame := frame.f_back) is not None and frame.f_code is not interpreter._launch.__code__:
+            file = path(frame.f_code.co_filename)
+            first = self._first_lines.get(file, {}).get(frame.f_lineno)
+            if first is not None:
+                found.append((file, first))
+        return tuple(found)

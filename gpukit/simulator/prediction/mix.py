@@ -1,0 +1,244 @@
+"""How often each machine instruction of a program runs, and which unit of the SM it keeps busy.
+
+The listing says what an instruction is and which loop it is in; the interpreter says how often a source line ran. Put
+together: an instruction runs as often as its loop turns, and no more often than its source line did.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpukit.simulator.compiler import assembly
+from gpukit.simulator.compiler.compile import Compiled
+
+# SASS opcode -> unit. What is not listed is "alu": integers, logic, compares, selects, minima, moves.
+_FMA = "FFMA FMUL FADD FFMA2 FMUL2 FADD2 HFMA2 HADD2 HMUL2 FSWZADD FFMA32I FMUL32I FADD32I"  # + - * in fp32, fp16, bf16
+_IMAD = "IMAD IMUL IDP"  # also what copies registers and shifts (IMAD.MOV, IMAD.SHL): half the rate of FFMA
+_XU = "MUFU"  # exp2, log2, 1/x, 1/sqrt(x), tanh, sin, cos
+_CONVERT = "F2F F2I I2F I2FP F2IP F2FP FRND"
+_FP64 = "DADD DMUL DFMA DSETP DMNMX"
+_TENSOR = "HMMA HGMMA QGMMA IGMMA IMMA DMMA BGMMA BMMA QMMA OMMA UTCHMMA UTCQMMA UTCIMMA UTCOMMA"
+_SHARED = "LDS STS LDSM STSM ATOMS"
+_SHUFFLE = "SHFL REDUX"
+_GLOBAL = "LDG STG LDGSTS ATOMG RED LD ST ATOM UTMALDG UTMASTG UTMAREDG UBLKCP"
+_LOCAL = "LDL STL"  # spilled registers
+_UNIFORM = "UMOV ULEA UIADD3 UIMAD ULOP3 USHF USEL UISETP UPRMT UPLOP3 ULDC R2UR S2UR UFLO UP2UR UR2UP USETMAXREG"
+_CONTROL = (
+    "BRA BRX EXIT RET CALL BSSY BSYNC BREAK WARPSYNC NANOSLEEP YIELD BAR DEPBAR LDGDEPBAR ERRBAR MEMBAR FENCE CCTL"
+)
+_CONTROL += " WARPGROUP SYNCS UTMACMDFLUSH UTMACCTL ARRIVES ELECT ACQBULK CCTLT PREEXIT VOTE VOTEU"
+
+UNITS = {
+    opcode: unit
+    for unit, opcodes in (
+        ("fma", _FMA), ("imad", _IMAD), ("special", _XU), ("convert", _CONVERT), ("fp64", _FP64), ("tensor", _TENSOR),
+        ("shared", _SHARED), ("shuffle", _SHUFFLE), ("global", _GLOBAL), ("local", _LOCAL), ("uniform", _UNIFORM),
+        ("control", _CONTROL),
+    )
+    for opcode in opcodes.split()
+}  # fmt: skip
+
+
+def unit(instruction: assembly.Instruction) -> str:
+    """The unit that executes a SASS instruction."""
+    if instruction.base in ("F2FP", "I2FP", "F2IP") and not instruction.opcode.endswith("F64"):
+        return "alu"  # packed conversions run at the rate of integers
+    if instruction.opcode.startswith("IMAD.HI"):
+        return "multiply high"  # at half the rate of the lower half of a product
+    return UNITS.get(instruction.base, "alu")
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What one warp executes, averaged over the warps of the programs that were looked at.
+
+    units       unit -> warp instructions
+    bytes       "shared", "local", "global" -> bytes that a warp's loads and stores of it move
+    opcodes     SASS opcode -> warp instructions
+    """
+
+    units: Mapping[str, float]
+    bytes: Mapping[str, float]
+    opcodes: Mapping[str, float]
+
+    @property
+    def instructions(self) -> float:
+        return sum(self.units.values())
+
+
+# How often a program runs a statement: see lines.LineCounter for the keys.
+Executions = Mapping[tuple[tuple[str, int], ...], float]
+
+
+def mix(compiled: Compiled, executions: Executions | None) -> Mix:
+    """The instruction mix of a program; without `executions` every loop is taken for one that turns once."""
+    units, moved, opcodes = Counter(), Counter(), Counter()
+    for instruction, times in zip(compiled.instructions, weights(compiled, executions), strict=True):
+        kind = unit(instruction)
+        units[kind] += times
+        opcodes[instruction.opcode] += times
+        if kind in ("shared", "local", "global"):
+            moved[kind] += times * 32 * thread_bytes(instruction)
+    return Mix(dict(units), dict(moved), dict(opcodes))
+
+
+def thread_bytes(instruction: assembly.Instruction) -> int:
+    """Bytes that one thread moves with a SASS load or store."""
+    if instruction.base in ("LDSM", "STSM"):  # 8x8 matrices of 16-bit elements, 128 bytes each for the warp
+        matrices = re.search(r"\.([124])$", instruction.opcode)
+        return 4 * int(matrices[1]) if matrices else 4
+    width = re.search(r"\.(?:[US])?(8|16|32|64|128|256)\b", instruction.opcode)
+    return int(width[1]) // 8 if width else 4
+
+
+def weights(compiled: Compiled, executions: Executions | None) -> list[float]:
+    """How often each SASS instruction runs in one program."""
+    instructions = compiled.instructions
+    if executions is None:
+        return [1.0] * len(instructions)
+    ran = _ran(compiled, executions)
+    loops = assembly.loops(instructions)
+    around = [assembly.innermost(loops, i) for i in range(len(instructions))]
+    turns, left_over = _turns(compiled, loops, around, ran)
+    out = []
+    for instruction, loop, times in zip(instructions, around, ran, strict=True):
+        most = turns[loop] if loop else left_over.get(instruction.own_frames, 1.0)
+        out.append(most if times is None else min(most, times))
+    return out
+
+
+def _ran(compiled: Compiled, executions: Executions) -> list[float | None]:
+    """For each instruction how often its source line ran; None where that is not known. Triton 3.6 keeps only the
+    innermost line of a call, which then stands for all calls together."""
+    first_lines = statements(compiled.functions)
+    anywhere: Counter = Counter()
+    for frames, times in executions.items():
+        anywhere[frames[:1]] += times
+    found = []
+    for instruction in compiled.instructions:
+        frames = tuple((file, first_lines.get(file, {}).get(line, line)) for file, line in instruction.own_frames)
+        times = executions.get(frames, anywhere.get(frames))
+        if times is None and len(frames) > 1 and frames[:1] in anywhere:
+            times = 0.0  # the line ran, but never by way of this call: a loop without a turn, say
+        found.append(times)
+    return found
+
+
+def _turns(compiled: Compiled, loops, around, ran) -> tuple[dict[assembly.Loop, float], dict[tuple, float]]:
+    """Loop -> how often its body runs in a program; place of an unrolled loop -> how often a copy outside it runs.
+
+    A body is one pass of a source loop, or several where a loop was unrolled; a load or store whose size is known tells
+    how many. What came from one source loop shares its passes: ptxas makes of it a loop that takes several steps at a
+    time and one for the rest.
+    """
+    own = {loop: [i for i, l in enumerate(around) if l is loop] for loop in loops}
+    bodies = {loop: [compiled.instructions[i] for i in own[loop]] for loop in loops}
+    lines = {loop: {compiled.instructions[i].own_frames: ran[i] for i in own[loop]} for loop in loops}
+    turns, left_over = {}, {}
+    for siblings in _siblings(loops, bodies):
+        steps = {loop: _passes_in_a_turn(compiled, bodies[loop]) for loop in siblings}
+        known = set.intersection(*(set(steps[loop]) for loop in siblings))
+        known = {place for place in known if lines[siblings[0]][place]}
+        if known:
+            place = max(known, key=lambda place: lines[siblings[0]][place] / steps[siblings[0]][place])
+            passes, in_a_turn = lines[siblings[0]][place], {loop: steps[loop][place] for loop in siblings}
+        else:
+            passes = max(_passes(loop, loops, bodies, lines) for loop in siblings)
+            in_a_turn = {loop: _steps_of_the_counter(compiled, loop, lines[loop]) for loop in siblings}
+        most = max(in_a_turn.values())
+        for n in sorted(set(in_a_turn.values()), reverse=True):
+            alike = [loop for loop in siblings if in_a_turn[loop] == n]
+            each = passes // n
+            turns.update(dict.fromkeys(alike, each / len(alike)))
+            passes -= n * each
+        if most > 1:  # what is left over has copies of the body outside the loops, each run or skipped
+            places = {place for loop in siblings for place in lines[loop]}
+            outside = sum(
+                loop is None and i.own_frames in places for i, loop in zip(compiled.instructions, around, strict=True)
+            )
+            main = next(loop for loop in siblings if in_a_turn[loop] == most)
+            copies = min(most - 1, max(1, round(outside * most / len(bodies[main]))))
+            left_over |= dict.fromkeys(places, passes / copies)
+    return turns, left_over
+
+
+_MOVERS = ("LDG", "STG", "LDGSTS", "UTMALDG", "HGMMA", "HMMA")  # what tells one loop from another
+
+
+def _siblings(loops, bodies) -> list[list[assembly.Loop]]:
+    """The loops, those of one depth that load, store or multiply on a common source line put together."""
+    groups: list[tuple[int, set, list]] = []
+    for loop in loops:
+        movers = {i.own_frames for i in bodies[loop] if i.base in _MOVERS} or {i.own_frames for i in bodies[loop]}
+        for depth, theirs, members in groups:
+            if depth == loop.depth and theirs & movers:
+                theirs |= movers
+                members.append(loop)
+                break
+        else:
+            groups.append((loop.depth, movers, [loop]))
+    return [members for _, _, members in groups]
+
+
+def _passes_in_a_turn(compiled: Compiled, body: list[assembly.Instruction]) -> dict[tuple, int]:
+    """For each load and store of a loop's body: bytes that a thread moves there over those of one execution."""
+    found: Counter = Counter()
+    for instruction in body:
+        if instruction.base in ("LDG", "STG", "LDGSTS"):
+            kind = "store" if instruction.base == "STG" else "load"
+            found[kind, instruction.own_frames] += thread_bytes(instruction)
+    steps = {}
+    for (kind, place), moved in found.items():
+        once = _thread_bytes_of_a_pass(compiled, kind, place[0][1] if place else 0)
+        if once:
+            steps[place] = max(1, round(moved / once))
+    return steps
+
+
+def _thread_bytes_of_a_pass(compiled: Compiled, kind: str, line: int) -> int:
+    """What a thread moves when a source line's loads or stores run once; 0 where that is not known."""
+    accesses = [a for a in compiled.layouts if (a.kind, a.line) == (kind, line)]
+    try:
+        return sum(a.count * a.element_bytes * a.layout.held(a.shape) for a in accesses if a.layout is not None)
+    except NotImplementedError:
+        return 0
+
+
+def _steps_of_the_counter(compiled: Compiled, loop: assembly.Loop, lines) -> int:
+    """Where no load or store tells how many passes a turn makes: PTX has the loop as it was, and ptxas, which repeats its
+    body, counts in larger steps."""
+    ptx = compiled.ptx_instructions
+    alike = [
+        (len(lines.keys() & {i.own_frames for i in ptx[l.start : l.end + 1]}), -l.end, l) for l in assembly.loops(ptx)
+    ]
+    if not alike:
+        return 1
+    once = assembly.counter_step(ptx, max(alike, key=lambda found: found[:2])[2])
+    return max(1, assembly.counter_step(compiled.instructions, loop) // once) if once else 1
+
+
+def _passes(loop: assembly.Loop, loops, bodies, lines) -> float:
+    """Where no load or store tells: the passes of the innermost source line in a loop. The lines of an inner loop lie
+    around it too (what the pipeliner put before and after it) and do not count."""
+    inside = [l for l in loops if l is not loop and loop.start <= l.start and l.end <= loop.end]
+    nested = set().union(*(lines[l] for l in inside))
+    counts = Counter(lines[loop][i.own_frames] for i in bodies[loop] if i.own_frames not in nested)
+    counts.pop(None, None)
+    enough = max(1, sum(counts.values()) // 50)
+    return max((times for times, n in counts.items() if n >= enough), default=1.0)
+
+
+def statements(functions) -> dict[str, dict[int, int]]:
+    """For functions as `compile.sources` lists them: file -> each line -> the first line of the statement it is in."""
+    found: dict[str, dict[int, int]] = {}
+    for file, source, line in functions:
+        first_lines = found.setdefault(file, {})
+        for node in ast.walk(ast.parse(source)):  # outer statements come before inner ones
+            if isinstance(node, ast.stmt):
+                for n in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                    first_lines[line + n - 1] = line + node.lineno - 1
+    return found

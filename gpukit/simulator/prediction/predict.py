@@ -1,0 +1,491 @@
+"""How long a launch takes on a GPU, and why: `gpukit.predict(lambda: kernel[grid](x, y, n, BLOCK=1024), gpu="h200")`.
+
+The model, whole. Counted: sectors and bytes at each level (trace and caches), the instructions that a program's warps
+execute (SASS, with loop counts from the interpreter), registers and shared memory (compiler).
+
+1. Each resource alone.  work / rate: DRAM, L2, and per SM L1 and shared memory, tensor cores, the units for fp32,
+   integers and special functions, and the schedulers that issue one instruction of a warp per clock each. The busiest SM
+   has ceil(programs / SMs) programs. Rates are those that a kernel reaches which does nothing else (machine.py). Memory
+   has several: loads and stores of whole lines, and of single sectors, where each lane asks for one of its own.
+2. Taking turns.  A program that waits for its loads, computes, then stores, uses one resource at a time; the SM's other
+   programs fill the gaps. With n programs at different points that each need the resources d1, d2, ... and besides wait
+   for the time z, a balanced network of queues takes no longer for all of them than
+
+       d + z + (n - 1) longest / (1 + z / (n d)),  d = d1 + d2 + ...        Lazowska et al. 1984, balanced job bounds
+
+   n is the programs that fit on an SM, one more where memory takes part, since the stores of a program that has ended are
+   still under way. z is what one warp waits when it is alone on the GPU (scoreboard.py): for memory, as often as its code
+   waits for it, and for its own results. What runs in the background (cp.async, TMA, tensor cores whose results nothing
+   in the loop needs) takes no turn.
+3. The kernel's time is the largest of these, plus the launch, the wait for the first load and for the last store.
+
+Nothing is fitted to kernels.
+
+Sources: https://homes.cs.washington.edu/~lazowska/qsp/ chapter 5; throughputs per SM and clock:
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#arithmetic-instructions
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpukit import hardware
+from gpukit.simulator.compiler import assembly
+from gpukit.simulator.compiler.compile import Compiled, begin, compile
+from gpukit.simulator.interpreter.bounds import SECTOR_BYTES
+from gpukit.simulator.prediction import mix, scoreboard
+from gpukit.simulator.prediction.machine import Machine, machine
+from gpukit.simulator.trace.tracer import Launch, TorchOp, Trace, trace
+
+if TYPE_CHECKING:
+    from gpukit.simulator.trace.caches import Traffic
+
+SAMPLE = 2  # programs of each launch that are looked at whole
+MEMORY, L2, L1, TENSOR = "device memory", "L2", "L1 and shared memory", "tensor cores"
+FP32, INTEGER, SPECIAL, ISSUE = "fp32 arithmetic", "integers and logic", "special functions", "instruction issue"
+STARTING, WAITING, LAUNCH, TURNS = "starting programs", "waiting for results", "launch", "taking turns"
+RESOURCES = (MEMORY, L2, L1, TENSOR, FP32, INTEGER, SPECIAL, ISSUE, STARTING, WAITING, LAUNCH, TURNS)
+
+L2_BYTES_PER_CLOCK_AND_SM = 64  # what one SM takes at most; machine.csv, "L2, one SM"
+L1_BYTES_PER_CLOCK = 128  # and shared memory, per SM; "L1, one SM"
+# PyTorch's own kernels reach 0.78 (layer norm) to 1.0 (add) of what the model allows on an H200: the middle.
+TORCH_OP = 0.87
+
+# Lanes per clock and SM, by the unit of mix.UNITS; fp32 lanes are those of the Gpu.
+_LANES = {"alu": 64, "imad": 64, "multiply high": 32, "special": 16, "convert": 16, "shuffle": 32}
+_TENSOR_DTYPES = {"f16": "fp16", "bf16": "bf16", "tf32": "tf32", "e4m3": "fp8", "e5m2": "fp8", "f8f6f4": "fp8"}
+_TENSOR_DTYPES |= {"s8": "int8", "u8": "int8", "f64": "fp64", "b8": "int8"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch or PyTorch op. `resources` are µs that each would take alone; `time_us` is not their sum. `programs` on
+    an SM at a time, `waves` of them; `mix` is what one warp executes. None and 0 where they do not apply."""
+
+    name: str
+    time_us: float
+    resources: dict[str, float]
+    launch: Launch | None = field(default=None, repr=False)
+    compiled: Compiled | None = field(default=None, repr=False)
+    mix: mix.Mix | None = field(default=None, repr=False)
+    programs: int = 0
+    waves: float = 0.0
+
+    @property
+    def limit(self) -> str:
+        """The resource that takes longest."""
+        alone = {name: us for name, us in self.resources.items() if name != TURNS}
+        return max(alone, key=alone.__getitem__)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What `predict` says.
+
+    time_us     of all steps, one after the other
+    resources   µs that each resource is needed for, summed over the steps; "taking turns" is what could not overlap
+    limit       the resource that is needed longest in the step that takes longest
+    """
+
+    gpu: hardware.Gpu
+    machine: Machine
+    steps: tuple[Step, ...]
+
+    @property
+    def time_us(self) -> float:
+        return sum(step.time_us for step in self.steps)
+
+    @property
+    def limit(self) -> str:
+        return max(self.steps, key=lambda step: step.time_us).limit
+
+    @property
+    def resources(self) -> dict[str, float]:
+        total = {name: sum(step.resources.get(name, 0.0) for step in self.steps) for name in RESOURCES}
+        return {name: us for name, us in total.items() if us > 0}
+
+    def rows(self) -> list[tuple[str, float, bool]]:
+        """(resource, µs, whether it is the limit), for a chart."""
+        return [(name, us, name == self.limit) for name, us in self.resources.items()]
+
+    def report(self) -> str:
+        """The steps, and a bar for each resource, as text."""
+        width = max(len(name) for name in self.resources)
+        longest = max(*self.resources.values(), self.time_us)
+        lines = [f"{self.time_us:,.1f} us on {self.gpu.name}, limited by {self.limit}", ""]
+        for name, us, is_limit in self.rows():
+            bar = "#" * max(1, round(40 * us / longest))
+            lines.append(f"{name:<{width}}  {us:>10,.1f} us  {bar}{' <- limit' if is_limit else ''}")
+        if len(self.steps) > 1:
+            lines += ["", *(f"{step.time_us:>10,.1f} us  {step.name}, {step.limit}" for step in self.steps)]
+        return "\n".join([*lines, "", f"rates reached: {self.machine.source}"])
+
+    def __str__(self) -> str:
+        return self.report()
+
+    def _repr_html_(self) -> str:
+        longest = max(*self.resources.values(), self.time_us)
+
+        def bar(us: float, is_limit: bool) -> str:
+            style = f"width:{200 * us / longest:.0f}px;height:0.8em;background:currentColor"
+            return f'<div style="{style};opacity:{0.9 if is_limit else 0.35}"></div>'
+
+        rows = "".join(
+            f'<tr><td style="text-align:left">{html.escape(name)}</td><td>{us:,.1f} µs</td>'
+            f'<td style="text-align:left">{bar(us, is_limit)}</td></tr>'
+            for name, us, is_limit in self.rows()
+        )
+        head = f"{self.time_us:,.1f} µs on {html.escape(self.gpu.name)}, limited by {html.escape(self.limit)}"
+        return f"<p><b>{head}</b></p><table>{rows}</table>"
+
+
+def predict(work: Callable[[], object], gpu: str | hardware.Gpu = "h200", sample: int | None = SAMPLE) -> Prediction:
+    """The time of everything that `work()` launches, on any GPU of the table.
+
+        x = torch.empty(4096, 65536, dtype=torch.bfloat16, device="meta")    # a size is all that counts: no memory
+        gpukit.predict(lambda: softmax(x), gpu="a100")
+
+    sample   programs of each launch to look at; the others are taken to be like them. None runs all of them, on tensors
+             that must then exist. Inputs and outputs are not touched where it is a number.
+
+    Raises ValueError for an unknown GPU, for work that launches nothing, and for a kernel that does not fit on the GPU;
+    CompileError for one that does not compile.
+    """
+    target = gpu if isinstance(gpu, hardware.Gpu) else hardware.gpu(gpu)
+    with trace(gpu=target, sample=sample) as t, _OpFacts(t) as facts, _line_counter(target) as lines:
+        work()
+    runs = dict(zip(map(id, t.launches), getattr(lines, "launches", ()), strict=True))
+    reached = machine(target)
+    steps: list[Step] = []
+    for position, event in enumerate(t.events):
+        overhead = reached.next_launch_us if steps else reached.launch_us
+        if isinstance(event, Launch) and event.programs:
+            _refuse_what_does_not_fit(event, target)
+            ran = event.programs if event.sampled is None else event.sampled
+            executions = {statement: n / ran for statement, n in runs[id(event)].items()}
+            steps.append(launch_step(event, compile(event, gpu=target), executions, overhead))
+        elif isinstance(event, TorchOp) and event.bytes:
+            steps.append(_op_step(event, facts.of.get(position), target, overhead))
+    if not steps:
+        raise ValueError("predict: nothing was launched and no PyTorch op moved anything; pass a function that does")
+    return Prediction(target, reached, tuple(steps))
+
+
+def _line_counter(gpu: hardware.Gpu):
+    try:
+        from gpukit.simulator.interpreter.lines import LineCounter
+    except ModuleNotFoundError:  # no Triton outside Linux: PyTorch ops can be predicted all the same
+        return contextlib.nullcontext()
+    return LineCounter(lambda call: begin(call, gpu))
+
+
+def _refuse_what_does_not_fit(launch: Launch, gpu: hardware.Gpu) -> None:
+    given = [getattr(value, "base", value) for value in launch.arguments.values()]
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in given if isinstance(t, torch.Tensor)}
+    if sum(storages.values()) > gpu.hbm_bytes:
+        raise ValueError(
+            f"{launch.kernel} is given tensors of {sum(storages.values()) / 1e9:,.0f} GB, and {gpu.name} has "
+            f"{gpu.hbm_bytes / 1e9:,.0f} GB"
+        )
+
+
+# ---- one launch ---------------------------------------------------------------------------------------------------
+
+
+def launch_step(
+    launch: Launch, compiled: Compiled, executions: mix.Executions | None, overhead_us: float | None = None
+) -> Step:
+    """The model of the module's docstring for one launch: what was traced, what was compiled, how often lines ran.
+    `overhead_us` is that of a launch on an idle stream if it is None."""
+    gpu, reached = compiled.gpu, machine(compiled.gpu)
+    clock = gpu.boost_mhz  # cycles per µs
+    fit = compiled.occupancy
+    if not fit.programs:
+        raise ValueError(
+            f"{launch.kernel} cannot run on {gpu.name}: a program asks for {compiled.shared_bytes:,} bytes of shared "
+            f"memory and {compiled.registers} registers in each of {compiled.threads} threads, and {fit.limit} do not "
+            f"suffice (at most {gpu.smem_per_block_bytes:,} bytes and {gpu.registers_per_sm:,} registers)"
+        )
+    per_sm = -(-launch.programs // gpu.sms)  # on the busiest SM
+    together = min(fit.programs, per_sm)
+    warp = mix.mix(compiled, executions)
+    traffic = _traffic(launch, compiled)
+
+    # 1. Each resource alone, in µs.
+    work = _per_program(launch, compiled, warp, traffic)
+    alone = {
+        **_memory_us(launch, compiled, warp, traffic),
+        **{name: us * per_sm for name, us in work.items()},
+        STARTING: launch.programs / reached.starts_per_us,
+    }
+
+    # 2. Taking turns. Where there is arithmetic besides the tensor cores', it is arithmetic on their results.
+    waits_for_loads = not _asynchronous(launch, compiled)
+    results_needed = waits_for_loads or max(work[FP32], work[SPECIAL]) > 0.1 * work[TENSOR]
+    compute = max(work[name] for name in (L1, FP32, INTEGER, SPECIAL, ISSUE))
+    memory = max(alone[MEMORY], alone[L2]) / per_sm if waits_for_loads else 0.0
+    needs = compute, memory, work[TENSOR] if results_needed else 0.0
+
+    hits, found = traffic.l2_hit_rate, traffic.l1_hit_rate
+    latency = found * reached.l1_ns + (1 - found) * (hits * reached.l2_ns + (1 - hits) * reached.dram_ns)  # ns
+    cycles = {"load": latency, "atomic": reached.atomic_ns, "fence": reached.fenced_atomic_ns - reached.atomic_ns}
+    times = mix.weights(compiled, executions)
+    own = scoreboard.cycles(compiled, times, {})
+    waiting = scoreboard.cycles(compiled, times, {name: ns * 1e-3 * clock for name, ns in cycles.items()}) - own
+    waits = waiting / clock + max(0.0, own / clock - compute)
+    # Loads that run some turns of a loop ahead of their use are waited for where these turns are too short.
+    waits = max(waits, _turns_ahead(compiled, times) * latency * 1e-3 - sum(needs))
+
+    waves, rest = divmod(per_sm, together)
+    more = waits_for_loads and per_sm > together
+    turns = waves * _in_turn(together, needs, waits, more) + _in_turn(rest, needs, waits, more)
+    alone[WAITING] = waits * per_sm / together
+
+    # 3. Together.
+    longest = max(alone.values())
+    busy = max(longest, turns)
+    alone[TURNS] = busy - longest
+    alone[LAUNCH] = (reached.launch_us if overhead_us is None else overhead_us) + 2e-3 * reached.dram_ns
+    resources = {name: alone[name] for name in RESOURCES if alone.get(name)}
+    in_waves = launch.programs / (gpu.sms * together)
+    return Step(launch.kernel, busy + alone[LAUNCH], resources, launch, compiled, warp, together, in_waves)
+
+
+def _in_turn(programs: int, needs: tuple[float, ...], waits: float, more: bool) -> float:
+    """µs until so many programs of an SM are done that begin together. `more`: another one's stores are under way."""
+    each, n = sum(needs), programs + more
+    if not programs or not each:
+        return waits if programs else 0.0
+    return (each + waits + (n - 1) * max(needs) / (1 + waits / (n * each))) * programs / n
+
+
+def _traffic(launch: Launch, compiled: Compiled) -> Traffic | SimpleNamespace:
+    try:
+        if launch.accesses:
+            return launch.traffic(compiled.gpu, compiled)
+    except ValueError:  # too many irregular accesses to play through the caches: as if these held nothing
+        pass
+    reads, writes, atomics = launch.load_sectors, launch.store_sectors, launch.atomic_sectors
+    return SimpleNamespace(
+        l1_read_sectors=reads, l2_read_sectors=reads, l2_write_sectors=writes, l2_atomic_sectors=atomics,
+        l1_hit_rate=0.0, l2_hit_rate=0.0, dirty_bytes=0, sites=(),
+        dram_read_bytes=(reads + atomics) * SECTOR_BYTES, dram_write_bytes=(writes + atomics) * SECTOR_BYTES,
+    )  # fmt: skip
+
+
+# ---- memory -------------------------------------------------------------------------------------------------------
+
+
+def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traffic) -> dict[str, float]:
+    """µs of DRAM and of L2 for the whole launch."""
+    gpu, reached = compiled.gpu, machine(compiled.gpu)
+    single = {"load": 0, "store": 0}  # sectors of L2 that lanes ask for one by one
+    fetched = 0  # bytes of DRAM for such loads
+    scattered = {(a.kind, a.tensor, a.line) for a in launch.accesses if 2 * a.sectors > a.lanes}
+    for site in traffic.sites:
+        if site.kind in single and (site.kind, site.tensor, site.line) in scattered:
+            single[site.kind] += site.l2_sectors
+            fetched += site.dram_bytes if site.kind == "load" else 0
+    # What is still in L2 at the end took the place of what others had written there.
+    written = traffic.dram_write_bytes + traffic.dirty_bytes
+    dram = _dram_us(max(0, traffic.dram_read_bytes - fetched), written, reached)
+    whole = traffic.l2_read_sectors - traffic.l2_atomic_sectors - single["load"]
+    whole += traffic.l2_write_sectors - single["store"]
+    rate = min(reached.l2_gbps * 1e3, L2_BYTES_PER_CLOCK_AND_SM * min(gpu.sms, launch.programs) * gpu.boost_mhz)
+    l2 = max(0, whole) * SECTOR_BYTES / rate
+    l2 += single["load"] / reached.l2_single_loads_per_us + single["store"] / reached.l2_single_stores_per_us
+    if traffic.l2_atomic_sectors:
+        l2 += traffic.l2_atomic_sectors / _atomics_per_us(_atomic_lines(launch), reached)
+        fences = sum(n for opcode, n in warp.opcodes.items() if opcode.startswith("MEMBAR") and ".GPU" in opcode)
+        l2 += fences * compiled.num_warps * -(-launch.programs // gpu.sms) * _fence_us(gpu)
+    return {MEMORY: dram + fetched / (2 * SECTOR_BYTES) / reached.single_reads_per_us, L2: l2}
+
+
+def _fence_us(gpu: hardware.Gpu) -> float:
+    """For which an SM is busy with one fence of one warp: what 32 fenced atomics take longer than others."""
+    reached = machine(gpu)
+    return 32 * gpu.sms * (1 / reached.fenced_atomics_per_us - 1 / reached.atomics_per_us)
+
+
+def _dram_us(read: float, written: float, reached: Machine) -> float:
+    """As much of both as there is of the lesser goes at the rate of a copy, the rest at that of reading or writing."""
+    both = 2 * min(read, written)
+    rest = reached.read_gbps if read > written else reached.write_gbps
+    return (both / reached.copy_gbps + (read + written - both) / rest) * 1e-3
+
+
+def _atomic_lines(launch: Launch) -> float:
+    """Lines of 128 bytes that the launch's atomics may meet in."""
+    names = {access.tensor for access in launch.accesses if access.kind == "atomic"}
+    tensors = [t for name, t in launch.arguments.items() if name in names and isinstance(t, torch.Tensor)]
+    return sum(-(-t.numel() * t.element_size() // 128) for t in tensors) or math.inf
+
+
+def _atomics_per_us(lines: float, reached: Machine) -> float:
+    """Sectors of atomics that L2 answers. Chance spreads the lines over its slices, and all wait for the slice to which
+    most fell: so many that there is one such slice in every other case, by Poisson's law."""
+    of_a_slice = reached.atomics_on_one_per_us / 32  # a warp's adds to one element are one request
+    slices = reached.atomics_per_us / of_a_slice
+    if lines > 20 * slices:
+        return reached.atomics_per_us
+    share = or_less = math.exp(-lines / slices)  # of the slices with so many lines, and with so many or less
+    fullest = 0
+    while slices * (1 - or_less) >= 0.5:
+        fullest += 1
+        share *= lines / slices / fullest
+        or_less += share
+    return of_a_slice * min(slices, lines / max(1, fullest))
+
+
+# ---- the units of an SM -------------------------------------------------------------------------------------------
+
+
+def _per_program(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traffic) -> dict[str, float]:
+    """µs for which one program keeps each unit of its SM busy."""
+    gpu, warps = compiled.gpu, compiled.num_warps
+
+    def lanes(*units: str) -> float:
+        """Cycles for these units' instructions."""
+        rates = {"fma": gpu.fp32_lanes_per_sm, "fp64": _fp64_lanes(gpu), **_LANES}
+        return sum(warps * 32 * warp.units.get(unit, 0.0) / rates[unit] for unit in units)
+
+    background = {line for _, line in _background(compiled)}
+    loaded = sum(
+        site.l2_sectors if site.line in background else site.l1_sectors for site in traffic.sites if site.kind == "load"
+    )
+    moved = warps * (warp.bytes.get("shared", 0.0) + warp.bytes.get("local", 0.0))
+    moved += loaded * SECTOR_BYTES / launch.programs
+    asked = sum(warps * warp.units.get(unit, 0.0) for unit in ("global", "shared", "local", "shuffle"))
+    cycles = {
+        L1: max(moved / L1_BYTES_PER_CLOCK + lanes("shuffle"), asked),  # one instruction of a warp in each clock
+        FP32: lanes("fma", "imad", "multiply high", "fp64"),
+        INTEGER: lanes("alu"),
+        SPECIAL: lanes("special", "convert"),
+        ISSUE: warps * warp.instructions / 4,
+    }
+    tensor = _tensor_us(compiled, launch.flops / launch.programs)
+    return {**{name: n / gpu.boost_mhz for name, n in cycles.items()}, TENSOR: tensor}
+
+
+def _fp64_lanes(gpu: hardware.Gpu) -> float:
+    return gpu.peak_flops["fp64"] / (2 * gpu.sms * gpu.boost_mhz * 1e6)
+
+
+def _tensor_us(compiled: Compiled, dot_flops: float) -> float:
+    """µs that one SM's tensor cores need for one program; 0 where tl.dot became ordinary multiply-adds."""
+    if not dot_flops or not compiled.tensor_core:
+        return 0.0
+    main = max(compiled.tensor_core, key=lambda use: use.flops * use.count)
+    rate = compiled.gpu.peak(_TENSOR_DTYPES.get(main.a, "fp16")) * _matmul_share(compiled.gpu)
+    if compiled.gpu.compute_capability == (9, 0) and main.instruction == "mma":
+        reached = machine(compiled.gpu)
+        rate *= reached.mma_tflops / reached.wgmma_tflops  # Hopper's tensor cores are built for wgmma
+    return dot_flops / (rate / compiled.gpu.sms) * 1e6
+
+
+def _matmul_share(gpu: hardware.Gpu) -> float:
+    """Of the tensor cores' peak, what a large matmul reaches."""
+    return machine(gpu).matmul_tflops * 1e12 / gpu.peak_flops["fp16"]
+
+
+def _background(compiled: Compiled) -> set[tuple[str | None, int]]:
+    """Lines whose loads go to shared memory by cp.async or the TMA unit while the program computes."""
+    return {(a.file, a.line) for a in compiled.accesses if a.kind == "load" and a.to != "registers"}
+
+
+def _asynchronous(launch: Launch, compiled: Compiled) -> bool:
+    """Whether most bytes are loaded in the background."""
+    background = _background(compiled)
+    loads = [access for access in launch.accesses if access.kind == "load"]
+    hidden = sum(a.bytes for a in loads if (a.file, a.line) in background)
+    return bool(loads) and 2 * hidden > sum(a.bytes for a in loads)
+
+
+def _turns_ahead(compiled: Compiled, times: list[float]) -> float:
+    """How often a program would wait for loads that run num_stages - 1 turns of their loop ahead, if it did nothing else."""
+    instructions = compiled.instructions
+    loops = assembly.loops(instructions)
+    turns: dict = {}
+    for i, instruction in enumerate(instructions):
+        if instruction.base in ("LDGSTS", "UTMALDG"):
+            loop = assembly.innermost(loops, i)
+            turns[loop] = max(turns.get(loop, 0.0), times[i])
+    return sum(turns.values()) / max(1, compiled.num_stages - 1)
+
+
+# ---- PyTorch ops --------------------------------------------------------------------------------------------------
+
+
+def _op_step(op: TorchOp, facts: _Facts | None, gpu: hardware.Gpu, overhead_us: float) -> Step:
+    """A PyTorch op: what it reads and writes at the rate of PyTorch's kernels, or its FLOPs on the tensor cores."""
+    reached, facts = machine(gpu), facts or _Facts()
+    resources = {MEMORY: _dram_us(op.read_bytes, op.write_bytes, reached) / (1.0 if facts.flops else TORCH_OP)}
+    if facts.flops:
+        on_tensor_cores = facts.dtype not in ("fp32", "fp64")
+        share = _matmul_share(gpu) if on_tensor_cores else reached.matmul_fp32_tflops * 1e12 / gpu.peak_flops["fp32"]
+        rate = gpu.peak_flops.get(facts.dtype, gpu.peak_flops["fp32"]) * share
+        resources[TENSOR if on_tensor_cores else FP32] = facts.flops / rate * 1e6
+    if facts.single:
+        resources[L2] = facts.single / reached.l2_single_loads_per_us
+    longest = max(resources.values())
+    edges = overhead_us + 2e-3 * reached.dram_ns
+    return Step(op.name, longest + edges, {**resources, LAUNCH: edges})
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """Of a PyTorch op: what a matmul computes, and how many elements lie a sector and more from the one that the next
+    thread reads. PyTorch's elementwise kernels walk in the order of the output: a transposed input is read like that."""
+
+    flops: int = 0
+    dtype: str = "fp32"
+    single: int = 0
+
+
+_DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
+_DTYPES |= {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
+
+
+class _OpFacts(TorchDispatchMode):
+    """What the trace does not say of PyTorch's ops, by their position among its events."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in trace.py
+
+    def __init__(self, trace: Trace):
+        super().__init__()
+        self.trace = trace
+        self.of: dict[int, _Facts] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        from torch.utils.flop_counter import flop_registry
+
+        out = func(*args, **(kwargs or {}))
+        if not self.trace.events or not isinstance(self.trace.events[-1], TorchOp):
+            return out
+        position, inputs = len(self.trace.events) - 1, [a for a in args if isinstance(a, torch.Tensor)]
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            flops = count(*args, **(kwargs or {}), out_val=out)
+            self.of.setdefault(position, _Facts(flops, _DTYPES.get(inputs[0].dtype, "fp32")))
+        elif isinstance(out, torch.Tensor):
+            self.of.setdefault(position, _Facts(single=sum(_elements_apart(x, out) for x in inputs)))
+        return out
+
+
+def _elements_apart(x: torch.Tensor, out: torch.Tensor) -> int:
+    """The elements of an input, if those of neighbours in the output lie a sector and more from one another."""
+    if x.shape != out.shape or 1 not in out.stride():
+        return 0
+    step = x.stride(out.stride().index(1)) * x.element_size()
+    return x.numel() if step >= SECTOR_BYTES else 0

@@ -1,0 +1,97 @@
+"""How long one warp takes from its first instruction to its last, alone on the GPU: what nothing but other warps can hide.
+
+A warp issues its instructions in order. After each it pauses as many cycles as the assembler wrote into it (`stall`): so
+long until an addition or a multiplication is done. What takes longer, and how long is not known when the code is written,
+marks its registers in a scoreboard, and the first instruction that names one of them waits.
+
+Latencies in cycles: https://arxiv.org/abs/1804.06826 (Volta, tables 3.1 and 4.1) and https://arxiv.org/abs/2402.13499
+(Hopper); a test holds sums over one warp and over four to what an H200 was measured to take.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from gpukit.simulator.compiler import assembly
+from gpukit.simulator.compiler.compile import Compiled
+from gpukit.simulator.prediction import mix
+
+LATENCY = {"shared": 30, "local": 33, "shuffle": 24, "special": 20, "convert": 20, "tensor": 33, "barrier": 20}
+_TURNS = 3  # of a loop that are followed: in the last one everything is as in all later ones
+_LOADS = {"LDG": "load", "LD": "load", "ATOMG": "atomic", "ATOM": "atomic", "LDS": "shared", "LDSM": "shared",
+          "ATOMS": "shared", "LDL": "local"}  # fmt: skip
+_OTHERS = ("shuffle", "special", "convert", "tensor")  # units of mix.UNITS with latencies of their own
+_ASYNCHRONOUS = re.compile("[A-Z]GMMA|UTC")  # tensor-core instructions that run in the background
+
+
+class _Step(NamedTuple):
+    kind: str | None  # of LATENCY, or "load", "atomic", "fence"
+    stall: int
+    names: tuple[str, ...]  # registers that it reads or writes
+    result: tuple[str, ...]  # those that it writes late
+
+
+def cycles(compiled: Compiled, times: Sequence[float], latency: Mapping[str, float]) -> float:
+    """Cycles that one warp takes alone. `times`: how often each instruction runs (mix.weights). `latency`: cycles of a
+    "load", an "atomic" and a "fence", which depend on the caches; 0 for those not given, LATENCY for all others."""
+    latency = {**LATENCY, **latency}
+    steps = [_step(instruction) for instruction in compiled.instructions]
+    now = total = last_atomic = 0.0
+    ready: dict[str, float] = {}
+    for i, runs in _order(compiled.instructions, times):
+        step, begin = steps[i], now
+        now = max(now, *(ready.get(name, 0.0) for name in step.names), 0.0)
+        if step.kind == "fence":  # waits for all that the warp has changed
+            now = max(now, last_atomic)
+        late = latency.get(step.kind, 0.0)
+        if step.kind in ("fence", "barrier"):
+            now += late
+        if step.kind == "atomic":
+            last_atomic = now + late
+        ready.update(dict.fromkeys(step.result, now + late))
+        now += step.stall
+        total += (now - begin) * runs
+    return total
+
+
+def _order(instructions, times) -> Iterator[tuple[int, float]]:
+    """Indices of instructions in the order in which they run, and for how many runs each stands. Of innermost loops the
+    first turns stand for themselves and the last one followed for the rest."""
+    loops = assembly.loops(instructions)
+    innermost = {l.start: l for l in loops if not any(o != l and l.start <= o.start and o.end <= l.end for o in loops)}
+    i = 0
+    while i < len(instructions):
+        loop = innermost.get(i)
+        for turn in range(_TURNS if loop else 1):
+            for j in range(i, loop.end + 1 if loop else i + 1):
+                first = min(1.0, times[j] / _TURNS) if loop else 0.0
+                yield j, first if loop and turn < _TURNS - 1 else times[j] - (_TURNS - 1) * first
+        i = loop.end + 1 if loop else i + 1
+
+
+def _step(instruction: assembly.Instruction) -> _Step:
+    unit = mix.unit(instruction)
+    kind = _LOADS.get(instruction.base) or (unit if unit in _OTHERS else None)
+    if _ASYNCHRONOUS.match(instruction.base):
+        kind = None
+    if instruction.base == "BAR":
+        kind = "barrier"
+    elif instruction.base == "MEMBAR" and ".GPU" in instruction.opcode:
+        kind = "fence"
+    operands = re.sub(r"c\[[^]]*\]\[[^]]*\]|desc\[[^]]*\]|^@!?U?P\w+\s", " ", instruction.text).split(None, 1)[1:]
+    found = re.findall(r"\b(U?R)(\d+)\b(\.64)?", operands[0] if operands else "")
+    names = [f"{file}{int(n) + k}" for file, n, wide in found for k in range(2 if wide else 1)]
+    vectors = [int(n) for file, n, _ in found if file == "R"]
+    unread = kind == "atomic" and re.match(r"P\w+, RZ", operands[0])  # nobody asked for the old value
+    late = (kind in _OTHERS or instruction.base in _LOADS) and vectors and not unread
+    result = [f"R{vectors[0] + k}" for k in range(_width(instruction, kind))] if late else []
+    return _Step(kind, instruction.stall, tuple(names), tuple(result))
+
+
+def _width(instruction: assembly.Instruction, kind: str) -> int:
+    """Registers that it writes."""
+    if kind == "tensor":
+        return 4
+    return max(1, mix.thread_bytes(instruction) // 4) if kind in ("load", "shared", "local") else 1

@@ -1,0 +1,172 @@
+"""What is special about the exercises of notebook 13; tests/checks/test_answers.py judges the known answers of all exercises,
+tests/kernels/test_flash_attention.py tests the kernels, tests/notebooks/test_lessons.py what lessons have in common."""
+
+import pytest
+import torch
+
+from gpukit import course
+from gpukit.checks import flash_attention as checks
+from gpukit.checks.flash_attention import (
+    CAUSAL,
+    EXERCISES,
+    FORWARD,
+    GRADIENTS,
+    LATE,
+    MERGE,
+    PACKED,
+    RECOMPUTE,
+    TILES,
+)
+from gpukit.grading.exercise import KernelExercise
+from gpukit.grading.judge import judge_source
+from gpukit.grading.stubs import clear
+from gpukit.reference import flash_attention as reference
+from tests.checks.lesson_cases import cases, edited, ids
+
+ROOT = course.root(__file__)
+SOLUTION = (ROOT / "solutions" / "flash_attention.py").read_text(encoding="utf-8")
+
+
+# ---- cases -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exercise", [e for e in EXERCISES if isinstance(e, KernelExercise)], ids=ids)
+def test_cases_hold_what_breaks_kernels(exercise):
+    tags = set().union(*(case.tags for case in cases(exercise)))
+    assert {"float32", "float16", "bfloat16"} <= tags
+    wanted = {
+        LATE: {"partial", "late", "large"},
+        FORWARD: {"partial", "late", "large"},
+        CAUSAL: {"partial", "unequal", "unseen"},
+        PACKED: {"gqa", "sequences", "unequal", "no-query"},
+        GRADIENTS: {"partial", "rest"},
+    }
+    assert wanted[exercise] <= tags
+    sizes = [case.args[0].shape[-1] for case in cases(exercise)]
+    assert any(size & (size - 1) for size in sizes)  # a head size that is no power of two
+    assert max(case.args[0].numel() for case in cases(exercise)) <= 1 << 14
+
+
+def test_head_sizes_from_16_to_256():
+    sizes = {case.args[0].shape[-1] for exercise in (FORWARD, GRADIENTS) for case in cases(exercise)}
+    assert {16, 33, 80, 256} <= sizes
+
+
+def test_causal_lengths_differ_both_ways():
+    lengths = [case.args[0].shape[1] - case.args[1].shape[1] for case in cases(CAUSAL)]
+    assert min(lengths) < 0 < max(lengths) and 0 in lengths
+
+
+def test_scores_that_rise_have_their_maximum_in_a_later_block():
+    for exercise in (LATE, FORWARD):
+        for case in cases(exercise):
+            q, k, _ = (x.double() for x in case.args)
+            if "rise" in case.name:
+                assert int((checks._scores(q, k).argmax(-1) >= 16).sum()) > 0, case.name
+
+
+@pytest.mark.parametrize("exercise", [TILES, RECOMPUTE], ids=ids)
+def test_the_library_does_not_take_the_largest_cases(exercise):
+    """Its own kernel holds no scores either; a last dimension that is not contiguous sends it down the plain way."""
+    large = [case for case in cases(exercise) if max(len(case.args[0]), len(case.args[1])) > 300]
+    assert large and all(case.args[2].stride(-1) != 1 for case in large)
+
+
+# ---- what the checks hold to be true ---------------------------------------------------------------------------------
+
+
+def test_references_are_the_projects():
+    for case in cases(CAUSAL):
+        q, k, v = (x.double()[None] for x in case.args)
+        o, lse = CAUSAL.reference(*(x[0] for x in (q, k, v)))
+        torch.testing.assert_close(o, reference.flash_attention(q, k, v, causal=True)[0])
+        torch.testing.assert_close(lse, reference.log_sum_exp(q, k, causal=True)[0])
+    for case in cases(FORWARD):
+        q, k, v = (x.double()[None] for x in case.args)
+        o, lse = FORWARD.reference(*(x[0] for x in (q, k, v)))
+        torch.testing.assert_close(o, reference.flash_attention(q, k, v)[0])
+        torch.testing.assert_close(lse, reference.log_sum_exp(q, k)[0])
+
+
+def test_packed_reference_is_a_loop_over_texts():
+    for case in cases(PACKED):
+        q, k, v, cu_q, cu_k, longest = case.args
+        assert longest == int(cu_q.diff().max()) and int(cu_k.diff().min()) > 0
+        for i in range(len(cu_q) - 1):
+            parts = (x[a:b].transpose(0, 1)[None].double() for x, a, b in (
+                (q, cu_q[i], cu_q[i + 1]), (k, cu_k[i], cu_k[i + 1]), (v, cu_k[i], cu_k[i + 1])))  # fmt: skip
+            expected = reference.flash_attention(*parts)[0].transpose(0, 1)
+            found = PACKED.reference(q.double(), k.double(), v.double(), cu_q, cu_k, longest)
+            torch.testing.assert_close(found[cu_q[i] : cu_q[i + 1]], expected)
+
+
+def test_gradients_are_autograds():
+    for case in cases(RECOMPUTE)[:5]:
+        q, k, v, _, _, do, _ = (x.double() if isinstance(x, torch.Tensor) else x for x in case.args)
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        expected = torch.autograd.grad(checks._attention(*leaves), leaves, do)
+        for found, right in zip(RECOMPUTE.expected(*case.args), expected, strict=True):
+            torch.testing.assert_close(found, right.float(), rtol=1e-4, atol=1e-5)
+    for case in cases(GRADIENTS):
+        q, k, v, do, lse, delta, _, _ = (x.double() for x in case.args)
+        leaves = [x.requires_grad_() for x in (k, v)]
+        expected = torch.autograd.grad(checks._attention(q, *leaves), leaves, do)
+        for found, right in zip(GRADIENTS.reference(q, k, v, do, lse, delta), expected, strict=True):
+            torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+
+
+def test_merging_is_what_softmax_says():
+    s, v = torch.randn(2, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    keys = list(zip(s.tolist(), v.tolist(), strict=True))
+    m, l, acc = MERGE.expected(checks._state(keys[:4]), checks._state(keys[4:]))
+    assert acc / l == pytest.approx(float(s.softmax(0) @ v))
+    assert (m, l) == pytest.approx((float(s.max()), float((s - s.max()).exp().sum())))
+
+
+def test_bound_on_causal_keys_is_half_of_them():
+    """28 of the 49 pairs of blocks of 112 queries and keys."""
+    assert checks._visible_bytes(112, 112, 16, 4) == 28 * 2 * 16 * 16 * 4
+    assert checks._visible_bytes(1, 37, 16, 4) == 2 * 37 * 16 * 4
+    assert checks._visible_bytes(40, 5, 16, 4) == 2 * 5 * 16 * 4  # the first 32 queries see nothing
+
+
+# ---- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def test_detective_stub_is_right_until_a_maximum_comes_late():
+    found = judge_source(LATE, clear(SOLUTION), seed=1)
+    assert (found.state, found.diagnosis) == ("fail", "acc-not-rescaled")
+    assert "fails for every case whose largest scores come late; passes for the others" in str(found)
+
+
+def test_top_left_is_right_where_lengths_agree():
+    known = next(variant for variant in CAUSAL.wrong if variant.diagnosis == "top-left")
+    found = judge_source(CAUSAL, edited("flash_attention", *known.edits), seed=1)
+    assert "fails for every case whose lengths differ; passes for the others" in str(found)
+
+
+def test_a_matrix_of_scores_in_memory_is_too_much_traffic():
+    """A kernel of one's own is not enough: S written and read is what the exercise is about."""
+    call = "    attention_kernel[(triton.cdiv(T_q, 32), H)]"
+    stored = "    s = torch.zeros(H, T_q, T_k, dtype=torch.float32, device=q.device)\n"
+    found = judge_source(FORWARD, edited("flash_attention", (call, stored + call)), seed=1)
+    assert found.diagnosis == "traffic"
+
+
+def test_calling_one_kernel_for_each_head_is_too_many_launches():
+    call = (
+        "    attention_kernel[(triton.cdiv(T_q, 32), H)](q, k, v, o, lse, T_q, T_k, 1 / math.sqrt(D), D=D, **blocks)\n"
+    )
+    each = (
+        "    for h in range(H):\n        attention_kernel[(triton.cdiv(T_q, 32), 1)]"
+        "(q[h], k[h], v[h], o[h], lse[h], T_q, T_k, 1 / math.sqrt(D), D=D, **blocks)\n"
+    )
+    assert judge_source(FORWARD, edited("flash_attention", (call, each)), seed=1).diagnosis == "launches"
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=ids)
+def test_every_diagnosis_is_reached_by_a_known_wrong_answer(exercise):
+    reached = {variant.diagnosis for variant in exercise.wrong}
+    own = {known.label for known in exercise.misconceptions if known.gives or known.when}
+    assert own - reached == set()
+    assert len(reached) >= 4 and len(exercise.wrong) >= 5 and len(exercise.right) >= 2

@@ -1,0 +1,235 @@
+"""What is special about the exercises and the lesson of notebook 15; tests/checks/test_answers.py judges the known answers of all
+exercises, tests/kernels/test_cross_entropy.py and tests/kernels/test_kl_div.py test the kernels."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gpukit import benchmark, course, live
+from gpukit.checks import losses as checks
+from gpukit.checks.losses import CHUNKED, COLUMN, CROSS_ENTROPY, EXERCISES, IN_PLACE, KL, ONE_LAUNCH, SMOOTHING
+from gpukit.grading.exercise import KernelExercise
+from gpukit.grading.judge import judge_source
+from gpukit.grading.stubs import clear
+from gpukit.hardware import gpu
+from gpukit.kernels import cross_entropy, kl_div, linear_cross_entropy
+from gpukit.op import Cost
+from tests.checks.lesson_cases import cases, ids
+
+ROOT = course.root(__file__)
+SOLUTION = (ROOT / "solutions" / "losses.py").read_text(encoding="utf-8")
+CELLS = json.loads((ROOT / "notebooks" / "15_losses.ipynb").read_text(encoding="utf-8"))["cells"]
+
+
+# ---- cases -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exercise", [e for e in EXERCISES if isinstance(e, KernelExercise)], ids=ids)
+def test_cases_hold_what_breaks_kernels(exercise):
+    tags = set().union(*(case.tags for case in cases(exercise)))
+    assert {"float32", "float16", "bfloat16", "tail"} <= tags
+    assert {"long", "partial"} <= tags or exercise in (ONE_LAUNCH, SMOOTHING)  # a row is one block there
+    assert max(case.args[0].numel() for case in cases(exercise)) <= 1 << 16
+    wanted = {
+        CROSS_ENTROPY: {"ignored", "masked", "large", "far"},
+        IN_PLACE: {"ignored", "hot", "strided", "large"},
+        ONE_LAUNCH: {"ignored", "far", "large"},
+        SMOOTHING: {"smooth", "z", "strided", "large"},
+        KL: {"zero", "strided"},
+    }
+    assert wanted[exercise] <= tags
+
+
+# ---- the references are PyTorch's, and the project's kernels agree ----------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cross_entropy_is_pytorchs(seed):
+    for case in cases(CROSS_ENTROPY, seed):
+        x, target, _, *rest = case.args
+        index = rest[0] if rest else checks.IGNORE
+        x = x.double()  # around 300 float32 has few digits left for a loss of 5
+        loss, lse = checks._cross_entropy(x, *case.args[1:])
+        torch.testing.assert_close(loss, F.cross_entropy(x, target, ignore_index=index, reduction="none"))
+        assert bool((lse[target == index] == 0).all())
+        counted = target != index
+        torch.testing.assert_close(lse[counted], x.logsumexp(-1)[counted])
+
+
+def test_gradients_are_autograds():
+    for case in cases(IN_PLACE):
+        x, target, lse, dloss, _ = case.args
+        leaf = x.double().requires_grad_()
+        losses = F.cross_entropy(leaf, target, reduction="none")
+        (expected,) = torch.autograd.grad(losses, leaf, dloss.double())
+        torch.testing.assert_close(
+            checks._gradient(x.double(), target, lse.double(), dloss.double()), expected, rtol=1e-4, atol=1e-5
+        )
+    for case in cases(ONE_LAUNCH):
+        x, target, scale = case.args
+        loss, dx = checks._loss_and_gradient(x.double(), target, scale.double())
+        leaf = x.double().requires_grad_()
+        F.cross_entropy(leaf, target).backward()
+        torch.testing.assert_close(dx, leaf.grad, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(loss.sum() * scale.double(), F.cross_entropy(x.double(), target))
+
+
+def test_smoothing_and_z_loss_are_pytorchs_and_the_projects():
+    for case in cases(SMOOTHING):
+        x, target, smoothing, z_loss, _ = case.args
+        x = x.double()
+        expected = (
+            F.cross_entropy(x, target, label_smoothing=smoothing, reduction="none") + z_loss * x.logsumexp(-1) ** 2
+        )
+        torch.testing.assert_close(checks._smoothed(x, target, smoothing, z_loss), expected)
+    x, target, smoothing, z_loss, _ = cases(SMOOTHING)[5].args
+    ours = cross_entropy(x, target, label_smoothing=smoothing, reduction="none", z_loss=z_loss)
+    torch.testing.assert_close(checks._smoothed(x, target, smoothing, z_loss), ours)
+
+
+def test_divergence_is_pytorchs_and_the_projects():
+    for case in cases(KL):
+        x, t, *_ = (arg.double() if isinstance(arg, torch.Tensor) else arg for arg in case.args)
+        torch.testing.assert_close(checks._kl(x, t), F.kl_div(x, t, reduction="none").sum(-1))
+    x, t, *_ = cases(KL)[6].args
+    torch.testing.assert_close(checks._kl(x, t).sum(), kl_div(x, t, reduction="sum"))
+
+
+def test_linear_cross_entropy_is_pytorchs_and_the_projects():
+    for case in cases(CHUNKED):
+        x, weight, target, chunk = case.args
+        leaves = [tensor.clone().requires_grad_() for tensor in (x, weight)]
+        loss = F.cross_entropy(leaves[0] @ leaves[1].T, target)
+        loss.backward()
+        expected = [loss.item(), *(leaf.grad for leaf in leaves)]
+        torch.testing.assert_close(checks._linear(x, weight, target, chunk), expected)
+    x, weight, target, _ = cases(CHUNKED)[0].args
+    ours = linear_cross_entropy(x, weight, target, chunk=3)
+    assert ours.item() == pytest.approx(checks._linear(x, weight, target, 3)[0], rel=1e-9)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exercise", (COLUMN, CHUNKED), ids=ids)
+@pytest.mark.parametrize("seed", range(2))
+def test_solution_stays_well_under_what_is_allowed_and_all_logits_do_not(exercise, seed):
+    namespace = {}
+    exec(compile(SOLUTION, "solutions/losses.py", "exec"), namespace)
+    for case in cases(exercise, seed):
+        with live.watch() as memory:
+            namespace[exercise.function](*case.args)
+        assert checks._memory_rule(case, memory.peak_bytes) is None
+        assert checks._memory_rule(case, int(1.25 * memory.peak_bytes)) is None, "another style has no room"
+        x, weight, *_, chunk = case.args
+        logits = len(x) * len(weight) * x.element_size()
+        assert len(x) <= chunk or checks._memory_rule(case, logits + 2 * x.nbytes + 2 * weight.nbytes) is not None
+
+
+# ---- the detectives, cheats ------------------------------------------------------------------------------------------
+
+
+def test_one_launch_starts_with_right_gradients_and_wrong_losses():
+    verdict = judge_source(ONE_LAUNCH, clear(SOLUTION), seed=1)
+    assert verdict.diagnosis == "read-after-write"
+    assert "loss[0] expected" in str(verdict)
+
+
+def test_column_starts_with_right_numbers_and_too_much_memory():
+    verdict = judge_source(COLUMN, clear(SOLUTION), seed=1)
+    assert verdict.diagnosis == "something-kept"
+    assert verdict.checks_passed == verdict.checks_total - 1
+
+
+def answered(function: str, body: str) -> str:
+    return SOLUTION + f"\n\ndef {function}(*args):\n    {body}\n"
+
+
+CHEATS = {
+    IN_PLACE: ("x = args[0]\n    x.zero_()", "fail"),
+    ONE_LAUNCH: ("args[0].zero_()\n    return args[0].float().sum(-1)", "fail"),
+    SMOOTHING: ("return args[0].sum(-1)", "fail"),
+    COLUMN: ("return [11.5, 0.0, 7.0]", "fail"),
+    CHUNKED: ("return args[0].sum(), args[0].clone(), args[1].clone()", "fail"),
+    KL: ("return F.kl_div(args[0], args[1], reduction='none').sum(-1)", "fail"),
+    CROSS_ENTROPY: ("return torch.zeros(len(args[0])), torch.zeros(len(args[0]))", "fail"),
+}
+
+
+@pytest.mark.parametrize("exercise", CHEATS, ids=ids)
+def test_cheats_do_not_pass(exercise):
+    body, state = CHEATS[exercise]
+    verdict = judge_source(exercise, answered(exercise.function, body), seed=1)
+    assert verdict.state == state
+
+
+def test_losses_by_pytorch_beside_a_kernel_do_not_pass():
+    before, after = SOLUTION.split("    loss_and_gradient_kernel[(M,)](")
+    borrowed = "    borrowed = F.cross_entropy(x.float(), target, reduction='none')\n"
+    after = after.replace("    return loss\n", "    return borrowed\n", 1)
+    verdict = judge_source(ONE_LAUNCH, before + borrowed + "    loss_and_gradient_kernel[(M,)](" + after, seed=1)
+    assert verdict.diagnosis == "not-your-kernel"
+
+
+# ---- texts and the notebook ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=ids)
+def test_every_diagnosis_is_reached_by_a_known_wrong_answer(exercise):
+    reached = {variant.diagnosis for variant in exercise.wrong}
+    own = {known.label for known in exercise.misconceptions if known.gives or known.when}
+    assert own <= reached
+    assert len(reached) >= 5
+
+
+def test_notebook_reads_rows_that_are_recorded_later(tmp_path, monkeypatch):
+    """The cells that show measured times, once with no row and once with rows such as `gpukit bench` writes."""
+    monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
+    cells = ("imports", "promise", "memory-said", "measured", "measured-more")
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda *things: shown.extend(map(str, things)))
+
+    def run() -> tuple[dict, str]:
+        shown.clear()
+        namespace = {}
+        for name in cells:
+            (cell,) = [cell for cell in CELLS if cell["id"] == name]
+            if name == "memory-said":
+                namespace |= {"once": live.watch(), "chunked": 1, "weight": torch.empty(2)}
+            exec("".join(cell["source"]), namespace)
+            shown.append(namespace.get("text", ""))
+        return namespace, "\n".join(shown)
+
+    _, text = run()
+    assert "(measured" not in text and "recorded for the H200 SXM yet" in text
+
+    def row(op, provider, mode, shape, ms, dtype="bfloat16", peak=2**30) -> benchmark.Row:
+        cost = Cost(1, 1, 1)
+        return benchmark.Row(
+            op, provider, mode, dtype, shape, ms, ms, ms, cost.bytes, 1, peak, gpu("h200").name, "2.11", "3.6", "", "2026-11-21"
+        )  # fmt: skip
+
+    both, large, linear, kl = "fwd+bwd", (4096, 128256), (8192, 4096, 128256), (4096, 32768)
+    rows = {
+        "cross_entropy": [
+            row("copy", "torch", "fwd", (32768, 16384), 0.5),
+            row("cross_entropy", "gpukit", "fwd", large, 0.274),
+            row("cross_entropy", "gpukit", both, large, 0.773),
+            row("cross_entropy", "gpukit-inplace", "fwd", large, 0.737),
+            row("cross_entropy", "library", both, large, 2.355),
+            row("cross_entropy", "compile", both, large, 1.343),
+        ],
+        "linear_cross_entropy": [row("linear_cross_entropy", p, both, linear, 42.0) for p in ("library", "gpukit")],
+        "kl_div": [row("kl_div", p, both, kl, 0.6, "float32") for p in ("torch", "library", "gpukit")],
+    }
+    (tmp_path / "h200").mkdir()
+    for op, recorded in rows.items():
+        benchmark.write(recorded, tmp_path / "h200" / f"{op}.csv")
+    _, text = run()
+    assert "PyTorch takes **2,355**, our kernel **737** (measured)" in text
+    assert "in two launches 773" in text and "yet" not in text
+    # The best of the others is not our own other kernel.
+    assert "1.74 times as fast as the best of the others (torch.compile)" in text
+    assert "the allocator saw 1.00 GiB and 1.00 GiB" in text

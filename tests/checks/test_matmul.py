@@ -1,0 +1,133 @@
+"""What is special about the exercises and the lesson of notebook 12; tests/checks/test_answers.py judges the known answers of all
+exercises, tests/kernels/test_matmul.py tests the kernels."""
+
+import json
+
+import pytest
+import torch
+
+from gpukit import course
+from gpukit.checks import matmul as checks
+from gpukit.checks.matmul import EXERCISES, INT4, ORDER, PRECISION, SPLIT_K, STRIDES, TILES
+from gpukit.grading.exercise import KernelExercise
+from gpukit.grading.judge import judge_source
+from gpukit.grading.stubs import clear
+from gpukit.simulator.interpreter import numerics
+from tests.checks.lesson_cases import cases, edited, ids
+
+ROOT = course.root(__file__)
+SOLUTION = (ROOT / "solutions" / "matmul.py").read_text(encoding="utf-8")
+CELLS = json.loads((ROOT / "notebooks" / "12_matmul.ipynb").read_text(encoding="utf-8"))["cells"]
+
+
+# ---- cases -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exercise", [e for e in EXERCISES if isinstance(e, KernelExercise)], ids=ids)
+def test_cases_hold_what_breaks_kernels(exercise):
+    tags = set().union(*(case.tags for case in cases(exercise)))
+    assert {"float32", "float16", "bfloat16"} <= tags
+    wanted = {
+        STRIDES: {"a-strides", "b-strides", "batched", "ragged"},
+        ORDER: {"short-group"},
+        SPLIT_K: {"uneven", "empty", "large-sums", "cancel"},
+        INT4: {"groups", "ragged"},
+    }
+    assert wanted.get(exercise, {"ragged", "large"}) <= tags
+    assert max(case.args[0].numel() for case in cases(exercise)) <= 1 << 14
+
+
+def test_strided_cases_are_views_of_many_kinds():
+    strides = [case.args[0].stride() + case.args[1].stride() for case in cases(STRIDES)]
+    assert any(0 in stride for stride in strides)  # expanded
+    assert any(not case.args[0].is_contiguous() for case in cases(STRIDES))
+    assert any(case.args[0].untyped_storage().nbytes() > case.args[0].nbytes for case in cases(STRIDES))  # gaps
+
+
+# ---- what the checks hold to be true ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_result_is_told_by_its_precision(seed):
+    """Where several ways fit, the first; the names of the other cases begin with the way that made them."""
+    for case in cases(PRECISION, seed):
+        way = case.name.partition(",")[0]
+        expected = way if way in checks.WAYS else "ieee"
+        assert checks._which(*case.args) == expected, case.name
+
+
+def test_tf32_is_the_simulators():
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(checks._read("tf32", x), torch.from_numpy(numerics.tf32(x.numpy())))
+
+
+def test_no_threshold_on_the_error_tells_tf32_from_bf16():
+    """With random signs bfloat16 errs more, with positive numbers tf32 does."""
+    error = {}
+    for case in cases(PRECISION):
+        a, b, c = case.args
+        terms = a.double().abs() @ b.double().abs()
+        error[case.name] = float(((c - a.double() @ b.double()).abs() / terms).max())
+    assert error["bf16, K 256"] > error["tf32, K 256"]
+    assert error["tf32, K 1024, all positive"] > 2 * error["bf16, K 1024, all positive"]
+
+
+def test_references():
+    for case in cases(TILES):
+        a, b, _ = case.args
+        torch.testing.assert_close(checks._exact(*case.args), a.float() @ b.float(), rtol=1e-5, atol=1e-5)
+    x, weight, bias = cases(checks.EPILOGUE)[0].args
+    expected = torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias))
+    torch.testing.assert_close(checks.EPILOGUE.reference(x, weight, bias), expected)
+    # A byte 0x2f: 15 - 8 in the even row, 2 - 8 in the odd one.
+    y = INT4.reference(torch.eye(2), torch.tensor([[0x2F]], dtype=torch.uint8), torch.ones(1, 1))
+    assert y.flatten().tolist() == [7, -6]
+
+
+# ---- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def test_detective_stub_is_right_and_reads_too_much():
+    found = judge_source(ORDER, clear(SOLUTION), seed=1)
+    assert (found.state, found.diagnosis) == ("fail", "order")
+    assert "144 KiB come from memory where 64 are enough" in " ".join(str(found).split())
+
+
+def test_one_dot_product_for_each_element_is_no_tiling():
+    loops = """def matmul_tiles(a, b, BLOCK):
+    import torch
+    c = torch.zeros(a.shape[0], b.shape[1])
+    for i in range(a.shape[0]):
+        for j in range(b.shape[1]):
+            c[i, j] = a[i].float() @ b[:, j].float()
+    return c
+"""
+    assert judge_source(TILES, loops, seed=1).diagnosis == "memory"
+
+
+def test_a_tensor_is_loaded_as_often_as_its_own_bytes_say():
+    """b is twice as large as a here, and loaded once."""
+    empty = "    partial = torch.empty(SPLIT_K, M, N, dtype"
+    found = judge_source(SPLIT_K, edited("matmul", (empty, empty.replace("empty", "zeros"))), seed=1)
+    assert found.diagnosis == "traffic" and "b_ptr is loaded once: line" in str(found), str(found)
+
+
+def test_cases_are_listed_by_whole_names():
+    """The names have commas of their own."""
+    found = judge_source(PRECISION, "def which(a, b, c):\n    return 'ieee'\n", seed=1)
+    shown = "fails for tf32, K 256 | tf32, K 1024, all positive and 9 more; passes for ieee, K 256 and 5 more"
+    assert shown in str(found), str(found)
+
+
+def test_dequantising_into_memory_first_is_not_enough():
+    call = "    int4_kernel[grid](x, packed, scales, y, M, N, K, GROUP=K // scales.shape[0], BLOCK_M=16, BLOCK_N=32)\n"
+    found = judge_source(INT4, edited("matmul", (call, "    packed = packed.clone()\n" + call)), seed=1)
+    assert found.diagnosis == "traffic"
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=ids)
+def test_every_diagnosis_is_reached_by_a_known_wrong_answer(exercise):
+    reached = {variant.diagnosis for variant in exercise.wrong}
+    own = {known.label for known in exercise.misconceptions if known.gives or known.when}
+    assert own - reached == set()
+    assert len(reached) >= 4 and len(exercise.wrong) >= 5 and len(exercise.right) >= 2

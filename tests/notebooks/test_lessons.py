@@ -1,0 +1,99 @@
+"""What the lessons on kernels have in common: what a notebook says of its exercises, its size, and hints without code.
+
+What is special about one lesson's exercises stands in its own file; tests/checks/test_answers.py judges the known answers of all.
+"""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpukit.grading.registry import exercises
+from tests.checks.lesson_cases import ids
+
+ROOT = Path(__file__).resolve().parents[2]
+LESSONS = (
+    "fusion",
+    "triton_basics",
+    "softmax",
+    "gelu",
+    "norms",
+    "matmul",
+    "flash_attention",
+    "kv_cache",
+    "losses",
+    "adamw",
+)
+EXERCISES = {lesson: [e for e in exercises().values() if e.id.startswith(f"{lesson}.")] for lesson in LESSONS}
+ALL = [exercise for found in EXERCISES.values() for exercise in found]
+WIDE = ("triton_basics", "softmax", "gelu")  # code cells of more than 100 columns; JupyterLab scrolls them sideways
+MINUTES = {"fusion": "{} more for six exercises"}
+
+
+def cells_of(lesson: str) -> list[dict]:
+    (path,) = (ROOT / "notebooks").glob(f"??_{lesson}.ipynb")
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+
+
+def same(a, b) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.allclose(a.double(), b.double(), rtol=0, atol=0, equal_nan=True)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+@pytest.mark.parametrize("exercise", ALL, ids=ids)
+def test_cases_are_fresh_but_always_the_same_ones(exercise):
+    """A seed says all of the inputs, and nothing of what the cases are for."""
+    first, second, again = (exercise.cases(random.Random(seed)) for seed in (1, 2, 1))
+    assert [(case.name, case.tags) for case in first] == [(case.name, case.tags) for case in second]
+    assert len({case.name for case in first}) == len(first) >= 5
+    assert all(same(a.args, b.args) for a, b in zip(first, again, strict=True))
+    assert not all(same(a.args, b.args) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("exercise", ALL, ids=ids)
+def test_notebook_says_what_the_registry_says(exercise):
+    """The label under each statement is the exercise's, and its check cell stands right below."""
+    cells = cells_of(exercise.id.partition(".")[0])
+    (at,) = [i for i, cell in enumerate(cells) if f"## Exercise: {exercise.id}\n" in "".join(cell["source"])]
+    assert f"*{exercise.label}*" in "".join(cells[at]["source"])
+    check = cells[at + 1]
+    assert check["id"] == "check-" + re.sub(r"[._]", "-", exercise.id)
+    assert "".join(check["source"]) == f'import gpukit; gpukit.check("{exercise.id}")'
+    assert not check["outputs"]
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_notebook_adds_up_the_minutes(lesson):
+    minutes = sum(exercise.label.minutes for exercise in EXERCISES[lesson])
+    said = MINUTES.get(lesson, "of which {} minutes are exercises").format(minutes)
+    assert said in "".join(cells_of(lesson)[0]["source"])
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_notebook_keeps_to_its_size(lesson):
+    cells = cells_of(lesson)
+    assert 20 <= len(cells) <= 40
+    for cell in cells:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            lines = text.splitlines()
+            assert len(lines) <= 15, cell["id"]
+            assert lesson in WIDE or max(map(len, lines)) <= 100, cell["id"]
+        else:
+            assert len(text.split()) <= 120, cell["id"]
+
+
+@pytest.mark.parametrize("exercise", ALL, ids=ids)
+def test_diagnoses_and_hints_tell_no_code(exercise):
+    lesson = exercise.id.partition(".")[0]
+    call = r"tl\.(?!rand)\w+\(" if lesson == "triton_basics" else r"tl\.\w+\("
+    pointer = r"\w+_ptr \+" if lesson == "softmax" else r"\w+_ptr"
+    texts = [*exercise.hints, *(known.say for known in exercise.misconceptions if isinstance(known.say, str))]
+    for text in texts:
+        assert not re.search(rf"{call}|{pointer}|mask=|other=|\.clone\(|\w+\[", text), text

@@ -1,0 +1,68 @@
+"""What the simulator costs, in seconds of processor time: read by test_speed.py, which bounds it, and by `make measure`."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+
+import gpukit
+from gpukit.simulator.interpreter import layer as interpreter
+from gpukit.validation.timed import CASES
+
+# A trace of a few programs, the compilation and the prediction: 5 s at most.
+REAL_SHAPES = {
+    "softmax 4096 x 65536": "gpukit softmax 4096 x 65536 bf16, online",
+    "matmul 8192^3": "matmul 8192 bf16, groups of 128x256x64",
+    "attention of 16,384 tokens": "attention 8 heads, 16384 tokens, head 128",
+}
+
+
+@triton.jit
+def row_kernel(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    row = tl.program_id(0) * N
+    x = tl.load(x_ptr + row + offs, mask=offs < N, other=-float("inf")).to(tl.float32)
+    e = tl.exp(x - tl.max(x, axis=0))
+    tl.store(y_ptr + row + offs, e / tl.sum(e, axis=0), mask=offs < N)
+
+
+def processor_s(call: Callable[[], object]) -> float:
+    """Of this process and of those that it started and waited for: other people's work on the machine counts little."""
+
+    def now() -> float:
+        own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+        return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+    before = now()
+    call()
+    return now() - before
+
+
+def rows_s(programs: int, how: str, N: int = 1000, best_of: int = 3) -> float:
+    """A launch of `row_kernel` on that many rows. `how`: "plain" for Triton's own interpreter, "layer" for ours, "trace" for
+    ours inside gpukit.trace, "sample" where that looks at four programs."""
+    x = torch.zeros(programs, N)
+    blocks = {"trace": gpukit.trace, "sample": lambda: gpukit.trace(sample=4)}
+
+    def launch() -> None:
+        with blocks.get(how, contextlib.nullcontext)():
+            row_kernel[(programs,)](x, torch.empty_like(x), N, BLOCK=1024)
+
+    if how == "plain":
+        interpreter.uninstall()
+    try:
+        return min(processor_s(launch) for _ in range(best_of))
+    finally:
+        interpreter.install()
+
+
+def real_shape_s(name: str) -> float:
+    """One of REAL_SHAPES, predicted for an H200."""
+    case = CASES[REAL_SHAPES[name]]
+    work = case.prepare("meta")
+    return processor_s(lambda: gpukit.predict(work, gpu="h200", sample=case.sample))

@@ -1,0 +1,511 @@
+"""The cache model: against Nsight Compute on an H200, and against what can be worked out by hand."""
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import gpukit
+from gpukit import hardware
+from gpukit.kernels.norms import norm_fwd
+from gpukit.simulator.trace import caches, coalesce, recording
+from gpukit.validation.kernels import CASES, _matmul
+
+pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
+H200 = hardware.gpu("h200")
+
+
+def traced(launch, **options):
+    with gpukit.trace(**options) as t:
+        launch()
+    return t.launches[0]
+
+
+def assumed(launch, gpu=H200, **options):
+    return traced(launch, **options).traffic(gpu, compiled=False)
+
+
+@triton.jit
+def copy(x_ptr, y_ptr, n, stride, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + offs, tl.load(x_ptr + offs * stride, mask=offs < n), mask=offs < n)
+
+
+@triton.jit
+def transpose(x_ptr, y_ptr, M, N, BM: tl.constexpr, BN: tl.constexpr):
+    offs_m = tl.program_id(0) * BM + tl.arange(0, BM)
+    offs_n = tl.program_id(1) * BN + tl.arange(0, BN)
+    mask = (offs_m[:, None] < M) & (offs_n[None, :] < N)
+    x = tl.load(x_ptr + offs_m[:, None] * N + offs_n[None, :], mask=mask)
+    tl.store(y_ptr + offs_n[None, :] * M + offs_m[:, None], x, mask=mask)
+
+
+@triton.jit
+def softmax(x_ptr, y_ptr, stride_m, n, BLOCK: tl.constexpr):
+    row, offs = tl.program_id(0), tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * stride_m + offs, mask=offs < n, other=-float("inf")).to(tl.float32)
+    e = tl.exp(x - tl.max(x, 0))
+    tl.store(y_ptr + row * stride_m + offs, e / tl.sum(e, 0), mask=offs < n)
+
+
+@triton.jit
+def matmul(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    offs_m = tl.program_id(0) * BM + tl.arange(0, BM)
+    offs_n = tl.program_id(1) * BN + tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for k in range(0, K, BK):
+        offs_k = k + tl.arange(0, BK)
+        a_mask = (offs_m[:, None] < M) & (offs_k[None, :] < K)
+        b_mask = (offs_k[:, None] < K) & (offs_n[None, :] < N)
+        a = tl.load(a_ptr + offs_m[:, None] * K + offs_k[None, :], mask=a_mask, other=0.0)
+        b = tl.load(b_ptr + offs_k[:, None] * N + offs_n[None, :], mask=b_mask, other=0.0)
+        acc = tl.dot(a, b, acc)
+    mask = (offs_m[:, None] < M) & (offs_n[None, :] < N)
+    tl.store(c_ptr + offs_m[:, None] * N + offs_n[None, :], acc.to(tl.float16), mask=mask)
+
+
+def matmul_of(n, tile):
+    grid = (triton.cdiv(n, tile), triton.cdiv(n, tile))
+    return lambda x, y: matmul[grid](x, x, y, n, n, n, BM=tile, BN=tile, BK=32)
+
+
+MI = 1 << 20
+# Launch; distinct sectors that the programs' loads and stores touch; then what ncu counted on an H200: sectors from L2 to
+# L1, sectors that L1 was asked for, sectors that it was given to store, bytes read from DRAM. Triton 3.6, driver 580, fp16;
+# x is both operands of a matmul.
+MEASURED = {
+    "copy": (
+        lambda x, y: copy[(1024,)](x, y, MI, 1, BLOCK=1024),
+        65_536, 65_536, 65_536, 65_536, 65_536, 2_099_968,
+    ),
+    "stride 2": (
+        lambda x, y: copy[(1024,)](x, y, MI, 2, BLOCK=1024),
+        131_072, 65_536, 131_072, 1_048_576, 65_536, 4_197_888,
+    ),
+    "stride 16": (
+        lambda x, y: copy[(1024,)](x, y, MI, 16, BLOCK=1024),
+        1_048_576, 65_536, 1_048_576, 1_048_576, 65_536, 33_560_064,
+    ),
+    "transpose, 64x64": (
+        lambda x, y: transpose[(16, 16)](x, y, 1024, 1024, BM=64, BN=64),
+        65_536, 65_536, 65_536, 65_536, 65_536, 2_101_504,
+    ),
+    "transpose, 1x1024": (
+        lambda x, y: transpose[(1024, 1)](x, y, 1024, 1024, BM=1, BN=1024),
+        65_536, 1_048_576, 65_536, 65_536, 1_048_576, 2_101_760,
+    ),
+    "softmax, 1024x781": (
+        lambda x, y: softmax[(1024,)](x, y, 781, 781, BLOCK=1024),
+        50_944, 50_944, 50_944, 73_984, 73_984, 1_605_632,
+    ),
+    "matmul 512, 64x64": (matmul_of(512, 64), 262_144, 16_384, 262_144, 262_144, 16_384, 532_992),
+    "matmul 512, 128x128": (matmul_of(512, 128), 131_072, 16_384, 131_072, 131_072, 16_384, 537_856),
+    "matmul 500, 64x64": (matmul_of(500, 64), 322_000, 18_625, 255_747, 346_000, 21_625, 515_584),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_measured_on_an_h200(name):
+    launch, loads, stores, l2_reads, asked, stored, dram = MEASURED[name]
+    x, y = torch.zeros(16 * MI, dtype=torch.float16), torch.zeros(MI, dtype=torch.float16)
+    recorded = traced(lambda: launch(x, y))
+    assert (recorded.load_sectors, recorded.store_sectors) == (loads, stores)
+    traffic = recorded.traffic(compiled=False)
+    assert (traffic.l1_read_sectors, traffic.l1_write_sectors) == (asked, stored)
+    assert stores <= traffic.l2_write_sectors <= stored and (traffic.l2_write_sectors == stored) == (stores == stored)
+    assert traffic.l2_read_sectors == pytest.approx(l2_reads, rel=0.05 if "500" in name else 0)
+    # The kernel's own code is fetched too: some 10 KB.
+    assert dram - 16_000 <= traffic.dram_read_bytes <= dram
+    assert traffic.dram_write_bytes == 0 and traffic.dirty_bytes > 0
+
+
+def test_with_the_compiled_kernel_the_ragged_matmul_is_exact():
+    """Shared memory and registers say how many programs an SM holds, and so how large L1 is."""
+    x, y = torch.zeros(MI, dtype=torch.float16), torch.zeros(MI, dtype=torch.float16)
+    launch = traced(lambda: MEASURED["matmul 500, 64x64"][0](x, y))
+    assert launch.traffic().layouts == "compiled"
+    assert launch.l2_read_sectors == pytest.approx(255_747, rel=0.002)
+    assert (launch.traffic().l1_write_sectors, launch.traffic().l1_read_sectors) == (21_625, 346_000)
+    # What is assumed where nothing can be compiled is what the compiler does.
+    guessed = launch.traffic(compiled=False)
+    assert (guessed.l1_write_sectors, guessed.l1_read_sectors) == (21_625, 346_000)
+    assert guessed.layouts == "assumed" and launch.traffic(compiled=False) is guessed
+
+
+# ---- which lanes move together ------------------------------------------------------------------------------------
+
+# (block, elements a thread, order, warps) -> threads of a warp and warps, as Triton 3.6 prints them in TTGIR
+BLOCKED = {
+    ((1024,), 8, (0,), 4): ((32,), (4,)),
+    ((64, 64), 8, (1, 0), 4): ((4, 8), (4, 1)),
+    ((64, 32), 8, (1, 0), 4): ((8, 4), (4, 1)),
+    ((64, 64), 1, (1, 0), 4): ((1, 32), (2, 2)),
+    ((64, 64), 8, (0, 1), 4): ((8, 4), (1, 4)),
+    ((1, 1024), 8, (1, 0), 4): ((1, 32), (1, 4)),
+    ((128, 16), 8, (1, 0), 8): ((16, 2), (8, 1)),
+}
+
+
+@pytest.mark.parametrize("arguments", BLOCKED, ids=str)
+def test_blocked_layouts_are_tritons(arguments):
+    layout = coalesce.blocked(*arguments)
+    assert (layout.threads_per_warp, layout.warps_per_cta) == BLOCKED[arguments]
+
+
+def stored(N, stride, num_warps=4):
+    x, y = (torch.zeros(64, stride, dtype=torch.float16) for _ in range(2))
+    return assumed(lambda: softmax[(64,)](x, y, stride, N, BLOCK=1024, num_warps=num_warps)).l1_write_sectors
+
+
+def test_a_mask_that_16_does_not_divide_makes_narrow_stores():
+    assert stored(784, 784) == 64 * 49  # 8 halves a thread: 512 bytes and 16 sectors a warp
+    assert stored(776, 776) > stored(784, 784)  # a row is 48.5 sectors, and the compiler cannot see that 8 divides it
+    # Rows begin on sectors, but each of the 8 halves of a thread is an instruction of its own: 98 sectors, 8 times.
+    assert stored(781, 1024) == sum(
+        len({(w, r, (w * 256 + lane * 8 + r) // 16) for lane in range(32) if w * 256 + lane * 8 + r < 781})
+        for w in range(4)
+        for r in range(8)
+    ) * 64  # fmt: skip
+
+
+def test_of_stores_that_share_a_sector_most_meet_on_the_way():
+    """A row of 781 halves begins and ends inside a sector, and 8 narrow stores fill each: asked for 8 times."""
+    x, y = (torch.zeros(64, 1024, dtype=torch.float16) for _ in range(2))
+    traffic = assumed(lambda: softmax[(64,)](x, y, 1024, 781, BLOCK=1024))
+    asked, distinct = traffic.l1_write_sectors, 64 * 49
+    assert distinct < traffic.l2_write_sectors < asked
+    assert traffic.l2_write_sectors == round(distinct + caches._ALONE * (asked - distinct))
+    assert traffic.dram_read_bytes == 64 * 50 * 32  # a pair of sectors at a time
+
+
+@triton.jit
+def copy_rows(x_ptr, y_ptr, stride_m, n, BLOCK: tl.constexpr):
+    row, offs = tl.program_id(0), tl.arange(0, BLOCK)
+    tl.store(y_ptr + row * stride_m + offs, tl.load(x_ptr + row * stride_m + offs, mask=offs < n), mask=offs < n)
+
+
+@pytest.mark.parametrize(("kernel", "alone"), [(softmax, caches._ALONE_IN_STEP), (copy_rows, caches._ALONE_APART)])
+def test_warps_that_have_met_at_a_barrier_store_in_step(kernel, alone):
+    """Rows of 781 that begin anywhere: each warp's 64 bytes share a sector with the next warp's. For its sums the softmax
+    needs a barrier; a copy does not."""
+    x, y = (torch.zeros(64, 781, dtype=torch.float16) for _ in range(2))
+    launch = traced(lambda: kernel[(64,)](x, y, 781, 781, BLOCK=1024))
+    traffic = launch.traffic(H200)
+    assert traffic.layouts == "compiled"
+    asked, distinct = traffic.l1_write_sectors, launch.store_sectors
+    assert traffic.l2_write_sectors == round(distinct + alone * (asked - distinct)) < asked
+
+
+# ---- L1 -----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def passes(x_ptr, y_ptr, n, PASSES: tl.constexpr, BLOCK: tl.constexpr):
+    total = tl.zeros((BLOCK,), tl.float32)
+    for _ in tl.static_range(PASSES):
+        for start in range(0, n, BLOCK):
+            total += tl.load(x_ptr + tl.program_id(0) * n + start + tl.arange(0, BLOCK))
+    tl.store(y_ptr + tl.program_id(0) + tl.arange(0, 1), tl.sum(total, 0))
+
+
+@pytest.mark.parametrize(("kib", "missed"), [(32, 0), (128, 0.025), (256, 0.45), (512, 1)])
+def test_a_second_pass_finds_in_l1_what_fits(kib, missed):
+    """Of the second pass; an H200's L1 of 248 KiB missed 2.5 % of 128 KiB and 58 % of 256 KiB."""
+    x, y = torch.zeros(kib * 256), torch.zeros(1)
+    traffic = assumed(lambda: passes[(1,)](x, y, kib * 256, PASSES=2, BLOCK=4096))
+    assert traffic.l1_bytes == 256 * 1024 and traffic.l1_read_sectors == 2 * kib * 32
+    assert traffic.l2_read_sectors / (kib * 32) - 1 == pytest.approx(missed, abs=0.06)
+    assert traffic.l1_hit_rate == pytest.approx((1 - missed) / 2, abs=0.03)
+    assert traffic.dram_read_bytes == kib * 1024
+
+
+def test_least_recently_used_is_exact():
+    """Against a list in order of use; the units of one access are used together."""
+    random, stack = np.random.default_rng(0), []
+    lru = caches._Lru(units=200, accesses=2000, capacity=40)
+    for _ in range(1000):
+        unit = int(random.integers(0, 200 if random.random() < 0.3 else 45))
+        age = stack.index(unit) if unit in stack else 200
+        one = np.array([unit])
+        assert lru.within(one)[0] == (age < 40)
+        assert age >= 40 or lru.ages(one)[0] == age
+        lru.use(one)
+        stack = [unit, *(other for other in stack if other != unit)]
+    lru.use(np.arange(30))
+    assert lru.within(np.arange(30)).all() and (lru.ages(np.arange(30)) == 0).all()
+    lru.use(np.arange(30, 45))
+    assert not lru.within(np.arange(30)).any() and lru.within(np.arange(30, 45)).all()
+
+
+def test_programs_share_the_l1_of_their_sm_only():
+    """Program p runs on SM p mod 132: of 264 programs that read one block, each SM's second finds it in L1."""
+    x, y = torch.zeros(1024), torch.zeros(264)
+
+    @triton.jit
+    def same(x_ptr, y_ptr, BLOCK: tl.constexpr):
+        tl.store(y_ptr + tl.program_id(0), tl.sum(tl.load(x_ptr + tl.arange(0, BLOCK)), 0))
+
+    traffic = assumed(lambda: same[(264,)](x, y, BLOCK=1024))
+    assert (traffic.l1_read_sectors, traffic.l2_read_sectors) == (264 * 128, 132 * 128)
+    assert traffic.dram_read_bytes == 4096 and traffic.l2_hit_rate == pytest.approx(131 / 132)
+
+
+@pytest.mark.parametrize(
+    ("shared", "programs", "kib"), [(0, 8, 256), (1024, 1, 248), (48 * 1024, 2, 156), (227 * 1024, 1, 28)]
+)
+def test_shared_memory_leaves_l1_the_rest(shared, programs, kib):
+    assert caches.l1_bytes(H200, shared, programs) == kib * 1024
+
+
+# ---- L2 -----------------------------------------------------------------------------------------------------------
+
+
+def small_l2(kib):
+    return dataclasses.replace(H200, l2_bytes=kib * 1024)
+
+
+def test_l2_keeps_what_was_written_until_it_needs_the_room():
+    x, y = torch.zeros(MI), torch.zeros(MI)
+    launch = traced(lambda: copy[(256,)](x, y, MI, 1, BLOCK=4096))
+    whole = launch.traffic(H200, compiled=False)
+    assert (whole.dram_read_bytes, whole.dram_write_bytes, whole.dirty_bytes) == (4 * MI, 0, 4 * MI)
+    small = caches.traffic(launch, small_l2(1024), False)
+    assert small.dram_read_bytes == 4 * MI and small.dram_write_bytes + small.dirty_bytes == 4 * MI
+    assert small.dirty_bytes == pytest.approx(caches._L2_HOLDS * MI, rel=0.05)  # one wave: all load, then all store
+
+
+def test_what_comes_back_too_late_is_read_again():
+    @triton.jit
+    def twice(x_ptr, y_ptr, half, BLOCK: tl.constexpr):
+        offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + offs) + tl.load(x_ptr + (offs + half) % (2 * half))
+        tl.store(y_ptr + tl.program_id(0), tl.sum(x, 0))
+
+    x, y = torch.zeros(MI), torch.zeros(512)
+    launch = traced(lambda: twice[(512,)](x, y, MI // 2, BLOCK=2048, num_warps=32))
+    assert caches.traffic(launch, small_l2(8192), False).dram_read_bytes == 4 * MI
+    assert caches.traffic(launch, small_l2(1024), False).dram_read_bytes > 7.9 * 1024**2
+
+
+def test_a_line_of_four_sectors_is_the_unit_of_room():
+    """One sector of each line: it takes a whole line's room, and no more than its own bytes from DRAM."""
+    cache = caches._L2(4096, 100, round(128 * 128.9 / caches._L2_HOLDS))
+    every_fourth = np.arange(0, 1024, 4)
+    assert cache.lru.capacity == 128
+    # DRAM is read a pair of sectors at a time.
+    assert cache.read(every_fourth[:128]) == 256 and cache.read(every_fourth[:128]) == 0
+    assert cache.read(every_fourth[128:]) == 256 and cache.read(every_fourth[:128]) == 256
+    cache.write(np.arange(4), np.full(4, 32, dtype=np.uint8))
+    assert cache.finish() == 4 and cache.dram_written == 0
+
+
+def test_a_sector_written_in_part_is_completed_in_the_end():
+    x, y = torch.zeros(MI, dtype=torch.float16), torch.zeros(16 * MI, dtype=torch.float16)
+
+    @triton.jit
+    def spread(x_ptr, y_ptr, STRIDE: tl.constexpr, BLOCK: tl.constexpr):
+        offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(y_ptr + offs * STRIDE, tl.load(x_ptr + offs))
+
+    def run(stride):
+        return assumed(lambda: spread[(256,)](x, y, STRIDE=stride, BLOCK=4096))
+
+    whole, parts = run(1), run(16)
+    assert (whole.dram_read_bytes, whole.dram_write_bytes, whole.dirty_bytes) == (2 * MI, 0, 2 * MI)
+    # 2 of 32 bytes each, 32 MiB of sectors: nearly all were waiting too long by the end.
+    waiting = caches._L2_PARTS * H200.l2_bytes
+    assert parts.dirty_bytes == pytest.approx(waiting, rel=0.1)
+    assert parts.dram_read_bytes == pytest.approx(2 * MI + 32 * MI - waiting, rel=0.02)
+    assert parts.dram_write_bytes == parts.dram_read_bytes - 2 * MI
+
+    cache = caches._L2(64, 10, MI)
+    half = np.full(2, 16, dtype=np.uint8)
+    cache.write(np.arange(2), half)
+    cache.write(np.arange(2), half)  # the other half: nothing of it is needed from DRAM
+    assert (cache.read(np.arange(2)), cache.dram_read, cache.dirtied) == (0, 0, 2)
+    cache.write(np.arange(4, 6), half)
+    assert (cache.read(np.arange(4, 6)), cache.finish()) == (2, 4)
+
+
+def test_an_atomic_is_answered():
+    """As on an H200 (column sums by atomics): what L2 sends are the loads and one sector for each that is added to."""
+    x, y = torch.zeros(64, 2048), torch.zeros(2048)
+
+    @triton.jit
+    def add(x_ptr, y_ptr, BLOCK: tl.constexpr):
+        offs = tl.arange(0, BLOCK)
+        tl.atomic_add(y_ptr + offs, tl.load(x_ptr + tl.program_id(0) * BLOCK + offs))
+
+    traffic = assumed(lambda: add[(64,)](x, y, BLOCK=2048))
+    assert (traffic.l2_atomic_sectors, traffic.l2_read_sectors) == (64 * 256, 2 * 64 * 256)
+    assert traffic.l2_write_sectors == 0 and traffic.dram_read_bytes == (64 + 1) * 8192
+
+
+# ---- sampled launches ---------------------------------------------------------------------------------------------
+
+
+def on(device, n, dtype=torch.float32):
+    return torch.zeros(n, dtype=dtype, device=device)
+
+
+SAMPLES = {
+    "rows": (32, lambda d: softmax[(400,)](on(d, 400 * 781), on(d, 400 * 781), 781, 781, BLOCK=1024)),
+    "tiles": (16, lambda d: transpose[(16, 16)](on(d, 1 << 18), on(d, 1 << 18), 512, 512, BM=32, BN=32)),
+    "two passes": (4, lambda d: passes[(300,)](on(d, 300 * 4096), on(d, 300), 4096, PASSES=2, BLOCK=1024)),
+    "matmul": (
+        4,
+        lambda d: matmul[(4, 4)](*(on(d, 256 * 256, torch.float16) for _ in "abc"), 256, 256, 256, 64, 64, 32),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_sample_has_the_traffic_of_the_whole(name):
+    sample, launch = SAMPLES[name]
+    whole, part = assumed(lambda: launch("cpu")), assumed(lambda: launch("meta"), sample=sample)
+    for counter in ("l1_read_sectors", "l2_read_sectors", "l2_write_sectors", "dram_read_bytes"):
+        assert getattr(part, counter) == pytest.approx(getattr(whole, counter), rel=0.02), counter
+
+
+def test_what_l1_holds_is_not_read_from_dram_by_a_sample():
+    """A second pass over rows of 256 KiB, from the end backwards: what its SM's L1 still holds is not asked of L2."""
+    traffic = assumed(CASES["gpukit softmax 512x131072 bf16, online"].prepare("meta"), sample=2)
+    first, second, _ = traffic.sites
+    assert first.dram_bytes == 512 * 131072 * 2 and second.l2_sectors < 0.7 * second.l1_sectors
+    assert second.dram_bytes <= second.l2_sectors * 32 * 1.02  # a pair of sectors at a time
+
+
+def test_what_programs_share_late_is_shared_in_a_sample():
+    """The weights of a norm are read in its last pass, which no program of the window has reached."""
+
+    def launch():
+        x, weight = (torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((24, 65536), (65536,)))
+        norm_fwd(x, None, weight, None, 1e-6, centre=False)
+
+    whole, part = assumed(launch), assumed(launch, sample=4)
+    of = {site.tensor: site.dram_bytes for site in part.sites}
+    assert of["weight_ptr"] == 65536 * 2
+    assert part.dram_read_bytes == pytest.approx(whole.dram_read_bytes, rel=0.01)
+
+
+def test_writes_of_a_sample_leave_l2_in_the_end():
+    traffic = assumed(CASES["copy 512 MB"].prepare("meta"), sample=8)
+    assert traffic.dram_read_bytes == 512 * MI
+    assert traffic.dram_write_bytes + traffic.dirty_bytes == pytest.approx(512 * MI, rel=0.01)
+    assert traffic.dirty_bytes == pytest.approx(512 * MI - 511_894_784, rel=0.12)  # an H200 wrote so much meanwhile
+
+
+@pytest.mark.parametrize("grouped", [1, 8])
+def test_tiles_that_span_more_than_their_tensors_pages(grouped):
+    """Tiles of 128 rows of 32 KiB in tensors of 512 MiB, most of them never reached by the programs that are looked at."""
+    traffic = assumed(_matmul(16384, 16384, 16384, 128, 256, 64, GROUP_M=grouped, num_warps=8)("meta"), sample=1)
+    assert traffic.l2_read_sectors == (64 + 128) * 16384 * 16384 * 2 // 32
+    assert traffic.dram_write_bytes + traffic.dirty_bytes == pytest.approx(16384 * 16384 * 2, rel=0.01)
+    assert 2 * 16384 * 16384 * 2 < traffic.dram_read_bytes < traffic.l2_read_sectors * 32
+
+
+def test_unused_addresses_take_no_memory():
+    step = recording.STORAGE_ALIGNMENT
+    start = np.array([5 * step + 64, 5 * step + 64, 900 * step, 40 * step - 32])
+    reach = np.array(
+        [[0, -64, 0, 32], [step - 1, 0, 7, 40]]
+    )  # the second begins before, the first reaches into the next
+    packed, size = caches._packed(start, reach)
+    assert packed.tolist() == [64, 64, 3 * step, 2 * step - 32] and size == 4 * step
+
+
+def test_the_same_launch_has_the_same_traffic():
+    def once():
+        return assumed(_matmul(1024, 1024, 1024, 128, 128, 64, num_warps=8)("meta"), sample=1)
+
+    assert once() == once()
+
+
+@pytest.fixture(scope="module")
+def real_shapes():
+    """Traffic and seconds of processor time of a few large launches, each traced on two programs."""
+    found = {}
+    for name in (
+        "rows of 65536",
+        "matmul 8192, rows of tiles",
+        "matmul 8192, groups of 8",
+        "attention 16 heads, 16384 tokens",
+    ):
+        launch = CASES[name].prepare("meta")
+        begin = time.process_time()
+        found[name] = assumed(launch, sample=2), time.process_time() - begin
+    return found
+
+
+def test_sampling_a_real_shape_takes_seconds(real_shapes):
+    assert {name: seconds for name, (_, seconds) in real_shapes.items() if seconds > 3} == {}
+
+
+def test_dram_bytes_of_real_shapes(real_shapes):
+    rows, _ = real_shapes["rows of 65536"]
+    assert rows.dram_read_bytes == 4096 * 65536 * 2
+    attention, _ = real_shapes["attention 16 heads, 16384 tokens"]  # k and v of a head stay in L2 while it is at work
+    assert attention.dram_read_bytes == pytest.approx(3 * 16 * 16384 * 128 * 2, rel=0.05)
+
+
+def test_grouped_order_helps_matmul(real_shapes):
+    """132 programs at a time: 4 rows by 32 columns of tiles, or 8 by 16.5, in which a column is twice as wide as a row."""
+    (rows, _), (groups, _) = (real_shapes[f"matmul 8192, {order}"] for order in ("rows of tiles", "groups of 8"))
+    assert rows.l2_read_sectors == groups.l2_read_sectors == (64 + 32) * 8192 * 8192 * 2 // 32
+    assert groups.dram_read_bytes < 0.75 * rows.dram_read_bytes
+
+
+def test_a_sampled_launch_without_accesses_moves_nothing():
+    @triton.jit
+    def idle(x_ptr):
+        pass
+
+    with gpukit.trace(sample=2) as t:
+        idle[(1000,)](torch.zeros(4))
+    found = t.launches[0].traffic(hardware.gpu("h200"), False)
+    assert (found.l2_read_sectors, found.dram_read_bytes, found.dram_write_bytes) == (0, 0, 0)
+
+
+# ---- what cannot be answered --------------------------------------------------------------------------------------
+
+
+def test_a_launch_that_did_not_run_has_no_traffic():
+    launch = traced(lambda: copy[(1,)](torch.zeros(16), torch.zeros(16), 16, 1, BLOCK=16), dry=True)
+    with pytest.raises(ValueError, match="copy was traced with dry=True: it made no accesses"):
+        launch.traffic()
+
+
+def test_too_many_irregular_accesses(monkeypatch):
+    monkeypatch.setattr(recording, "MAX_IRREGULAR_LANES", 100)
+    index = torch.randperm(256)
+
+    @triton.jit
+    def picked(x_ptr, index_ptr, y_ptr, BLOCK: tl.constexpr):
+        offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(y_ptr + offs, tl.load(x_ptr + tl.load(index_ptr + offs)))
+
+    launch = traced(lambda: picked[(4,)](torch.zeros(256), index, torch.zeros(256), BLOCK=64))
+    assert launch.load_sectors > 0
+    with pytest.raises(ValueError, match="picked made too many irregular accesses to keep"):
+        launch.traffic()
+
+
+def test_a_report_says_it_level_by_level():
+    x, y = torch.zeros(4096), torch.zeros(4096)
+    text = str(assumed(lambda: copy[(1,)](x, y, 4096, 1, BLOCK=4096)))
+    assert text.splitlines()[0] == "L1          512 sectors asked for, 0% of them there"
+    assert "DRAM to L2  16,384 bytes" in text and "lanes as assumed" in text
+
+
+@pytest.mark.parametrize("used", ([0], [0, 1, 2], [0, 8, 16], [0, 1, 7, 8, 14], [3, 50, 51, 99]))
+def test_what_no_program_reached_lies_in_the_gaps_of_others(used):
+    used = np.array(used)
+    lines, moves = caches._places(used)
+    taken = [line for move in moves for line in (used + move).tolist()]
+    assert len(set(taken)) == len(taken) and max(taken) < lines
+    steps = np.diff(used)[np.diff(used) > 1]
+    assert len(moves) > 1 or steps.size == 0 or steps.min() - 1 < 2
