@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.notebooks.browser import Lab, why_not
+from tests.browser import Lab, why_not
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 

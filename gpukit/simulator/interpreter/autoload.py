@@ -9,11 +9,19 @@ import importlib.util
 import os
 import sys
 import warnings
+from collections.abc import Callable
+
+LAYER = "gpukit.simulator.interpreter.layer"
 
 
-class _AfterTriton(importlib.abc.MetaPathFinder):
+class _After(importlib.abc.MetaPathFinder):
+    """Calls `then` once, when the module called `name` has been imported."""
+
+    def __init__(self, name: str, then: Callable[[], None]):
+        self.name, self.then = name, then
+
     def find_spec(self, name, path=None, target=None):
-        if name != "triton":
+        if name != self.name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -21,29 +29,32 @@ class _AfterTriton(importlib.abc.MetaPathFinder):
             load = spec.loader.exec_module
 
             def exec_module(module):
+                del spec.loader.exec_module  # one loader may serve several modules: pytest's does
                 load(module)
-                _install()
+                self.then()
 
             spec.loader.exec_module = exec_module
         return spec
 
 
+def _load() -> None:
+    """Triton is there. If it is the layer that imports it just now, this changes nothing: `_install` comes at its end."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        importlib.import_module(LAYER)
+
+
 def _install() -> None:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        return
-    interpreter = importlib.import_module("gpukit.simulator.interpreter.layer")
-    if not hasattr(interpreter, "install"):  # it is what imports Triton just now, so it does so at its own end
-        interpreter.wanted = True
-        return
-    try:
-        interpreter.install()
-    except RuntimeError as error:  # an unknown Triton: whoever imports it may not need the layer
-        warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+    """The layer is there."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        try:
+            sys.modules[LAYER].install()
+        except RuntimeError as error:  # an unknown Triton: whoever imports it may not need the layer
+            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
 
 
 def arm() -> None:
     """From now on importing Triton in interpreter mode installs the layer; if Triton is loaded, it is installed now."""
-    if "triton" in sys.modules:
-        _install()
-    elif not any(isinstance(finder, _AfterTriton) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterTriton())
+    if LAYER not in sys.modules and not any(isinstance(finder, _After) for finder in sys.meta_path):
+        sys.meta_path[:0] = [_After("triton", _load), _After(LAYER, _install)]
+        if "triton" in sys.modules:
+            _load()

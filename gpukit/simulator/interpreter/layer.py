@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
-from gpukit.simulator.interpreter import autoload, libdevice
+from gpukit.simulator.interpreter import libdevice
 from gpukit.simulator.interpreter.bounds import (
     Access,
     Fault,
@@ -983,7 +983,3 @@ def uninstall() -> None:
             delattr(owner, name)
         else:
             setattr(owner, name, plain)
-
-
-if "wanted" in globals():  # Triton was imported by this module's own first lines
-    autoload._install()

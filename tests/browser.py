@@ -1,6 +1,6 @@
-"""A person at JupyterLab, played by a headless Chromium: used by test_browser.py and by whoever edits a notebook.
+"""A person at JupyterLab, played by a headless Chromium: used by tests/notebooks/test_browser.py and by whoever edits a notebook.
 
-    python -m tests.notebooks.browser notebooks/09_softmax.ipynb      # every cell run; pictures in build/screenshots
+    python -m tests.browser notebooks/09_softmax.ipynb      # every cell run; pictures in build/screenshots
 
 The course is copied first, with exercises/ as it is handed out, so nothing in the checkout changes or matters.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from gpukit import lab
 from gpukit.grading import stubs
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 SCREENSHOTS = ROOT / "build" / "screenshots"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 TOKEN = "a-person"
