@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpukit import benchmark, course
+from gpukit import benchmark, course, tables
 from gpukit.accounting.commands import flops_command, memory_command
 
 _MAX_SOURCE_BYTES = 1 << 20
@@ -173,7 +173,7 @@ def _hint(args: argparse.Namespace) -> int:
 
 def _progress(args: argparse.Namespace) -> int:
     from gpukit.grading.registry import exercises
-    from gpukit.grading.report import recorded, table
+    from gpukit.grading.report import recorded
 
     done = recorded(_root())
     rows = [("exercise", "state", "checks", "level", "minutes", "notebook", "what it asks")]
@@ -182,7 +182,7 @@ def _progress(args: argparse.Namespace) -> int:
         state = "not tried" if last is None else last["state"] + (", edited since" if last["edited"] else "")
         checks = f"{last['checks_passed']}/{last['checks_total']}" if last else ""
         rows.append((e.id, state, checks, f"{e.label.difficulty}/5", f"{e.label.minutes}", e.notebook, e.title))
-    print("\n".join(table(rows)))
+    print("\n".join(tables.aligned(rows)))
     passed = sum(done.get(exercise_id, {}).get("state") == "pass" for exercise_id in exercises())
     print(f"\n{passed} of {len(exercises())} exercises pass")
     return 0

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import gpukit
-from gpukit import course
+from gpukit import course, tables
 
 OK, NOTE, MISSING = "ok", "note", "missing"
 _PYPROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
@@ -48,12 +48,10 @@ def examine() -> list[Row]:
 def as_text(rows: list[Row]) -> str:
     """A plain table, then what to do about each line that is not ok."""
     cells = [("", "", "needed", "found"), *((row.state, row.name, row.needed, row.found) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells]
     mends = [f"{row.name}: {row.mend}" for row in rows if row.mend]
     missing = sum(row.state == MISSING for row in rows)
     said = "Everything that the course needs is here." if not missing else f"{missing} missing or of another version."
-    return "\n".join([*lines, "", said, *mends])
+    return "\n".join([*tables.aligned(cells), "", said, *mends])
 
 
 def _needed() -> tuple[SpecifierSet, list[Requirement]]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpukit import benchmark, hardware
+from gpukit import benchmark, hardware, tables
 from gpukit.accounting import roofline
 from gpukit.op import Cost, Op
 from gpukit.simulator.prediction.predict import Prediction, Step, predict
@@ -50,7 +50,9 @@ def report(op: Op, shape: tuple[int, ...], dtype: torch.dtype, gpu: hardware.Gpu
     at_best = f"{least.bytes / gpu.hbm_gbps / 1e3:,.1f} us at {gpu.hbm_gbps:,.0f} GB/s"
     lines = [
         f"{what}: traffic is counted, machine code compiled, time modelled; no GPU took part",
-        f"least traffic     {least.read_bytes:,} bytes read, {least.write_bytes:,} written; {at_best}",
+        *tables.facts(
+            [("least traffic", f"{least.read_bytes:,} bytes read, {least.write_bytes:,} written; {at_best}")]
+        ),
     ]
     lines += _roofline(op, least, dtype, gpu, prediction.time_us)
     for step in prediction.steps:
@@ -67,7 +69,7 @@ def _roofline(op: Op, least: Cost, dtype: torch.dtype, gpu: hardware.Gpu, time_u
     point = roofline.Point(op.name, least.flops, least.bytes, time_us, "modelled")
     where = f"{point.intensity:.3g} FLOP a byte, {roofline.limit(gpu, name, point.intensity)} side of the ridge at "
     share = f"{point.least_us(gpu, name) / time_us:.0%} of the roof"
-    return [f"roofline          {where}{gpu.ridge(name):.3g}; {share} (modelled)"]
+    return tables.facts([("roofline", f"{where}{gpu.ridge(name):.3g}; {share} (modelled)")])
 
 
 def _step_lines(step: Step) -> list[str]:
@@ -85,7 +87,7 @@ def _step_lines(step: Step) -> list[str]:
             "L2": f"{traffic.l2_read_sectors:,} sectors read, {traffic.l2_write_sectors:,} written; {found}",
             "device memory": f"{traffic.dram_read_bytes:,} bytes read, {traffic.dram_write_bytes:,} written{dirty}",
         }
-    lines += ["", *(f"{name:<18}{text}" for name, text in facts.items())]
+    lines += ["", *tables.facts(facts.items())]
     return [*lines, "", f"MACHINE CODE of {launch.kernel}", compiled.report()]
 
 

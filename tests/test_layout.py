@@ -15,6 +15,7 @@ LAYERS = {
     "gpukit.op": 0,
     "gpukit.hardware": 0,
     "gpukit.course": 0,
+    "gpukit.tables": 0,
     "gpukit.accounting": 1,
     "gpukit.simulator": 1,
     "gpukit.reference": 1,
@@ -145,8 +146,8 @@ def test_a_concept_has_one_name_in_every_folder():
     lessons = {stem[3:] for stem in notebooks}
     for folder in ("exercises", "solutions", "gpukit/checks"):
         assert concepts(folder) == lessons, f"{folder}/ and notebooks/ name different concepts"
-    tested = {stem.removeprefix("test_") for stem in concepts("tests", "test_*.py")}
-    assert lessons <= tested, f"no tests/test_<concept>.py: {sorted(lessons - tested)}"
+    tested = {path.stem.removeprefix("test_") for path in (ROOT / "tests").rglob("test_*.py")}
+    assert lessons <= tested, f"no test_<concept>.py in any folder of tests: {sorted(lessons - tested)}"
     # Lesson «losses» teaches three kernel modules and «norms» two, so these need no namesake among the lessons.
     operations = tuple(concepts("gpukit/reference"))  # «flash_attention» is that of flash_attention_varlen too
     untold = [name for name in concepts("gpukit/kernels") if not name.startswith(operations)]

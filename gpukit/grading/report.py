@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+from gpukit import tables
 from gpukit.grading import registry
 from gpukit.grading.verdict import Verdict
 
@@ -138,7 +139,7 @@ class Report:
 
     def as_text(self, only_seen: bool = False) -> str:
         rows = [r for r in self.rows if r["id"] in self.seen] if only_seen else self.rows
-        lines = table([(r["id"], r["state"], _checks(r), r["label"]) for r in rows])
+        lines = tables.aligned([(r["id"], r["state"], _checks(r), r["label"]) for r in rows])
         if self.interrupted:
             lines.append("interrupted: the report is incomplete")
         return "\n".join([*lines, "" if lines else "no exercise was run", self.summary]).strip("\n")
@@ -154,12 +155,6 @@ class Report:
             if folder != Path(folder.anchor):
                 text = text.replace(f"{folder}{os.sep}", name)
         return _HOST_PATH.sub("", text)
-
-
-def table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Lines of left-aligned columns."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(r, widths, strict=True)).rstrip() for r in rows]
 
 
 def record(verdict: Verdict, root: Path) -> None:

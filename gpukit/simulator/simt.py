@@ -39,6 +39,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpukit import tables
+
 WARP = 32
 SECTOR_BYTES = 32
 LINE_BYTES = 128
@@ -482,15 +484,8 @@ class Run:
         sums = [f"{self.total(w):,}" for w in ("issued", "bytes", "sectors", "lines", "passes")]
         total = ["", "", "total", sums[0], f"{self.lanes_per_instruction:.1f}", *sums[1:]]
         rows = [[str(r[0]), r[1], r[2], f"{r[3]:,}", f"{r[4]:.1f}", *(f"{n:,}" for n in r[5:])] for r in self.rows()]
-        widths = [max(map(len, column)) for column in zip(titles, *rows, total, strict=True)]
-        lines = [
-            "  ".join(
-                c.ljust(w) if i in (1, 2) else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in ([*titles], *rows, total)
-        ]
         head = f"{self.blocks:,} blocks of {self.threads_per_block:,} threads, {self.warps:,} warps"
-        return "\n".join([head, *(line.rstrip() for line in lines)])
+        return "\n".join([head, *tables.aligned([titles, *rows, total], right=(0, *range(3, 9)))])
 
 
 def _short(line: str, width: int = 60) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from gpukit import tables
 from gpukit.validation.reasons import REASONS
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -97,13 +98,8 @@ def text(rows: list[Row], everything: bool = True) -> str:
         for row in rows
         if everything or not row.inside
     ]  # fmt: skip
-    widths = [max(len(line[i]) for line in [titles, *cells]) for i in range(7)]
-    lines = [
-        "  ".join(c.rjust(w) if 2 <= i < 6 else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
-        for line in [titles, *cells]
-    ]
-    lines.insert(1, "-" * len(lines[0].rstrip()))
-    return "\n".join([*(line.rstrip() for line in lines), "", *_misses(rows), *summary(rows)])
+    lines = tables.aligned([titles, *cells], right=range(2, 6), rules=[1])
+    return "\n".join([*lines, "", *_misses(rows), *summary(rows)])
 
 
 def _misses(rows: list[Row]) -> list[str]:

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gpukit import hardware
+from gpukit import hardware, tables
 
 RESULTS = Path(__file__).parents[1] / "results"
 LEAST_US = 50  # shorter ones are shown and not judged: launching is too much of them
@@ -141,12 +141,7 @@ def text(rows: list[Row], everything: bool = True) -> str:
         ]
         for row in shown
     ]  # fmt: skip
-    widths = [max(len(line[i]) for line in [titles, *cells]) for i in range(len(titles))]
-    lines = [
-        "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
-        for line in [titles, *cells]
-    ]
-    lines.insert(1, "-" * len(lines[0].rstrip()))
+    lines = tables.aligned([titles, *cells], right=range(2, 6), rules=[1])
     misses = [f"{row.case}: {REASONS.get(row.case, 'reason not known')}" for row in rows if row.misses]
     judged = [row for row in rows if row.judged]
     median, worst = deviations(rows)
@@ -154,7 +149,7 @@ def text(rows: list[Row], everything: bool = True) -> str:
         f"{len(judged)} cases of {LEAST_US} us and more: predicted times are off by {median:.1%} in the median "
         f"(bar {MEDIAN_BAR:.0%}) and by {worst:.1%} at worst (bar {WORST_BAR:.0%}); {len(misses)} beyond that"
     )
-    return "\n".join([*(line.rstrip() for line in lines), "", *misses, *([""] if misses else []), summary])
+    return "\n".join([*lines, "", *misses, *([""] if misses else []), summary])
 
 
 # ---- predicting ---------------------------------------------------------------------------------------------------

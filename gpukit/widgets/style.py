@@ -22,6 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from gpukit import tables
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -265,15 +267,16 @@ class Table:
         return any(map(_is_number, values)), cells
 
     def __repr__(self) -> str:
-        columns = []
+        columns, right = [], set()
         for index, (name, unit) in enumerate(self.columns.items()):
             numeric, cells = self._column(index, name)
             tail = max((len(fraction) for _, fraction in cells), default=0)
             texts = [_header(name, unit), *(whole + fraction.ljust(tail) for whole, fraction in cells)]
-            width = max(map(len, texts))
-            texts.insert(1, "-" * width)
-            columns.append([text.rjust(width) if numeric else text.ljust(width) for text in texts])
-        lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+            texts.insert(1, "-" * max(map(len, texts)))
+            columns.append(texts)
+            if numeric:
+                right.add(index)
+        lines = tables.aligned([*zip(*columns, strict=True)], right)
         return "\n".join([self.caption, *lines] if self.caption else lines)
 
     def _repr_html_(self) -> str:

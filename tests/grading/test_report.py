@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from gpukit.grading import registry
-from gpukit.grading.report import PROGRESS, Report, missing, plain, record, recorded, row, table
+from gpukit.grading.report import PROGRESS, Report, missing, plain, record, recorded, row
 from gpukit.grading.verdict import STATES, Verdict
 
 IDS = ("alpha.first", "alpha.second", "beta.third")
@@ -109,10 +109,6 @@ def test_reports_are_written_where_asked(tmp_path):
     report = Report("exercises", Path("/course"))
     report.write(json=tmp_path / "new" / "a.json", markdown=None, junit=tmp_path / "a.xml")
     assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["a.json", "a.xml"]
-
-
-def test_table_aligns():
-    assert table([("a", "bcd"), ("efgh", "")]) == ["a     bcd", "efgh"]
 
 
 def test_a_pass_has_no_diagnosis():

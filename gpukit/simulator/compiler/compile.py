@@ -27,7 +27,7 @@ from concurrent import futures
 from functools import cache, cached_property
 from pathlib import Path
 
-from gpukit import hardware
+from gpukit import hardware, tables
 from gpukit.simulator.compiler import assembly, layouts
 from gpukit.simulator.compiler.occupancy import Occupancy, occupancy
 
@@ -182,7 +182,7 @@ class Compiled:
 
     def report(self) -> str:
         """The facts as a short text."""
-        return "\n".join(f"{title:<18}{text}" for title, text in self._facts())
+        return "\n".join(tables.facts(self._facts()))
 
     def _facts(self) -> list[tuple[str, str]]:
         o = self.occupancy

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpukit import hardware
+from gpukit import hardware, tables
 from gpukit.simulator.compiler import assembly
 from gpukit.simulator.compiler.compile import Compiled, begin, compile
 from gpukit.simulator.interpreter.bounds import SECTOR_BYTES
@@ -119,12 +119,14 @@ class Prediction:
 
     def report(self) -> str:
         """The steps, and a bar for each resource, as text."""
-        width = max(len(name) for name in self.resources)
         longest = max(*self.resources.values(), self.time_us)
         lines = [f"{self.time_us:,.1f} us on {self.gpu.name}, limited by {self.limit}", ""]
-        for name, us, is_limit in self.rows():
-            bar = "#" * max(1, round(40 * us / longest))
-            lines.append(f"{name:<{width}}  {us:>10,.1f} us  {bar}{' <- limit' if is_limit else ''}")
+        lines += tables.aligned(
+            [
+                (name, f"{us:>10,.1f} us", "#" * max(1, round(40 * us / longest)) + " <- limit" * is_limit)
+                for name, us, is_limit in self.rows()
+            ]
+        )
         if len(self.steps) > 1:
             lines += ["", *(f"{step.time_us:>10,.1f} us  {step.name}, {step.limit}" for step in self.steps)]
         return "\n".join([*lines, "", f"rates reached: {self.machine.source}"])

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from gpukit import tables
 from gpukit.hardware import KIB, Gpu
 from gpukit.simulator.compiler.occupancy import occupancy, reserved_shared_bytes
 from gpukit.simulator.interpreter.bounds import SECTOR_BYTES, grid_offsets, touched
@@ -132,7 +133,7 @@ class Traffic:
         ]
         if self.l2_atomic_sectors:
             lines.insert(3, ("atomics", f"{self.l2_atomic_sectors:,} sectors"))
-        return "\n".join(f"{title:<12}{text}" for title, text in lines)
+        return "\n".join(tables.facts(lines, width=12))
 
     def __str__(self) -> str:
         return self.report()

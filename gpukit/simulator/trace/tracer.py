@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpukit import hardware
+from gpukit import hardware, tables
 from gpukit.simulator.interpreter import bounds as memory
 from gpukit.simulator.trace.recording import Recording, Site
 
@@ -501,10 +501,7 @@ _CACHE_COLUMNS = {
 
 def _text(titles: list[str], rows: list[list[str]]) -> str:
     """An aligned table; the last row is the total."""
-    widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(titles))]
-    text = [_line(row, widths) for row in [titles, *rows[:-1]]]
-    rule = "-" * len(text[0])
-    return "\n".join([text[0], rule, *text[1:], rule, _line(rows[-1], widths)])
+    return "\n".join(tables.aligned([titles, *rows], right=range(1, len(titles)), rules=[1, -1]))
 
 
 def _html(titles: list[str], rows: list[list[str]]) -> str:
@@ -520,11 +517,6 @@ def _html(titles: list[str], rows: list[list[str]]) -> str:
 
 def _cell(value) -> str:
     return "" if value is None else value if isinstance(value, str) else f"{value:,}"
-
-
-def _line(cells, widths) -> str:
-    first, *rest = (c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
-    return "  ".join([first, *rest]).rstrip()
 
 
 def trace(

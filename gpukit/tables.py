@@ -1,0 +1,30 @@
+"""Text in columns: the one place where cells are aligned. What a number looks like is for whoever makes the cell to say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = (), rules: Iterable[int] = ()) -> list[str]:
+    """One line for each row, two spaces between columns, no spaces at the end.
+
+    right   the columns that are aligned to the right; the others are to the left
+    rules   the rows above which a rule is drawn, as long as the first line; -1 is the last row
+
+    Raises ValueError for rows of different lengths.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]
+    lines = [line.rstrip() for line in lines]
+    rule = "-" * len(lines[0]) if lines else ""
+    for row in sorted((row % len(lines) for row in rules), reverse=True):
+        lines.insert(row, rule)
+    return lines
+
+
+def facts(pairs: Iterable[tuple[str, str]], width: int = 18) -> list[str]:
+    """One line for each (title, text); all texts begin `width` characters from the left, so that several lists line up."""
+    return [title.ljust(width) + text for title, text in pairs]

@@ -1,0 +1,32 @@
+"""Text in columns."""
+
+import pytest
+
+from gpukit import tables
+
+
+def test_columns_are_aligned():
+    assert tables.aligned([("a", "bcd"), ("efgh", "")]) == ["a     bcd", "efgh"]
+    assert tables.aligned([("a", "n", ""), ("bcd", "10,000", "x")], right=[1]) == ["a         n", "bcd  10,000  x"]
+
+
+def test_rules_stand_above_rows_and_are_as_long_as_the_first_line():
+    rows = [("name", "n", "note"), ("a", "1", ""), ("b", "2", "a longer one"), ("total", "3", "")]
+    lines = tables.aligned(rows, right=[1], rules=[1, -1])
+    assert lines[1] == lines[4] == "-" * len(lines[0])
+    assert [line.split()[0] for line in (lines[0], lines[2], lines[3], lines[5])] == ["name", "a", "b", "total"]
+    only_total = tables.aligned([("name", "n"), ("total", "0")], rules=[1, -1])
+    assert only_total == ["name   n", "--------", "--------", "total  0"]
+
+
+def test_no_rows_are_no_lines():
+    assert tables.aligned([]) == []
+
+
+def test_rows_of_different_lengths_are_refused():
+    with pytest.raises(ValueError):
+        tables.aligned([("a", "b"), ("c",)])
+
+
+def test_facts_begin_at_one_column():
+    assert tables.facts([("L1", "x"), ("L2 to L1", "y")], width=12) == ["L1          x", "L2 to L1    y"]
