@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 KIB, MIB, GB = 1 << 10, 1 << 20, 10**9
@@ -183,3 +184,23 @@ def gpu(name: str) -> Gpu:
     near = difflib.get_close_matches(_plain(name), _BY_NAME, n=1, cutoff=0.4)
     hint = f"; did you mean {_BY_NAME[near[0]].key!r}?" if near else ""
     raise ValueError(f"no GPU is called {name!r}{hint}  (all of them: {', '.join(g.key for g in GPUS)})")
+
+
+_imagined: Gpu | None = None
+
+
+@contextmanager
+def imagined(gpu: Gpu) -> Iterator[None]:
+    """Inside the block launches are those of `gpu`, which need not be there: grids and configurations are chosen for it,
+    tensors on the CPU are taken for its own, and nothing runs but the interpreter, also beside another GPU."""
+    global _imagined
+    before, _imagined = _imagined, gpu
+    try:
+        yield
+    finally:
+        _imagined = before
+
+
+def imagined_gpu() -> Gpu | None:
+    """The GPU of the innermost `imagined` block, None outside of one."""
+    return _imagined

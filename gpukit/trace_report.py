@@ -7,9 +7,7 @@ the answers one below the other.
 from __future__ import annotations
 
 import mmap
-import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -103,7 +101,7 @@ def predict_op(op: Op, shape: tuple[int, ...], dtype: torch.dtype, gpu: hardware
             f"--shape {benchmark.shape_name(shape)}: {op.name} moves at least {least.bytes / 1e9:,.0f} GB, and "
             f"{gpu.name} has {gpu.hbm_bytes / 1e9:,.0f} GB"
         )
-    with Sizes(), _imagined(gpu):
+    with Sizes(), hardware.imagined(gpu):
         try:
             inputs = op.make_inputs(shape, dtype, torch.Generator().manual_seed(0))
         except (ValueError, IndexError, TypeError, RuntimeError) as error:
@@ -126,26 +124,6 @@ def _kernel(op: Op) -> Callable:
     if found is None:
         raise ValueError(f"{op.name} cannot be traced: gpukit.kernels has no {op.kernel or op.name}")
     return found
-
-
-@contextmanager
-def _imagined(gpu: hardware.Gpu) -> Iterator[None]:
-    """Inside the block the launches are those of `gpu`, also beside a GPU: on tensors of the CPU, and only interpreted."""
-    from gpukit.kernels import _rows
-    from gpukit.simulator.interpreter import layer as interpreter
-
-    before = _rows.imagined, interpreter.imagining
-    interpreter.imagining = True
-    _rows.imagined = types.SimpleNamespace(
-        major=gpu.compute_capability[0],
-        minor=gpu.compute_capability[1],
-        multi_processor_count=gpu.sms,
-        shared_memory_per_multiprocessor=gpu.smem_per_sm_bytes,
-    )
-    try:
-        yield
-    finally:
-        _rows.imagined, interpreter.imagining = before
 
 
 class Sizes(TorchDispatchMode):

@@ -14,6 +14,7 @@ LAYERS = {
     "gpukit": 0,  # __init__.py: names only, loaded when used
     "gpukit.op": 0,
     "gpukit.hardware": 0,
+    "gpukit.launches": 0,
     "gpukit.course": 0,
     "gpukit.tables": 0,
     "gpukit.accounting": 1,

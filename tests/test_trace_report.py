@@ -10,7 +10,6 @@ import torch
 
 import gpukit
 from gpukit import benchmark, hardware, trace_report
-from gpukit.kernels import _rows
 from gpukit.simulator.prediction.predict import SAMPLE
 
 H200 = hardware.gpu("h200")
@@ -80,7 +79,7 @@ def test_a_grid_of_a_fixed_size_is_the_gpus():
     steps = {gpu: predicted("softmax", (4096, 32768), gpu=hardware.gpu(gpu)).steps for gpu in ("h200", "t4")}
     assert steps["h200"][0].launch.grid == (132,) and steps["h200"][0].name == "softmax_fwd_persistent_kernel"
     assert steps["t4"][0].launch.grid == (4096,)  # two rows do not fit into its shared memory
-    assert _rows.imagined is None
+    assert hardware.imagined_gpu() is None
 
 
 def test_sizes_without_values():

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gpukit.kernels._attention import LOG2E, SIZES, _beyond, _ranges, _seen
-from gpukit.kernels._rows import launch
+from gpukit.kernels._launch import launch
 
 
 @triton.jit

@@ -26,9 +26,10 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from gpukit.kernels._attention import LOG2E, SIZES, _ranges
+from gpukit.kernels._device import multiprocessors
 from gpukit.kernels._flash_descriptors import described
 from gpukit.kernels._hopper import barriers, blocks_like, fetch, next_slot, put, registers, swizzled
-from gpukit.kernels._rows import launch, multiprocessors
+from gpukit.kernels._launch import launch
 
 
 # ------------------------------------------------------------------------------------------------ what a program computes

@@ -16,8 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from gpukit.kernels._hopper import barriers, blocks_like, fetch, next_slot, put, registers, swizzled
+from gpukit.kernels._launch import launch
 from gpukit.kernels._matmul_persistent import oriented
-from gpukit.kernels._rows import launch
 from gpukit.kernels._tiles import epilogue, tile_at
 
 # A tile's rows, shared out among groups of warps.

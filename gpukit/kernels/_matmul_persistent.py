@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gpukit.kernels._rows import launch
+from gpukit.kernels._launch import launch
 from gpukit.kernels._tiles import epilogue, tile_at
 
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import _current_stream, interpreted
+from gpukit.kernels._launch import current_stream, interpreted
 from gpukit.kernels.gelu import _gelu, _sigmoid
 
 
@@ -103,7 +103,7 @@ def counters(number: int, device: torch.device, keep: bool) -> Tensor:
             return counters(number, device, keep)
     if torch.cuda.is_current_stream_capturing():
         return torch.zeros(number, dtype=torch.int32, device=device)
-    key = device.index, _current_stream()(device.index)
+    key = device.index, current_stream()(device.index)
     known = _counters.get(key)
     if known is None or len(known) < number:
         known = _counters[key] = torch.zeros(max(number, 4096), dtype=torch.int32, device=device)

@@ -25,7 +25,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import acc_dtype, interpreted, launch
+from gpukit.kernels._dtypes import acc_dtype
+from gpukit.kernels._launch import interpreted, launch
 
 BLOCK, NUM_WARPS = 1024, 4
 # A tensor's row in the table: the addresses of the parameter, its gradient, m, v and the master copy, its number of

@@ -19,18 +19,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import (
-    DTYPES,
-    acc_dtype,
-    as_rows,
-    check_tensors,
-    differentiable,
-    interpreted,
-    launch,
-    power_of_2,
-    properties,
-    torch_acc_dtype,
-)
+from gpukit.kernels._arguments import check_tensors
+from gpukit.kernels._autograd import differentiable
+from gpukit.kernels._device import properties
+from gpukit.kernels._dtypes import DTYPES, acc_dtype, torch_acc_dtype
+from gpukit.kernels._launch import interpreted, launch, power_of_2
+from gpukit.kernels._rows import as_rows
 
 
 @triton.jit

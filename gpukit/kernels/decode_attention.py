@@ -35,8 +35,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpukit.kernels._arguments import check_runs, check_tensors
 from gpukit.kernels._attention import LOG2E, _add_product, check_scale
-from gpukit.kernels._rows import check_runs, check_tensors, interpreted, launch, power_of_2, properties
+from gpukit.kernels._device import properties
+from gpukit.kernels._launch import interpreted, launch, power_of_2
 from gpukit.kernels._tiles import counters, is_last
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -325,12 +327,12 @@ def decode_attention_fwd(
         return o.zero_()
     groups = H // H_kv
     gpu = properties(q.device)
-    shared_bytes = gpu.shared_memory_per_multiprocessor if gpu else None
+    shared_bytes = gpu.smem_per_sm_bytes if gpu else None
     config = config or config_of(groups * T_q, D, q.dtype, k_cache.dtype, shared_bytes)
     work = B * H_kv * -(-groups * T_q // config.BLOCK_M)
     # A program on each SM keeps the memory busy: 8 heads of 32,768 tokens take 51 us in 16 splits and 55 in 33. Of int8 the
     # instructions are the limit, of which two programs issue more: 32 heads of 8,192 take 40 us in 8 splits and 46 in 4.
-    slots = (gpu.multi_processor_count if gpu else 2) * (config.per_sm if k_cache.dtype == torch.int8 else 1)
+    slots = (gpu.sms if gpu else 2) * (config.per_sm if k_cache.dtype == torch.int8 else 1)
     splits = splits or splits_of(work, T_max, config.BLOCK_N, slots)
     strides_k, strides_v = k_cache.stride(), v_cache.stride()
     paired = k_cache.dtype == torch.int8 and q.dtype != torch.float32 and D % 2 == 0

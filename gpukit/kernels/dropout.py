@@ -20,7 +20,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import acc_dtype, apply, as_rows, check, check_device, empty, launch
+from gpukit.kernels._arguments import check, check_device
+from gpukit.kernels._autograd import apply
+from gpukit.kernels._dtypes import acc_dtype
+from gpukit.kernels._launch import launch
+from gpukit.kernels._rows import as_rows, empty
 
 # Elements LANES apart share a Philox call of so many rounds, and BITS of its words are compared: what a seed means, so not
 # to be tuned. The kernel reads them itself, since every argument costs the CPU time at each launch.

@@ -35,18 +35,12 @@ import triton.language as tl
 from torch import Tensor
 
 from gpukit.kernels import _flash_descriptors as descriptors
+from gpukit.kernels._arguments import check_runs, check_tensors
 from gpukit.kernels._attention import LOG2E, SIZES, _add_product, _beyond, _ranges, _seen, _softmax_step, check_scale
+from gpukit.kernels._autograd import apply, refuse_second
+from gpukit.kernels._device import for_hopper, properties
 from gpukit.kernels._flash_descriptors import DescriptorConfig
-from gpukit.kernels._rows import (
-    apply,
-    check_runs,
-    check_tensors,
-    for_hopper,
-    launch,
-    power_of_2,
-    properties,
-    refuse_second,
-)
+from gpukit.kernels._launch import launch, power_of_2
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PRECISIONS = ("ieee", "tf32")
@@ -424,7 +418,7 @@ def config_of(kind: str, D: int, dtype: torch.dtype, precision: str, device: tor
         return INTERPRETER
     size = max(64, power_of_2(D))
     wide = dtype == torch.float32
-    shared_kib = gpu.shared_memory_per_multiprocessor // 1024
+    shared_kib = gpu.smem_per_sm_bytes // 1024
     fits = [table for table in TABLES if shared_kib >= table.shared_kib]
     if not fits or (wide and precision == "ieee"):
         return PLAIN[size]
@@ -449,8 +443,8 @@ def _by_descriptors(*tensors: Tensor) -> bool:
     gpu = properties(q.device)
     return (
         gpu is not None
-        and gpu.major >= 9
-        and gpu.shared_memory_per_multiprocessor >= TABLES[0].shared_kib * 1024
+        and gpu.compute_capability[0] >= 9
+        and gpu.smem_per_sm_bytes >= TABLES[0].shared_kib * 1024
         and q.itemsize == 2
         and q.shape[3] in descriptors.BACKWARD_KV
         and all(x.numel() and descriptors.describable(x) for x in tensors)

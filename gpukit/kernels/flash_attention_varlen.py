@@ -9,7 +9,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from gpukit.kernels._rows import check_tensors, refuse_second
+from gpukit.kernels._arguments import check_tensors
+from gpukit.kernels._autograd import refuse_second
 from gpukit.kernels.flash_attention import Packed, cast, check, flash_attention_bwd, flash_attention_fwd, reach
 
 

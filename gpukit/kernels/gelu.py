@@ -20,21 +20,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import (
-    acc_dtype,
-    apply,
-    as_rows,
-    check,
-    check_alike,
-    check_vector,
-    column_sums,
-    differentiable,
-    empty,
-    launch,
-    multiprocessors,
-    power_of_2,
-    torch_acc_dtype,
-)
+from gpukit.kernels._arguments import check, check_alike, check_vector
+from gpukit.kernels._autograd import apply, differentiable
+from gpukit.kernels._device import multiprocessors
+from gpukit.kernels._dtypes import acc_dtype, torch_acc_dtype
+from gpukit.kernels._launch import launch, power_of_2
+from gpukit.kernels._rows import as_rows, column_sums, empty
 
 
 @triton.jit

@@ -14,7 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import DTYPES, acc_dtype, check_tensors, interpreted, launch, torch_acc_dtype
+from gpukit.kernels._arguments import check_tensors
+from gpukit.kernels._dtypes import DTYPES, acc_dtype, torch_acc_dtype
+from gpukit.kernels._launch import interpreted, launch
 
 
 @triton.jit

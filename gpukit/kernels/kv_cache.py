@@ -21,7 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import INTERPRETED, check_tensors, launch, power_of_2
+from gpukit.kernels._arguments import check_tensors
+from gpukit.kernels._launch import INTERPRETED, launch, power_of_2
 from gpukit.kernels.decode_attention import DTYPES, decode_attention
 from gpukit.kernels.flash_attention import flash_attention
 

@@ -14,7 +14,9 @@ Sources: https://arxiv.org/abs/2410.10989 (chunks), https://arxiv.org/abs/2411.0
 import torch
 from torch import Tensor
 
-from gpukit.kernels._rows import DTYPES, check_tensors, refuse_second, torch_acc_dtype
+from gpukit.kernels._arguments import check_tensors
+from gpukit.kernels._autograd import refuse_second
+from gpukit.kernels._dtypes import DTYPES, torch_acc_dtype
 from gpukit.kernels.cross_entropy import check, cross_entropy_fwd, reduced
 
 # Logits of one chunk. 8,192 tokens x 4,096 x 128,256 on an H200, bf16: 1,024 tokens at a time take 42.1 ms and 1.29 GiB,

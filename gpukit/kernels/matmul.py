@@ -24,20 +24,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpukit.kernels._arguments import check_runs, check_tensors
+from gpukit.kernels._autograd import differentiable
+from gpukit.kernels._device import for_hopper, multiprocessors, properties
+from gpukit.kernels._dtypes import DTYPES, acc_dtype, torch_acc_dtype
+from gpukit.kernels._launch import interpreted, launch
 from gpukit.kernels._matmul_persistent import described, matmul_persistent
-from gpukit.kernels._rows import (
-    DTYPES,
-    acc_dtype,
-    check_runs,
-    check_tensors,
-    differentiable,
-    for_hopper,
-    interpreted,
-    launch,
-    multiprocessors,
-    properties,
-    torch_acc_dtype,
-)
 from gpukit.kernels._tiles import added, counters, epilogue, is_last, tile_at
 from gpukit.kernels.gelu import gelu_bwd_op, swiglu_bwd_op
 
@@ -177,7 +169,7 @@ def _candidates(dtype: torch.dtype, precision: str, gated: bool, wide: bool, dev
     elif dtype == torch.float64 or (dtype == torch.float32 and precision == "ieee"):
         table = PLAIN
     else:
-        table = HOPPER if gpu.major >= 9 else AMPERE if gpu.major == 8 else OLDER
+        table = HOPPER if gpu.compute_capability[0] >= 9 else AMPERE if gpu.compute_capability[0] == 8 else OLDER
     configs = []
     for config in table:
         if config.descriptors and dtype.itemsize == 4:
@@ -227,7 +219,7 @@ def choices(
     wide    whether `_wide` holds for both operands; by_tma: whether tensor descriptors can be used; in_gluon: whether
             gpukit.kernels._matmul_hopper can"""
     gpu = properties(device)
-    sms = gpu.multi_processor_count if gpu else 2
+    sms = gpu.sms if gpu else 2
     able = lambda config: in_gluon if config.GLUON else by_tma or not config.descriptors  # noqa: E731
     configs = [config for config in _candidates(dtype, precision, gated, wide, device) if able(config)]
     for config in list(configs):
@@ -253,7 +245,7 @@ def _by_tma(a: Tensor, b: Tensor, gated: bool) -> bool:
     gpu = properties(a.device)
     batches, M, K = a.shape
     N = b.shape[2]
-    if gpu is None or gpu.major < 9 or batches != 1 or a.dtype.itemsize > 2 or min(M, N, K) < 128:
+    if gpu is None or gpu.compute_capability[0] < 9 or batches != 1 or a.dtype.itemsize > 2 or min(M, N, K) < 128:
         return False
     if gated and N // 2 * b.dtype.itemsize % 16:
         return False  # the columns of `up` would not begin where a load can
@@ -506,10 +498,9 @@ def _check_operands(op: str, a: Tensor, b: Tensor) -> None:
         )
     if a.dtype == FP8:
         gpu = properties(a.device)
-        if gpu is not None and (gpu.major, gpu.minor) < (8, 9):
-            raise ValueError(
-                f"{op}: float8_e4m3fn needs a GPU of compute capability 8.9 or later, got {gpu.major}.{gpu.minor}"
-            )
+        if gpu is not None and gpu.compute_capability < (8, 9):
+            major, minor = gpu.compute_capability
+            raise ValueError(f"{op}: float8_e4m3fn needs a GPU of compute capability 8.9 or later, got {major}.{minor}")
         if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
             raise ValueError(f"{op}: a and b in float8_e4m3fn have no gradients; detach them or pass them in 16 bits")
 

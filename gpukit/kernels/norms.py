@@ -25,22 +25,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import (
-    acc_dtype,
-    apply,
-    as_rows,
-    check,
-    check_alike,
-    check_vector,
-    column_sums,
-    differentiable,
-    empty,
-    launch,
-    multiprocessors,
-    power_of_2,
-    properties,
-    torch_acc_dtype,
-)
+from gpukit.kernels._arguments import check, check_alike, check_vector
+from gpukit.kernels._autograd import apply, differentiable
+from gpukit.kernels._device import multiprocessors, properties
+from gpukit.kernels._dtypes import acc_dtype, torch_acc_dtype
+from gpukit.kernels._launch import launch, power_of_2
+from gpukit.kernels._rows import as_rows, column_sums, empty
 
 
 @triton.jit
@@ -355,7 +345,7 @@ def norm_bwd(
         return dx, *(None if w is None else torch.zeros_like(w) for w in (weight, bias))
     N, dtype = x.shape[-1], x.dtype
     gpu = properties(x.device)
-    shared_bytes = gpu.shared_memory_per_multiprocessor if gpu else 0
+    shared_bytes = gpu.smem_per_sm_bytes if gpu else 0
     kernel, per_sm, config = _bwd_config(N, dtype, len(stats) == 2, 2 if du is None else 3, shared_bytes)
     reread = kernel is norm_bwd_long_kernel
     dy, x = as_rows(dy, copy_interleaved=reread), as_rows(x, copy_interleaved=reread)

@@ -19,7 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import DTYPES, check_runs, check_tensors, interpreted, launch, power_of_2, properties
+from gpukit.kernels._arguments import check_runs, check_tensors
+from gpukit.kernels._device import properties
+from gpukit.kernels._dtypes import DTYPES
+from gpukit.kernels._launch import interpreted, launch, power_of_2
 from gpukit.kernels._tiles import added, counters, epilogue, is_last, tile_at
 from gpukit.kernels.matmul import matmul_op
 
@@ -150,7 +153,7 @@ def quantized_matmul_fwd(
         return c.zero_() if bias is None else c.copy_(bias.expand(M, N))
     group = K // scales.shape[0]
     gpu = properties(a.device)
-    config = _config(M, N, K, group, bits, a.dtype, gpu.multi_processor_count if gpu else 0)
+    config = _config(M, N, K, group, bits, a.dtype, gpu.sms if gpu else 0)
     split, bias = config["SPLIT_K"], None if bias is None else bias.contiguous()
     tiles = -(-M // config["BLOCK_M"]) * -(-N // config["BLOCK_N"])
     parts = count = None

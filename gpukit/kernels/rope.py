@@ -16,7 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import acc_dtype, apply, check, check_device, empty, launch, power_of_2
+from gpukit.kernels._arguments import check, check_device
+from gpukit.kernels._autograd import apply
+from gpukit.kernels._dtypes import acc_dtype
+from gpukit.kernels._launch import launch, power_of_2
+from gpukit.kernels._rows import empty
 
 
 @triton.jit

@@ -21,7 +21,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._rows import acc_dtype, apply, as_rows, check, empty, launch, power_of_2, properties
+from gpukit.kernels._arguments import check
+from gpukit.kernels._autograd import apply
+from gpukit.kernels._device import properties
+from gpukit.kernels._dtypes import acc_dtype
+from gpukit.kernels._launch import launch, power_of_2
+from gpukit.kernels._rows import as_rows, empty
 
 
 @triton.jit
@@ -244,7 +249,7 @@ def _pieces_config(N: int, dtype: torch.dtype) -> dict | None:
 def _persistent_programs(device: torch.device) -> int:
     """One program per SM, or 0 where two rows do not fit into its shared memory (and in the interpreter)."""
     gpu = properties(device)
-    return gpu.multi_processor_count if gpu and gpu.shared_memory_per_multiprocessor >= PERSISTENT_SHARED_BYTES else 0
+    return gpu.sms if gpu and gpu.smem_per_sm_bytes >= PERSISTENT_SHARED_BYTES else 0
 
 
 @cache

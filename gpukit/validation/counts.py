@@ -10,7 +10,6 @@ import sys
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 COUNTERS = (
     "l1_read_sectors",
@@ -28,18 +27,14 @@ def trace_case(name: str, gpu: str, compiled: bool = True) -> dict:
     """Counts of one case, summed over its launches, and facts, as plain data. Needs the interpreter."""
     import gpukit
     from gpukit import hardware
-    from gpukit.kernels import _rows
     from gpukit.validation.kernels import CASES
 
     case, machine = CASES[name], hardware.gpu(gpu)
-    # Grids of a fixed size are made for this GPU.
-    _rows.imagined = SimpleNamespace(
-        multi_processor_count=machine.sms, shared_memory_per_multiprocessor=machine.smem_per_sm_bytes
-    )
     begin = time.perf_counter()
-    launch = case.prepare("meta" if case.sample else "cpu")
-    with gpukit.trace(gpu=gpu, sample=case.sample) as t:
-        launch()
+    with hardware.imagined(machine):  # grids of a fixed size and configurations are made for this GPU
+        launch = case.prepare("meta" if case.sample else "cpu")
+        with gpukit.trace(gpu=gpu, sample=case.sample) as t:
+            launch()
     middle = time.perf_counter()
     traffic = [recorded.traffic(compiled=compiled) for recorded in t.launches]
     return {

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from gpukit import benchmark
-from gpukit.kernels import _rows, dropout
+from gpukit.kernels import _launch, dropout
 from gpukit.op import Cost
 from gpukit.reference.dropout import OP, by_hand, kept, philox
 from gpukit.reference.dropout import dropout as reference
@@ -196,7 +196,7 @@ def test_bad_arguments(device, monkeypatch):
         dropout(x.long(), 0.5, 0)
     with pytest.raises(ValueError, match=r"dropout: x must have at least one dimension"):
         dropout(torch.tensor(1.0, device=device), 0.5, 0)
-    monkeypatch.setattr(_rows, "INTERPRETED", False)
+    monkeypatch.setattr(_launch, "INTERPRETED", False)
     with pytest.raises(ValueError, match="dropout: x is on cpu; Triton needs a CUDA tensor here"):
         dropout(x.cpu(), 0.5, 0)
 

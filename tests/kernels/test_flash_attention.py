@@ -1,5 +1,6 @@
 """FlashAttention: the reference and its cost, and the kernels against it, on the CPU in the interpreter and on a GPU."""
 
+import dataclasses
 import itertools
 import math
 import sys
@@ -10,8 +11,9 @@ import torch
 import torch.nn.functional as F
 
 import gpukit
+from gpukit import hardware
+from gpukit.kernels import _device, _launch, flash_attention, flash_attention_varlen
 from gpukit.kernels import _flash_descriptors as descriptors
-from gpukit.kernels import _rows, flash_attention, flash_attention_varlen
 from gpukit.kernels._flash_descriptors import DescriptorConfig
 from gpukit.kernels.flash_attention import (
     PLAIN,
@@ -179,7 +181,7 @@ def test_every_block_size(blocks, device, monkeypatch):
     ("shared_kib", "at"), [(228, 0), (164, 1), (100, 2), (64, None)], ids=["h200", "a100", "rtx-4090", "t4"]
 )
 def test_configurations_are_chosen_by_shared_memory(shared_kib, at, monkeypatch):
-    gpu = SimpleNamespace(shared_memory_per_multiprocessor=shared_kib * 1024)
+    gpu = SimpleNamespace(smem_per_sm_bytes=shared_kib * 1024)
     monkeypatch.setattr(kernels, "properties", lambda device: gpu)
     for D, size in ((1, 64), (64, 64), (65, 128), (256, 256)):
         choose = lambda dtype, precision, D=D: kernels.config_of("backward_kv", D, dtype, precision, None)  # noqa: E731
@@ -318,8 +320,9 @@ def test_no_traffic_of_the_size_of_the_scores():
     D = 64
     for T in (1024, 2048):
         q, k, v = (torch.empty(1, 1, T, D, dtype=torch.bfloat16, device="meta") for _ in range(3))
-        with pytest.MonkeyPatch.context() as patch, gpukit.trace(gpu="h200", sample=2) as t:
-            patch.setattr(_rows, "imagined", SimpleNamespace(major=8, shared_memory_per_multiprocessor=228 * 1024))
+        # Without a TMA unit, for the kernels with pointers.
+        by_pointers = dataclasses.replace(hardware.gpu("h200"), compute_capability=(8, 0))
+        with hardware.imagined(by_pointers), gpukit.trace(gpu="h200", sample=2) as t:
             settings = *reach(False, None), 0.1, "ieee"
             made = flash_attention_fwd(q, k, v, *settings)
             made += flash_attention_bwd(q, None, q, k, v, *made, *settings)
@@ -346,18 +349,17 @@ def hopper(device, monkeypatch):
 
     def launch(kernel, *given, **constants):
         launched.append(kernel.fn.__name__)
-        return _rows.launch(kernel, *given, **constants)
+        return _launch.launch(kernel, *given, **constants)
 
     monkeypatch.setattr(descriptors, "launch", launch)
     if device == "cpu":
-        gpu = SimpleNamespace(major=9, shared_memory_per_multiprocessor=228 * 1024)
-        monkeypatch.setattr(kernels, "properties", lambda device: gpu)
+        monkeypatch.setattr(kernels, "properties", lambda device: hardware.gpu("h200"))
         small = DescriptorConfig(16, 32, 4, 2)
         monkeypatch.setattr(descriptors, "BACKWARD_KV", dict.fromkeys(descriptors.BACKWARD_KV, small))
     elif torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs a GPU with tensor descriptors")
     elif torch.cuda.get_device_capability() < (10, 0):
-        monkeypatch.setattr(_rows.for_hopper(kernels.GLUON, torch.device(device)), "launch", launch)
+        monkeypatch.setattr(_device.for_hopper(kernels.GLUON, torch.device(device)), "launch", launch)
     return launched
 
 
@@ -462,7 +464,7 @@ def test_where_descriptors_are_used(hopper, device):
     assert not used(x, fn=packed)
     if device == "cpu":
         for major, shared in ((8, 228), (12, 100)):
-            gpu = SimpleNamespace(major=major, shared_memory_per_multiprocessor=shared * 1024)
+            gpu = SimpleNamespace(compute_capability=(major, 0), smem_per_sm_bytes=shared * 1024)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(kernels, "properties", lambda device, gpu=gpu: gpu)
                 patch.setattr(kernels, "config_of", lambda *_: Config(16, 16, 4, 1))
@@ -554,7 +556,7 @@ def test_bad_arguments(device, monkeypatch):
         flash_attention(q, q.to("meta"), q)
     with pytest.raises(ValueError, match="q is on meta; Triton needs"):
         flash_attention(q.to("meta"), q, q)
-    monkeypatch.setattr(_rows, "INTERPRETED", False)
+    monkeypatch.setattr(_launch, "INTERPRETED", False)
     with pytest.raises(ValueError, match="q is on cpu; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1"):
         flash_attention(*(torch.zeros(1, 1, 4, 16),) * 3)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpukit.kernels import _rows, bias_gelu, gelu, swiglu
+from gpukit.kernels import _dtypes, _launch, bias_gelu, gelu, swiglu
 from gpukit.op import Cost
 from gpukit.reference.gelu import BIAS_GELU, GELU, SWIGLU
 from gpukit.testing import assert_close, poison
@@ -153,7 +153,7 @@ def test_expanded_inputs(device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bias_gradient_over_many_steps(dtype, device, monkeypatch):
     """Few programs in a column, so that each takes many steps, and the last one fewer than the first."""
-    config = {"BLOCK_M": 2, "BLOCK_N": 32, "ACC": _rows.acc_dtype(dtype), "num_warps": 1}
+    config = {"BLOCK_M": 2, "BLOCK_N": 32, "ACC": _dtypes.acc_dtype(dtype), "num_warps": 1}
     monkeypatch.setattr(kernels, "_config", lambda M, N, dtype: config)
     monkeypatch.setattr(kernels, "BIAS_PROGRAMS", 3)
     for shape in ((1, 40), (13, 40), (31, 70)):
@@ -231,7 +231,7 @@ def test_bad_arguments(device, monkeypatch):
         swiglu(x, x.half())
     with pytest.raises(ValueError, match="gelu: x is on meta; Triton needs a CUDA tensor here"):
         gelu(x.to("meta"))
-    monkeypatch.setattr(_rows, "INTERPRETED", False)
+    monkeypatch.setattr(_launch, "INTERPRETED", False)
     with pytest.raises(
         ValueError, match="swiglu: gate is on cpu; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1"
     ):

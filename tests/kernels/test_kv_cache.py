@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import gpukit
-from gpukit.kernels import KVCache, _rows, decode_attention
+from gpukit.kernels import KVCache, _launch, decode_attention
 from gpukit.kernels.decode_attention import Config, config_of, decode_attention_fwd, splits_of
 from gpukit.kernels.kv_cache import generate, kv_append
 from gpukit.op import Cost
@@ -223,7 +223,7 @@ def test_configurations_fit():
 
 
 # ----------------------------------------------------------------------------------------------------------- traffic
-@pytest.mark.skipif(not _rows.INTERPRETED, reason="the trace counts what the interpreter loads")
+@pytest.mark.skipif(not _launch.INTERPRETED, reason="the trace counts what the interpreter loads")
 @pytest.mark.parametrize("int8", [False, True], ids=["bf16", "int8"])
 def test_the_cache_is_read_once(int8):
     """By all query heads and tokens together, up to each length, and not a byte behind it."""
@@ -242,7 +242,7 @@ def test_the_cache_is_read_once(int8):
     assert bool(t.loaded(k)[0].all()) and bool(t.loaded(k)[1, :37].all()) and not bool(t.loaded(k)[1, 37:].any())
 
 
-@pytest.mark.skipif(not _rows.INTERPRETED, reason="the trace counts what the interpreter loads")
+@pytest.mark.skipif(not _launch.INTERPRETED, reason="the trace counts what the interpreter loads")
 @pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
 def test_a_step_reads_and_writes_what_is_predicted(int8):
     cache = KVCache(2, 40, 2, 16, torch.float32, "cpu", int8=int8)
@@ -415,7 +415,7 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.skipif(not _rows.INTERPRETED, reason="a GPU's kernels refuse these CPU tensors first")
+@pytest.mark.skipif(not _launch.INTERPRETED, reason="a GPU's kernels refuse these CPU tensors first")
 @pytest.mark.parametrize(("error", "message", "given"), BAD)
 def test_decode_attention_refuses(error, message, given):
     with pytest.raises(error, match=f"^decode_attention: .*{message}"):

@@ -281,9 +281,7 @@ def test_autotune_gives_the_same(device):
 
 # ------------------------------------------------------------------------------------------------------------- choices
 def imagined(gpu):
-    from gpukit import trace_report
-
-    return trace_report._imagined(hardware.gpu(gpu))
+    return hardware.imagined(hardware.gpu(gpu))
 
 
 def chosen(gpu, M, N, K, dtype=torch.bfloat16, precision="ieee", gated=False, by_tma=None, wide=True):

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpukit.kernels import _rows, layer_norm, residual_rms_norm, rms_norm
+from gpukit.kernels import _dtypes, _launch, layer_norm, residual_rms_norm, rms_norm
 from gpukit.op import Cost
 from gpukit.reference.norms import LAYER_NORM, RESIDUAL_RMS_NORM, RMS_NORM
 from gpukit.testing import assert_close, poison
@@ -50,7 +50,7 @@ def long_rows(monkeypatch):
     for name, value in (("RESIDENT_FWD", 16), ("RESIDENT_BWD", 16)):
         monkeypatch.setattr(kernels, name, value)
     monkeypatch.setattr(
-        kernels, "_long_config", lambda dtype: {"BLOCK_N": 32, "ACC": _rows.acc_dtype(dtype), "num_warps": 1}
+        kernels, "_long_config", lambda dtype: {"BLOCK_N": 32, "ACC": _dtypes.acc_dtype(dtype), "num_warps": 1}
     )
     for config in (kernels._fwd_config, kernels._bwd_config):
         config.cache_clear()
@@ -337,7 +337,7 @@ def test_bad_arguments(device, monkeypatch):
         TypeError, match=r"residual_rms_norm: residual must have the dtype of x, torch\.float32, got torch\.fl"
     ):
         residual_rms_norm(x, x.half(), weight)
-    monkeypatch.setattr(_rows, "INTERPRETED", False)
+    monkeypatch.setattr(_launch, "INTERPRETED", False)
     with pytest.raises(
         ValueError, match="rms_norm: x is on cpu; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1"
     ):

@@ -145,7 +145,7 @@ def test_the_weight_is_read_once(device):
     from gpukit import hardware, trace_report
 
     M, N, K = shape = (16, 2048, 2048)
-    with trace_report._imagined(hardware.gpu("t4")), trace_report.Sizes(), gpukit.trace(sample=2) as t:
+    with hardware.imagined(hardware.gpu("t4")), trace_report.Sizes(), gpukit.trace(sample=2) as t:
         int4_matmul(*INT4.make_inputs(shape, torch.bfloat16, seeded()))
     (product,) = t.launches
     split = product.grid[0] // (N // 128)

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from gpukit.kernels import _rows, rope
+from gpukit.kernels import _launch, rope
 from gpukit.op import Cost
 from gpukit.reference.rope import OP, rotate, tables
 from gpukit.testing import assert_close, poison
@@ -186,7 +186,7 @@ def test_bad_arguments(device, monkeypatch):
         rope(q, k, cos, sin.expand(2, 5, 3))
     with pytest.raises(ValueError, match=r"rope: cos requires a gradient, and gets none here; pass cos\.detach\(\)"):
         rope(q, k, cos.clone().requires_grad_(), sin)
-    monkeypatch.setattr(_rows, "INTERPRETED", False)
+    monkeypatch.setattr(_launch, "INTERPRETED", False)
     with pytest.raises(ValueError, match="rope: q is on cpu; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1"):
         rope(*(x.cpu() for x in (q, k, cos, sin)))
 

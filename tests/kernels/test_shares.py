@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gpukit.kernels import _rows, _tiles, decode_attention, int4_matmul, matmul
+from gpukit.kernels import _launch, _tiles, decode_attention, int4_matmul, matmul
 from gpukit.kernels._tiles import added, counters, is_last
 from gpukit.kernels.quantized_matmul import quantize_int4
 from gpukit.reference.decode_attention import OP
@@ -47,7 +47,7 @@ def test_the_last_one_adds_and_leaves_zeros(device):
             assert not count.any(), "the next launch would find other than zeros"
 
 
-@pytest.mark.skipif(not _rows.INTERPRETED, reason="the interpreter looks for races")
+@pytest.mark.skipif(not _launch.INTERPRETED, reason="the interpreter looks for races")
 def test_without_an_order_it_would_be_a_race():
     with pytest.raises(RaceFault):
         unordered_sums[(3,)](torch.zeros(3), torch.zeros(1, dtype=torch.int32), torch.zeros(1), SHARES=3)

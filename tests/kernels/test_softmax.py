@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpukit.kernels import _rows, log_softmax, softmax
+from gpukit.kernels import _launch, log_softmax, softmax
 from gpukit.kernels.softmax import softmax_bwd, softmax_fwd
 from gpukit.op import Cost
 from gpukit.reference.softmax import LOG_SOFTMAX, OP
@@ -149,7 +149,7 @@ def test_persistent_form(dtype, device, monkeypatch):
 
 @pytest.mark.parametrize(("shared_bytes", "programs"), [(228 * 1024, 132), (164 * 1024, 132), (100 * 1024, 0)])
 def test_persistent_form_needs_shared_memory(shared_bytes, programs, monkeypatch):
-    gpu = SimpleNamespace(shared_memory_per_multiprocessor=shared_bytes, multi_processor_count=132)
+    gpu = SimpleNamespace(smem_per_sm_bytes=shared_bytes, sms=132)
     assert kernels._persistent_programs(torch.device("cpu")) == 0
     monkeypatch.setattr(kernels, "properties", lambda device: gpu)
     assert kernels._persistent_programs(torch.device("cuda", 0)) == programs
@@ -244,7 +244,7 @@ def test_bad_arguments(device, monkeypatch):
         softmax(torch.zeros(3, dtype=torch.complex64, device=device))
     with pytest.raises(ValueError, match=r"softmax: x must have at least one dimension, got a scalar of shape \[\]"):
         softmax(torch.tensor(1.0, device=device))
-    monkeypatch.setattr(_rows, "INTERPRETED", False)
+    monkeypatch.setattr(_launch, "INTERPRETED", False)
     with pytest.raises(
         ValueError, match=r"softmax: x is on cpu; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1"
     ):

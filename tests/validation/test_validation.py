@@ -9,7 +9,8 @@ import pytest
 import torch
 import triton
 
-from gpukit.kernels import _rows
+from gpukit import benchmark, hardware
+from gpukit.kernels import _device
 from gpukit.validation import __main__ as command
 from gpukit.validation import counters, counts, table
 from gpukit.validation.kernels import CASES, Case, copy
@@ -40,12 +41,34 @@ def test_grids_of_a_fixed_size_are_made_for_the_gpu(monkeypatch):
 
     def prepare(device):
         x, y = torch.zeros(132 * 256), torch.zeros(132 * 256)
-        return lambda: copy[(_rows.multiprocessors(x.device),)](x, y, 132 * 256, BLOCK=256)
+        return lambda: copy[(_device.multiprocessors(x.device),)](x, y, 132 * 256, BLOCK=256)
 
-    monkeypatch.setattr(_rows, "imagined", None)
     monkeypatch.setitem(CASES, "one on each SM", Case("one on each SM", prepare))
     found = counts.trace_case("one on each SM", "h200", compiled=False)
     assert found["counts"]["l2_write_sectors"] == 132 * 256 * 4 // 32
+    assert hardware.imagined_gpu() is None, "the next case begins without"
+
+
+@pytest.mark.parametrize(
+    "name", ["matmul", "int4_matmul", "flash_attention", "decode_attention", "rms_norm", "softmax"]
+)
+def test_kernels_that_ask_for_their_gpu_can_be_validated(name, monkeypatch):
+    """Whatever host code asks of a GPU, its compute capability too, the imagined one answers; also when it raises, it is
+    imagined no longer."""
+    op = benchmark.operation(name)
+    kernel = benchmark.provider(op, "gpukit")
+
+    def prepare(device):
+        inputs = op.make_inputs(op.test_shapes[2], torch.bfloat16, torch.Generator().manual_seed(0))
+        return lambda: kernel(*inputs)
+
+    monkeypatch.setitem(CASES, "own", Case("own", prepare))
+    assert counts.trace_case("own", "h200", compiled=False)["kernels"]
+    assert hardware.imagined_gpu() is None
+    monkeypatch.setitem(CASES, "broken", Case("broken", lambda device: 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        counts.trace_case("broken", "h200", compiled=False)
+    assert hardware.imagined_gpu() is None
 
 
 # ---- Nsight Compute -----------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ before memory is touched (`MemoryFault`), and so are two programs on one address
 
 How it hangs together: a launch makes one `Memory`. Each pointer argument carries its `Parameter` through the pointer
 arithmetic, so that an access knows the tensor it was meant for, however far off it lands. Traces are told of every
-launch, access and dot through `watchers`.
+launch, access and dot: they are among `gpukit.launches.watchers`.
 """
 
 import importlib
@@ -23,6 +23,8 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
+from gpukit import hardware
+from gpukit.launches import watchers
 from gpukit.simulator.interpreter import libdevice
 from gpukit.simulator.interpreter.bounds import (
     Access,
@@ -40,7 +42,7 @@ from gpukit.simulator.interpreter.numerics import bf16_bits, bf16_floats, fp8_bi
 
 __all__ = [
     "Call", "Fault", "MemoryFault", "RaceFault", "Unsupported", "UnwrittenFault", "busy", "guard", "install", "original",
-    "unguard_all", "watchers",
+    "unguard_all",
 ]  # fmt: skip
 
 SUPPORTED = "3.6 to 3.9"
@@ -65,15 +67,6 @@ class Call:
     @property
     def programs(self) -> int:
         return int(np.prod(self.grid, dtype=np.int64))
-
-
-# Each watcher has `begin(call) -> recorder`, `dry`: if any is dry, launches are listed but not run, and `sample`: how
-# many programs of a launch to run, None for all. A recorder has `access(access, program, file, line)`, `dot(flops)`,
-# `unwritten(fault)`, which may raise it, and `end()`; for sampled launches `role`, `window()` and `cut(program)` too.
-watchers: list = []
-# Whether launches stand for those of a GPU that is not here: also beside one, CPU tensors are taken for its own, and nothing
-# runs but the interpreter. gpukit.trace_report sets it.
-imagining = False
 
 
 class _Running:
@@ -209,7 +202,7 @@ def _launch(function, args, kwargs, grid) -> None:
     if "meta" in devices and not _running.sampling:
         name = next(n for n, v in arguments.items() if any(t.device.type == "meta" for t in _tensors([v])))
         raise ValueError(f"{name} is a meta tensor, which has no memory: only gpukit.trace(sample=N) can run on those")
-    if "cpu" in devices and not imagining:
+    if "cpu" in devices and hardware.imagined_gpu() is None:
         _refuse_cpu_tensors(function, arguments)
     remote = devices != {"cpu"} and bool(devices) and not _running.sampling
     hosts, host_kwargs = executor._init_args_hst(args, kwargs) if remote else (args, kwargs)
@@ -424,11 +417,10 @@ def _counted_launch(plain):
         if watchers and not warmup:
             _interpreted(self).run(*args, grid=grid, warmup=False, **kwargs)
             no_memory = any(t.device.type == "meta" for t in _tensors([*args, *kwargs.values()]))
-            if imagining or no_memory or any(watcher.dry for watcher in watchers):
+            if hardware.imagined_gpu() is not None or no_memory or any(watcher.dry for watcher in watchers):
                 return None
         return plain(self, *args, grid=grid, warmup=warmup, **kwargs)
 
-    run.watchers = watchers  # gpukit.kernels goes through here only while there are some
     return run
 
 

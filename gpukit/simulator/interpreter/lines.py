@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from types import FrameType
 
+from gpukit import launches
 from gpukit.simulator.compiler.compile import path, sources
 from gpukit.simulator.interpreter import layer as interpreter
 from gpukit.simulator.prediction.mix import statements
@@ -27,13 +28,13 @@ class LineCounter:
 
     def __enter__(self) -> LineCounter:
         interpreter.install()
-        interpreter.watchers.append(self)
+        launches.watch(self)
         self._outer = sys.gettrace()
         return self
 
     def __exit__(self, *exc_info) -> None:
         sys.settrace(self._outer)
-        interpreter.watchers.remove(self)
+        launches.unwatch(self)
 
     # What the interpreter calls: a watcher's begin, and the methods of a recorder.
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpukit import hardware, tables
+from gpukit import hardware, launches, tables
 from gpukit.simulator.interpreter import bounds as memory
 from gpukit.simulator.trace.recording import Recording, Site
 
@@ -357,15 +357,15 @@ class Trace:
     def __enter__(self) -> Trace:
         if interpreter is not None:
             interpreter.install()
-            interpreter.watchers.append(self)
+            launches.watch(self)
         self._mode.__enter__()
         return self
 
     def __exit__(self, *exc_info) -> None:
         self._mode.__exit__(*exc_info)
         if interpreter is not None:
-            interpreter.watchers.remove(self)
-            if not interpreter.watchers:
+            launches.unwatch(self)
+            if not launches.watched():
                 memory.forget_allocations()
 
     def begin(self, call) -> _Recorder:

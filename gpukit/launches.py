@@ -1,0 +1,26 @@
+"""Who looks at the launches of kernels: gpukit.trace() and whatever else the interpreter reports to.
+
+The interpreter shows each launch to all watchers, and the launch table of gpukit.kernels hands launches to Triton while
+there is one: what goes through the table, nobody sees.
+
+A watcher has `begin(call) -> recorder`, `dry`: if any is dry, launches are listed but not run, and `sample`: how many
+programs of a launch to run, None for all. A recorder has `access(access, program, file, line)`, `dot(flops)`,
+`unwritten(fault)`, which may raise it, and `end()`; for sampled launches `role`, `window()` and `cut(program)` too.
+"""
+
+watchers: list = []  # in the order in which they came
+
+
+def watch(watcher: object) -> None:
+    """From now on every launch is shown to `watcher`."""
+    watchers.append(watcher)
+
+
+def unwatch(watcher: object) -> None:
+    """The end of `watch`. Raises ValueError for who did not watch."""
+    watchers.remove(watcher)
+
+
+def watched() -> bool:
+    """Whether anybody looks at the launches made now."""
+    return bool(watchers)
