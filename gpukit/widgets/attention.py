@@ -12,95 +12,39 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import ipywidgets as widgets
 import traitlets
 
 from gpukit.accounting.attention import Blocks, State, online
 from gpukit.widgets import board, style
-from gpukit.widgets.board import Box, Shape, Words
+from gpukit.widgets.board import WIDTH, Box, Drawing, Shape, Words
+from gpukit.widgets.view import Walk, menu, slider
 
 MASKS = ("all", "causal", "window")
 MAX_LENGTH = 24
-_WIDTH = 800
 _AREA = 400  # pixels of the matrix, at most
 _CELL = 30  # pixels of one score, at most
-_CAPTION = {"description_width": "initial"}
 _LATER, _DONE, _NOW = 0.2, 0.5, 0.95  # opacities of a block
 
 
-class AttentionView(widgets.VBox):
-    """`mask` ("all", "causal" or "window"), `query` (whose row is told) and `step` are traits; step 0 is the beginning. Arrow
-    keys move the slider that has the focus. A saved notebook keeps the picture of the mask, query and step it began with."""
+class AttentionView(Walk):
+    """`mask` ("all", "causal" or "window"), `query` (whose row is told) and `step` are traits."""
 
     mask = traitlets.Enum(MASKS, "causal")
     query = traitlets.Int(0)
-    step = traitlets.Int(0)
 
     def __init__(self, scores, values, block: tuple[int, int], window: int, mask: str, query: int, step: int):
-        self.scores, self.values, self.block, self.window = scores, values, block, window
-        self._start = {"mask": mask, "query": query}
-        self._first_step = min(step, len(self.blocks_of(mask).walk()))
-        self.mask_menu = widgets.Dropdown(
-            options=[("every key", "all"), ("causal", "causal"), (f"causal, window of {window}", "window")],
-            value=mask,
-            description="sees",
-            style=_CAPTION,
-            layout={"width": "220px"},
-        )
-        self.query_slider = widgets.IntSlider(
-            query, 0, len(scores) - 1, description="query", style=_CAPTION, layout={"width": "200px"}
-        )
-        most = len(self.blocks_of(mask).walk())
-        self.step_slider = widgets.IntSlider(0, 0, most, description="step", style=_CAPTION, layout={"width": "220px"})
-        self.forward_button = widgets.Button(description="forward", layout={"width": "80px"})
-        self.reset_button = widgets.Button(description="reset", layout={"width": "70px"})
-        self.picture_area = widgets.HTML()
-        controls = [self.mask_menu, self.query_slider, self.step_slider, self.forward_button, self.reset_button]
-        super().__init__([widgets.HBox(controls, layout={"flex_flow": "row wrap"}), self.picture_area], **self._start)
-        self._quiet = True
-        for name, control in zip(("mask", "query", "step"), controls[:3], strict=True):
-            traitlets.link((self, name), (control, "value"))
-        self.forward_button.on_click(lambda _: self._move(self.step + 1))
-        self.reset_button.on_click(lambda _: self.reset())
-        self.observe(lambda _: self._masked(), "mask")
-        self.observe(lambda _: self._draw(), ["query", "step"])
-        self._quiet = False
-        self._draw()
+        self.scores, self.numbers, self.block, self.window = scores, values, block, window
+        sees = [("every key", "all"), ("causal", "causal"), (f"causal, window of {window}", "window")]
+        controls = {"mask": menu("sees", sees, 220), "query": slider("query", 0, len(scores) - 1, 200)}
+        still = {"step": min(step, len(self.blocks_of(mask).walk()))}
+        super().__init__(controls, {"mask": mask, "query": query}, still=still)
 
     def blocks_of(self, mask: str) -> Blocks:
-        lengths = len(self.scores), len(self.values)
+        lengths = len(self.scores), len(self.numbers)
         return Blocks(*lengths, *self.block, causal=mask != "all", window=self.window if mask == "window" else None)
 
-    def _move(self, step: int) -> None:
-        self.step = min(max(step, 0), self.step_slider.max)
-
-    def reset(self) -> None:
-        """As it was at first."""
-        for name, value in self._start.items():
-            setattr(self, name, value)
-        self.step = 0
-
-    def _masked(self) -> None:
-        """Another mask has another number of blocks; the picture is drawn once."""
-        quiet, self._quiet = self._quiet, True
-        most = len(self.blocks_of(self.mask).walk())
-        self.step = min(self.step, most)
-        self.step_slider.max = most
-        self._quiet = quiet
-        self._draw()
-
-    def _draw(self) -> None:
-        if not self._quiet:
-            self.picture_area.value = self.html()
-            self.forward_button.disabled = self.step == self.step_slider.max
-
-    def html(self) -> str:
-        shapes, height = self._shapes(self.mask, self.query, self.step)
-        return board.svg(shapes, _WIDTH, height, self.sentence())
-
-    def sentence(self) -> str:
-        """What the picture shows, in words."""
-        return self._sentence(self.mask, self.query, self.step)
+    def last(self) -> int:
+        return len(self.blocks_of(self.mask).walk())
 
     def states(self, mask: str, query: int, step: int) -> list[tuple[int, State]]:
         """(column of blocks, state of the query after it), as far as the walk has come."""
@@ -110,7 +54,7 @@ class AttentionView(widgets.VBox):
         keys = blocks.keys(query)
         score = [s if j in keys else -math.inf for j, s in enumerate(self.scores[query])]
         parts = [slice(j * self.block[1], (j + 1) * self.block[1]) for j in columns]
-        pairs = [list(zip(score[part], self.values[part], strict=True)) for part in parts]
+        pairs = [list(zip(score[part], self.numbers[part], strict=True)) for part in parts]
         return list(zip(columns, online(pairs), strict=True))
 
     def _sentence(self, mask: str, query: int, step: int) -> str:
@@ -125,29 +69,20 @@ class AttentionView(widgets.VBox):
         return f"{text}Step {step} of {len(walk)}: program {row}, block {column} of the keys, {kind}."
 
     def __repr__(self) -> str:
-        lengths = f"{len(self.scores)} queries, {len(self.values)} keys"
+        lengths = f"{len(self.scores)} queries, {len(self.numbers)} keys"
         return f"attention viewer: {lengths}, blocks of {self.block[0]} x {self.block[1]}, {self._start['mask']}"
-
-    def _repr_png_(self) -> tuple[bytes, dict]:  # where no kernel runs, on a repository's page for instance
-        picture = self.picture()
-        return picture.data, {"width": picture.width, "alt": picture.alt}
-
-    def picture(self) -> style.Picture:
-        """What the viewer began with, as a still."""
-        began = *self._start.values(), self._first_step
-        shapes, height = self._shapes(*began)
-        return board.still(shapes, _WIDTH, height, self._sentence(*began))
 
     # ---- the picture -------------------------------------------------------------------------------------------------
 
-    def _shapes(self, mask: str, query: int, step: int) -> tuple[list[Shape], float]:
-        first, *rest = self._sentence(mask, query, step).split(". ")
-        shapes: list[Shape] = [Words(10, 16, first + ".", size=13, bold=True), Words(10, 38, ". ".join(rest))]
+    def drawing(self, mask: str, query: int, step: int) -> Drawing:
+        words = self._sentence(mask, query, step)
+        first, rest = words.split(". ", 1)
+        shapes = board.heading(f"{first}.", rest)
         left, top = 46, 84
-        cell = min(_AREA / max(len(self.scores), len(self.values)), _CELL)
+        cell = min(_AREA / max(len(self.scores), len(self.numbers)), _CELL)
         shapes += self._matrix(mask, query, step, left, top, cell)
         shapes += self._row(mask, query, step, left + _AREA + 24, top)
-        bottom = top + max(cell * len(self.scores), 34 + 24 * (-(-len(self.values) // self.block[1]) + 3)) + 28
+        bottom = top + max(cell * len(self.scores), 34 + 24 * (-(-len(self.numbers) // self.block[1]) + 3)) + 28
         keys, bottom = board.legend(
             [
                 (Box(0, 0, 0, 0, style.COMPUTE, _NOW), "the block at work"),
@@ -156,9 +91,9 @@ class AttentionView(widgets.VBox):
                 (Box(0, 0, 0, 0, style.WASTE, _DONE), "computed and masked"),
                 (Box(0, 0, 0, 0, edge=board.LINE), "left out"),
             ],
-            10, bottom, _WIDTH - 20,
+            10, bottom, WIDTH - 20,
         )  # fmt: skip
-        return [*shapes, *keys], bottom
+        return Drawing([*shapes, *keys], bottom, words)
 
     def _matrix(self, mask: str, query: int, step: int, left: float, top: float, cell: float) -> list[Shape]:
         """The scores: a box for each place, coloured by when its block is computed and whether it counts."""

@@ -18,15 +18,15 @@ import ipywidgets as widgets
 from gpukit import benchmark, hardware
 from gpukit.benchmark import Row, counts_flops
 from gpukit.widgets import board, style
-from gpukit.widgets.board import Box, Line, Shape, Words
+from gpukit.widgets.board import Box, Drawing, Line, Shape, Words
 from gpukit.widgets.versus import MODES, NAMES, by, colour, order
+from gpukit.widgets.view import CAPTION, WRAP, View, button
 
-_WIDTH, _BAR, _LEFT, _RIGHT = 800, 20, 120, 640  # bars lie between left and right, their figures beside that
-_CAPTION = {"description_width": "initial"}
+_BAR, _LEFT, _RIGHT = 20, 120, 640  # bars lie between left and right, their figures beside that
 _SMALL_MS = 20  # a row on the CPU or in a panel: somebody is waiting
 
 
-class Bench(widgets.VBox):
+class Bench(View):
     """Operation, mode, shapes and providers; run, cancel, progress with the time left; a bar for each row as it comes.
 
     `source` is "recorded", or "live" where the panel measures: on a GPU if there is one, else PyTorch on the CPU with
@@ -42,35 +42,23 @@ class Bench(widgets.VBox):
             options=[(f"recorded, {hardware.gpu(gpu).name}", False), (f"live, {_here()}", True)],
             style={"button_width": "initial"},
         )
-        self.op = widgets.Dropdown(options=_choices(gpu, op), value=op, description="operation", style=_CAPTION)
-        self.mode = widgets.Dropdown(description="mode", style=_CAPTION)
+        self.op = widgets.Dropdown(options=_choices(gpu, op), value=op, description="operation", style=CAPTION)
+        self.mode = widgets.Dropdown(description="mode", style=CAPTION)
         tall = {"width": "24em", "height": "8em"}
-        self.shapes = widgets.SelectMultiple(description="shapes", style=_CAPTION, layout=tall)
-        self.providers = widgets.SelectMultiple(description="providers", style=_CAPTION, layout=tall)
-        self.run_button = widgets.Button(description="run", button_style="primary", layout={"width": "6em"})
-        self.cancel_button = widgets.Button(description="cancel", disabled=True, layout={"width": "6em"})
-        self.reset_button = widgets.Button(description="reset", layout={"width": "6em"})
+        self.shapes = widgets.SelectMultiple(description="shapes", style=CAPTION, layout=tall)
+        self.providers = widgets.SelectMultiple(description="providers", style=CAPTION, layout=tall)
+        self.run_button, self.cancel_button = button("run", self.start), button("cancel", self.cancel)
+        self.run_button.button_style = "primary"
         self.bar = widgets.IntProgress(0, 0, 1, layout={"width": "14em"})
         self.status = widgets.HTML()
-        self.board = widgets.HTML()
-        wrap = {"flex_flow": "row wrap"}
-        super().__init__(
-            [
-                widgets.HBox([self.live, self.op, self.mode], layout=wrap),
-                widgets.HBox([self.shapes, self.providers], layout=wrap),
-                widgets.HBox(
-                    [self.run_button, self.cancel_button, self.reset_button, self.bar, self.status], layout=wrap
-                ),
-                self.board,
-            ]
-        )
+        progress = [self.run_button, self.cancel_button, self.bar, self.status]
+        below = [widgets.HBox(row, layout=WRAP) for row in ([self.shapes, self.providers], progress)]
+        self.cancel()
+        super().__init__({}, {}, row=[self.live, self.op, self.mode], below=below)
         for control in (self.op, self.live):
             control.observe(lambda _: self._offer(), "value")
         for control in (self.mode, self.shapes, self.providers):
             control.observe(lambda _: self._select(), "value")
-        self.run_button.on_click(lambda _: self.start())
-        self.cancel_button.on_click(lambda _: self.cancel())
-        self.reset_button.on_click(lambda _: self.reset())
         self._offer()
 
     # -- what can be chosen
@@ -92,14 +80,13 @@ class Bench(widgets.VBox):
             recorded = _recorded(self.op.value, self.gpu)
             modes = [m for m in MODES if any(row.mode == m for row in recorded)]
             shapes, providers = [row.shape for row in recorded], [row.provider for row in recorded]
-        self._quiet = True
-        self.mode.options = [(MODES[m], m) for m in modes]
-        self.mode.value = modes[0]
-        self.shapes.options = [(by(s), s) for s in sorted(set(shapes), key=lambda s: (math.prod(s), s))]
-        self.providers.options = [(NAMES.get(p, p), p) for p in order(providers)]
-        self.shapes.value = tuple(value for _, value in self.shapes.options)
-        self.providers.value = tuple(value for _, value in self.providers.options)
-        self._quiet = False
+        with self._together():
+            self.mode.options = [(MODES[m], m) for m in modes]
+            self.mode.value = modes[0]
+            self.shapes.options = [(by(s), s) for s in sorted(set(shapes), key=lambda s: (math.prod(s), s))]
+            self.providers.options = [(NAMES.get(p, p), p) for p in order(providers)]
+            self.shapes.value = tuple(value for _, value in self.shapes.options)
+            self.providers.value = tuple(value for _, value in self.providers.options)
         self.run_button.disabled = not self.live.value
         self.bar.value = 0
         self._select()
@@ -118,7 +105,7 @@ class Bench(widgets.VBox):
             self.status.value = f"recorded on an {hardware.gpu(self.gpu).name}{date}: nothing is measured here"
         elif not self.rows:
             self.status.value = f"nothing measured yet on {_here()}"
-        self._draw()
+        self._changed()
 
     # -- measuring
     def start(self) -> None:
@@ -156,7 +143,7 @@ class Bench(widgets.VBox):
             if self._stop is stop:
                 rows.append(row)
                 self.rows = rows
-                self._draw()
+                self._changed()
 
         try:
             benchmark.run(
@@ -190,26 +177,17 @@ class Bench(widgets.VBox):
         self._offer()
 
     # -- drawing
-    def _draw(self) -> None:
-        self.board.value = board.svg(*_bars(self.rows, "live" if self.live.value else "recorded"), self.sentence())
-
-    def sentence(self) -> str:
-        """What the bars show, in words."""
-        return _words(self.rows)
+    def drawing(self) -> Drawing:
+        return _bars(self.rows, "live" if self.live.value else "recorded")
 
     def __repr__(self) -> str:
         return f"benchmark panel: {self.first}, recorded on an {hardware.gpu(self.gpu).name}"
-
-    def _repr_png_(self) -> tuple[bytes, dict]:  # where no kernel runs, on a repository's page for instance
-        picture = self.picture()
-        return picture.data, {"width": picture.width, "alt": picture.alt}
 
     def picture(self) -> style.Picture:
         """The recorded rows that the panel begins with, as a still."""
         rows = _recorded(self.first, self.gpu)
         first = next(mode for mode in MODES if any(row.mode == mode for row in rows))
-        rows = [row for row in rows if row.mode == first]
-        return board.still(*_bars(rows, "recorded"), _words(rows))
+        return board.still(_bars([row for row in rows if row.mode == first], "recorded"))
 
 
 def bench(op: str = "softmax", gpu: str = "h200") -> Bench:
@@ -267,10 +245,12 @@ def _words(rows: Sequence[Row]) -> str:
     return f"{rows[0].op} on {rows[0].gpu}. " + "; ".join(parts) + "."
 
 
-def _bars(rows: Sequence[Row], how: str) -> tuple[list[Shape], float, float]:
-    """A bar for each row, by shape; its length is the rate. (shapes, width, height)"""
+def _bars(rows: Sequence[Row], how: str) -> Drawing:
+    """A bar for each row, by shape; its length is the rate."""
     if not rows:
-        return [Words(10, 20, "run measures what is chosen; each row appears here as it comes", size=13)], _WIDTH, 40
+        nothing = Words(10, 20, "run measures what is chosen; each row appears here as it comes", size=13)
+        return Drawing([nothing], 40, _words(rows))
+    words = _words(rows)
     rows = sorted(rows, key=lambda r: (math.prod(r.shape), r.shape, order(x.provider for x in rows).index(r.provider)))
     flops = counts_flops(rows[0])
     unit = "TFLOP/s" if flops else "GB/s"
@@ -301,4 +281,4 @@ def _bars(rows: Sequence[Row], how: str) -> tuple[list[Shape], float, float]:
         x = _LEFT + bound * scale
         shapes.insert(1, Line(((x, 34), (x, y)), style.BOUND, 1.5, dashed=True))
         shapes.append(Words(x, y + 12, f"datasheet: {bound:,.0f} {unit}", "center", 11))
-    return shapes, _WIDTH, y + 24
+    return Drawing(shapes, y + 24, words)

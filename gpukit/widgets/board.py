@@ -5,17 +5,20 @@ as the still picture that a saved notebook keeps.
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpukit.widgets import style
 
+WIDTH = 800  # pixels, as wide as the page's text
 INK, LINE = "ink", "line"  # what is written and the thin lines: dark on a light page, light on a dark one
 DARK, LIGHT = "#262626", "#FFFFFF"  # on a coloured box, whatever the page
 _LIVE = {INK: "var(--jp-content-font-color1, #262626)", LINE: "var(--jp-border-color1, #bdbdbd)"}
 _STILL = {INK: style.INK, LINE: "#BDBDBD"}
 _ANCHOR = {"left": "start", "center": "middle", "right": "end"}
 _POINTS_PER_PIXEL = 0.72
+_DASH, _STRIPE, _STRIPES_APART = (6, 4), 1.5, 6
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class Box:
     opacity: float = 1.0  # of the fill
     edge: str = "none"
     edge_width: float = 1.0
+    dashed: bool = False
+    hatch: str = "none"  # stripes of this colour, so that no meaning hangs on colour alone
     text: str = ""
     size: float = 11
     ink: str = INK
@@ -64,17 +69,30 @@ class Words:
     size: float = 12
     colour: str = INK
     bold: bool = False
+    code: bool = False  # all letters equally wide, blanks kept
 
 
 Shape = Box | Line | Dot | Words
 
 
-def svg(shapes: Sequence[Shape], width: float, height: float, alt: str) -> str:
-    """The board as SVG, never wider than the cell, with `alt` for those who cannot see it."""
-    parts = "".join(map(_svg, shapes))
+@dataclass(frozen=True)
+class Drawing:
+    """Shapes on a board of `width` x `height` pixels; what comes later lies on top. `words` say what it shows, for those who
+    cannot see it."""
+
+    shapes: Sequence[Shape]
+    height: float
+    words: str
+    width: float = WIDTH
+
+
+def svg(drawing: Drawing) -> str:
+    """The drawing as SVG, never wider than the cell."""
+    parts = "".join(map(_svg, drawing.shapes))
     return (
-        f'<svg viewBox="0 0 {width:g} {height:g}" style="width:100%;max-width:{width:g}px;display:block" role="img" '
-        f'aria-label="{html.escape(alt)}" font-family="var(--jp-ui-font-family, sans-serif)">{parts}</svg>'
+        f'<svg viewBox="0 0 {drawing.width:g} {drawing.height:g}" role="img" aria-label="{html.escape(drawing.words)}" '
+        f'style="width:100%;max-width:{drawing.width:g}px;display:block" '
+        f'font-family="var(--jp-ui-font-family, sans-serif)">{parts}</svg>'
     )
 
 
@@ -83,14 +101,17 @@ def _svg(shape: Shape) -> str:
         case Box():
             paint = f'fill="{_live(shape.fill)}" fill-opacity="{shape.opacity:g}"'
             if shape.edge != "none":
-                paint += f' style="stroke:{_live(shape.edge)};stroke-width:{shape.edge_width:g}"'
+                dash = f";stroke-dasharray:{_DASH[0]} {_DASH[1]}" if shape.dashed else ""
+                paint += f' style="stroke:{_live(shape.edge)};stroke-width:{shape.edge_width:g}{dash}"'
             title = f"<title>{html.escape(shape.title)}</title>" if shape.title else ""
             where = f'x="{shape.x:.4g}" y="{shape.y:.4g}" width="{shape.width:.4g}" height="{shape.height:.4g}"'
             words = _svg(_inside(shape)) if shape.text else ""
-            return f"<rect {where} {paint}>{title}</rect>{words}"
+            stripes = "".join(f"M{a:.4g} {b:.4g}L{c:.4g} {d:.4g}" for (a, b), (c, d) in _stripes(shape))
+            look = f'd="{stripes}" style="stroke:{_live(shape.hatch)};stroke-width:{_STRIPE};pointer-events:none"'
+            return f"<rect {where} {paint}>{title}</rect>{f'<path {look}/>' if stripes else ''}{words}"
         case Line():
             points = " ".join(f"{x:.4g},{y:.4g}" for x, y in shape.points)
-            dash = ";stroke-dasharray:6 4" if shape.dashed else ""
+            dash = f";stroke-dasharray:{_DASH[0]} {_DASH[1]}" if shape.dashed else ""
             look = f"fill:none;stroke:{_live(shape.colour)};stroke-width:{shape.width:g}{dash}"
             return f'<polyline points="{points}" style="{look}"/>'
         case Dot():
@@ -99,68 +120,65 @@ def _svg(shape: Shape) -> str:
             return f'<circle cx="{shape.x:.4g}" cy="{shape.y:.4g}" r="{shape.radius:g}" style="{look}">{title}</circle>'
         case Words():
             look = f"fill:{_live(shape.colour)};font-size:{shape.size:g}px" + (";font-weight:700" if shape.bold else "")
+            look += ";white-space:pre;font-family:var(--jp-code-font-family, monospace)" if shape.code else ""
             where = f'x="{shape.x:.4g}" y="{shape.y:.4g}" text-anchor="{_ANCHOR[shape.anchor]}"'
             return f'<text {where} dominant-baseline="central" style="{look}">{html.escape(shape.text)}</text>'
 
 
-def still(shapes: Sequence[Shape], width: float, height: float, alt: str) -> style.Picture:
-    """The board as a `Picture`."""
+def still(drawing: Drawing) -> style.Picture:
+    """The drawing as a `Picture`."""
+    from matplotlib.collections import LineCollection
     from matplotlib.patches import Rectangle
 
+    width, height = drawing.width, drawing.height
     fig, ax = style.figure(width=width / 100, height=height / 100)
     fig.set_layout_engine("none")  # a pixel of the board is a pixel of the figure
     ax.set_position((0, 0, 1, 1))
     ax.set_axis_off()
     ax.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
-    for order, shape in enumerate(shapes, start=1):  # what comes later lies on top
+    for order, shape in enumerate(drawing.shapes, start=1):  # what comes later lies on top
         match shape:
             case Box():
                 at = (shape.x, shape.y), shape.width, shape.height
                 if shape.fill != "none":
                     paint = {"facecolor": _still(shape.fill), "alpha": shape.opacity, "edgecolor": "none"}
                     ax.add_patch(Rectangle(*at, **paint, zorder=order))
+                if stripes := _stripes(shape):
+                    lines = {"colors": _still(shape.hatch), "linewidths": _STRIPE * _POINTS_PER_PIXEL}
+                    ax.add_collection(LineCollection(stripes, **lines, zorder=order), autolim=False)
                 if shape.edge != "none":
-                    lw = shape.edge_width * _POINTS_PER_PIXEL
-                    ax.add_patch(Rectangle(*at, facecolor="none", edgecolor=_still(shape.edge), lw=lw, zorder=order))
+                    lw, ls = shape.edge_width * _POINTS_PER_PIXEL, "--" if shape.dashed else "-"
+                    edge = {"facecolor": "none", "edgecolor": _still(shape.edge), "lw": lw, "ls": ls}
+                    ax.add_patch(Rectangle(*at, **edge, zorder=order))
                 if shape.text:
                     _write(ax, _inside(shape), order)
             case Line():
-                ax.plot(
-                    *zip(*shape.points, strict=True),
-                    color=_still(shape.colour),
-                    lw=shape.width * _POINTS_PER_PIXEL,
-                    ls="--" if shape.dashed else "-",
-                    zorder=order,
-                )
+                lw, ls = shape.width * _POINTS_PER_PIXEL, "--" if shape.dashed else "-"
+                ax.plot(*zip(*shape.points, strict=True), color=_still(shape.colour), lw=lw, ls=ls, zorder=order)
             case Dot():
-                side = 2 * shape.radius * _POINTS_PER_PIXEL
-                ax.plot(
-                    [shape.x],
-                    [shape.y],
-                    "o",
-                    ms=side,
-                    mfc=_still(shape.fill),
-                    mec=_still(shape.edge),
-                    mew=2 * _POINTS_PER_PIXEL,
-                    zorder=order,
-                )
+                mark = {"ms": 2 * shape.radius * _POINTS_PER_PIXEL, "mew": 2 * _POINTS_PER_PIXEL}
+                ink = {"mfc": _still(shape.fill), "mec": _still(shape.edge)}
+                ax.plot([shape.x], [shape.y], "o", **mark, **ink, zorder=order)
             case Words():
                 _write(ax, shape, order)
-    return style.picture(fig, alt=alt)
+    return style.picture(fig, alt=drawing.words)
 
 
 def _write(ax, words: Words, order: int) -> None:
-    ax.text(
-        words.x,
-        words.y,
-        words.text,
-        ha=words.anchor,
-        va="center",
-        size=words.size * _POINTS_PER_PIXEL,
-        color=_still(words.colour),
-        weight="bold" if words.bold else "normal",
-        zorder=order,
-    )
+    look = {"size": words.size * _POINTS_PER_PIXEL, "color": _still(words.colour)}
+    look |= {"weight": "bold"} if words.bold else {}
+    look |= {"family": "DejaVu Sans Mono"} if words.code else {}
+    ax.text(words.x, words.y, words.text, ha=words.anchor, va="center", **look, zorder=order)
+
+
+def _stripes(box: Box) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+    """The ends of the stripes that rise through a box; those of neighbours meet."""
+    if box.hatch == "none":
+        return []
+    left, right, top, bottom = box.x, box.x + box.width, box.y, box.y + box.height
+    first = math.ceil((left + top) / _STRIPES_APART) * _STRIPES_APART
+    sums = (first + _STRIPES_APART * i for i in range(int((right + bottom - first) // _STRIPES_APART) + 1))
+    return [((max(left, s - bottom), min(bottom, s - left)), (min(right, s - top), max(top, s - right))) for s in sums]
 
 
 def _inside(box: Box) -> Words:
@@ -176,7 +194,12 @@ def _still(colour: str) -> str:
     return _STILL.get(colour, colour)
 
 
-# ---- a row of keys ---------------------------------------------------------------------------------------------------
+# ---- words above, a row of keys below ---------------------------------------------------------------------------------------------------
+
+
+def heading(head: str, *lines: str) -> list[Shape]:
+    """What a board says first, and smaller what follows."""
+    return [Words(10, 16, head, size=13, bold=True), *(Words(10, 38 + 18 * i, line) for i, line in enumerate(lines))]
 
 
 def legend(entries: Sequence[tuple[Box, str]], x: float, y: float, width: float) -> tuple[list[Shape], float]:
@@ -187,9 +210,7 @@ def legend(entries: Sequence[tuple[Box, str]], x: float, y: float, width: float)
         needs = 30 + 7.3 * len(text)
         if at > x and at + needs > x + width:
             at, line = x, line + 22
-        shapes.append(
-            Box(at, line - 8, 16, 16, box.fill, box.opacity, box.edge, box.edge_width, box.text, 10, box.ink, box.bold)
-        )
+        shapes.append(replace(box, x=at, y=line - 8, width=16, height=16, size=10))
         shapes.append(Words(at + 22, line, text))
         at += needs + 12
     return shapes, line + 16

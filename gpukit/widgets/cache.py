@@ -10,71 +10,37 @@ gpukit.accounting.tiling.play; this draws them.
 
 from __future__ import annotations
 
-import ipywidgets as widgets
 import traitlets
 
 from gpukit.accounting.tiling import CacheStep, Tile, hit_rate, play
 from gpukit.widgets import board, style
-from gpukit.widgets.board import Box, Shape, Words
+from gpukit.widgets.board import WIDTH, Box, Drawing, Shape, Words
+from gpukit.widgets.view import Walk, menu
 
 MAX_TILES = 12
-_WIDTH = 800
 _BOARD = 430  # pixels of A beside B above C
-_CAPTION = {"description_width": "initial"}
 _MISSED, _FOUND, _HELD = (style.READS, 1.0), (style.READS, 0.5), (style.READS, 0.25)
 
 
-class CacheView(widgets.VBox):
-    """`group_m`, `capacity` (tiles that L2 holds) and `step` are traits. Step 0 is the beginning. Arrow keys move the
-    slider; a saved notebook keeps the picture of step `still`."""
+class CacheView(Walk):
+    """`group_m`, `capacity` (tiles that L2 holds) and `step` are traits."""
 
     group_m = traitlets.Int(1)
     capacity = traitlets.Int(54)
-    step = traitlets.Int(0)
 
     def __init__(self, tiles: int, sms: int, capacity: int, group_m: int, still: int):
-        self.tiles, self.sms, self.still = tiles, sms, still
-        self._start = {"group_m": group_m, "capacity": capacity}
+        self.tiles, self.sms = tiles, sms
         self._played: dict[tuple[int, int], list[CacheStep]] = {}
-        groups = sorted({1, 2, 3, 4, tiles, group_m})
-        self.groups = [g for g in groups if g <= tiles]
+        self.groups = [g for g in sorted({1, 2, 3, 4, tiles, group_m}) if g <= tiles]
         names = {1: "1: row by row", tiles: f"{tiles}: column by column"}
-        self.group_menu = widgets.Dropdown(
-            options=[(names.get(g, str(g)), g) for g in self.groups],
-            value=group_m,
-            description="GROUP_M (rows of tiles)",
-            style=_CAPTION,
-            layout={"width": "300px"},
-        )
         sizes = sorted({tiles * f // 2 for f in (2, 4, 8, 12, 20, 4 * tiles)} | {capacity})
-        self.capacity_menu = widgets.Dropdown(
-            options=[(f"{n} tiles", n) for n in sizes],
-            value=capacity,
-            description="L2 holds",
-            style=_CAPTION,
-            layout={"width": "160px"},
-        )
-        self.step_slider = widgets.IntSlider(
-            0, 0, len(self._steps(group_m, capacity)), description="step", style=_CAPTION, layout={"width": "260px"}
-        )
-        self.forward_button = widgets.Button(description="forward", layout={"width": "80px"})
-        self.reset_button = widgets.Button(description="reset", layout={"width": "70px"})
-        self.picture_area = widgets.HTML()
-        controls = [self.group_menu, self.capacity_menu, self.step_slider, self.forward_button, self.reset_button]
-        super().__init__(
-            [widgets.HBox(controls, layout={"flex_flow": "row wrap"}), self.picture_area],
-            **self._start,
-        )
-        for name, control in (
-            ("group_m", self.group_menu),
-            ("capacity", self.capacity_menu),
-            ("step", self.step_slider),
-        ):
-            traitlets.link((self, name), (control, "value"))
-        self.forward_button.on_click(lambda _: self._move(self.step + 1))
-        self.reset_button.on_click(lambda _: self.reset())
-        self.observe(lambda _: self._draw(), ["group_m", "capacity", "step"])
-        self._draw()
+        controls = {
+            "group_m": menu("GROUP_M (rows of tiles)", [(names.get(g, str(g)), g) for g in self.groups], 300),
+            "capacity": menu("L2 holds", [(f"{n} tiles", n) for n in sizes], 160),
+        }
+        start = {"group_m": group_m, "capacity": capacity}
+        last = len(self._steps(group_m, capacity))
+        super().__init__(controls, start, still={"step": min(max(still, 0), last)})
 
     def _steps(self, group_m: int, capacity: int) -> list[CacheStep]:
         key = group_m, capacity
@@ -83,30 +49,8 @@ class CacheView(widgets.VBox):
             self._played[key] = play(n, n, n, group_m=group_m, slots=self.sms, capacity=capacity)
         return self._played[key]
 
-    @property
-    def steps(self) -> list[CacheStep]:
-        return self._steps(self.group_m, self.capacity)
-
-    def _move(self, step: int) -> None:
-        self.step = min(max(step, 0), len(self.steps))
-
-    def reset(self) -> None:
-        """As it was at first."""
-        for name, value in self._start.items():
-            setattr(self, name, value)
-        self.step = 0
-
-    def _draw(self) -> None:
-        self.picture_area.value = self.html()
-        self.forward_button.disabled = self.step == len(self.steps)
-
-    def html(self) -> str:
-        shapes, height = self._shapes(self.group_m, self.capacity, self.step)
-        return board.svg(shapes, _WIDTH, height, self.sentence())
-
-    def sentence(self) -> str:
-        """What the picture shows, in words."""
-        return self._sentence(self.group_m, self.capacity, self.step)
+    def last(self) -> int:
+        return len(self._steps(self.group_m, self.capacity))
 
     def _sentence(self, group_m: int, capacity: int, number: int) -> str:
         steps = self._steps(group_m, capacity)
@@ -125,14 +69,14 @@ class CacheView(widgets.VBox):
             f"So far {_reads(steps[:number])} tiles read, hit rate {hit_rate(steps[:number]):.0%}"
         )
 
-    def _shapes(self, group_m: int, capacity: int, number: int) -> tuple[list[Shape], float]:
-        steps = self._steps(group_m, capacity)
-        first, *rest = self._sentence(group_m, capacity, number).split(". ")
-        shapes: list[Shape] = [Words(10, 16, first + ".", size=13, bold=True), Words(10, 38, ". ".join(rest) + ".")]
+    def drawing(self, group_m: int, capacity: int, step: int) -> Drawing:
+        steps, words = self._steps(group_m, capacity), self._sentence(group_m, capacity, step)
+        first, rest = words.split(". ", 1)
+        shapes = board.heading(f"{first}.", f"{rest}.")
         top = 62
-        shapes += _matrices(steps, number, self.tiles, 10, top)
+        shapes += _matrices(steps, step, self.tiles, 10, top)
         totals = {g: self._steps(g, capacity) for g in self.groups}
-        shapes += _totals(totals, group_m, number, self.tiles, 10 + _BOARD + 30, top)
+        shapes += _totals(totals, group_m, step, self.tiles, 10 + _BOARD + 30, top)
         keys, bottom = board.legend(
             [
                 (Box(0, 0, 0, 0, *_MISSED, text="M", ink=board.LIGHT, bold=True), "now read from memory"),
@@ -141,9 +85,9 @@ class CacheView(widgets.VBox):
                 (Box(0, 0, 0, 0, style.COMPUTE), "computed now"),
                 (Box(0, 0, 0, 0, style.NEUTRAL, 0.6), "done"),
             ],
-            10, top + _BOARD + 22, _WIDTH - 20,
+            10, top + _BOARD + 22, WIDTH - 20,
         )  # fmt: skip
-        return [*shapes, *keys], bottom
+        return Drawing([*shapes, *keys], bottom, f"{words}.")
 
     def __repr__(self) -> str:
         start, n = self._start, self.tiles
@@ -151,16 +95,6 @@ class CacheView(widgets.VBox):
             f"cache viewer: {n} x {n} programs of {n} steps, {self.sms} at a time, L2 of {start['capacity']} tiles, "
             f"GROUP_M = {start['group_m']}"
         )
-
-    def _repr_png_(self) -> tuple[bytes, dict]:  # where no kernel runs, on a repository's page for instance
-        picture = self.picture()
-        return picture.data, {"width": picture.width, "alt": picture.alt}
-
-    def picture(self, step: int | None = None) -> style.Picture:
-        """A step of what the viewer began with, as a still."""
-        at = self._start["group_m"], self._start["capacity"], self.still if step is None else step
-        shapes, height = self._shapes(*at)
-        return board.still(shapes, _WIDTH, height, self._sentence(*at) + ".")
 
 
 def cache(tiles: int = 9, sms: int = 9, capacity: int = 54, group_m: int = 1, still: int = 0) -> CacheView:
@@ -175,9 +109,7 @@ def cache(tiles: int = 9, sms: int = 9, capacity: int = 54, group_m: int = 1, st
     for name, (value, most) in {**limits, "group_m": (group_m, tiles)}.items():
         if not isinstance(value, int) or not 1 <= value <= most:
             raise ValueError(f"cache: {name} must be a whole number from 1 to {most}, got {value!r}")
-    view = CacheView(tiles, sms, capacity, group_m, still)
-    view.still = min(max(still, 0), len(view.steps))
-    return view
+    return CacheView(tiles, sms, capacity, group_m, still)
 
 
 def _reads(steps: list[CacheStep]) -> int:
@@ -235,7 +167,7 @@ def _totals(
     """What each order reads from memory by this step (filled) and in the end (outline)."""
     shapes: list[Shape] = [Words(left, top + 8, "tiles read from memory, by GROUP_M", bold=True)]
     most = max(_reads(steps) for steps in totals.values())
-    wide = _WIDTH - 10 - left - 140
+    wide = WIDTH - 10 - left - 140
     for i, (group, steps) in enumerate(totals.items()):
         y = top + 34 + 34 * i
         total, now = _reads(steps), _reads(steps[:number])
@@ -245,7 +177,7 @@ def _totals(
             Box(left + 24, y, wide * total / most, 20, edge=board.INK, edge_width=2 if group == chosen else 1)
         )
         text = f"{total:,}  ({hit_rate(steps):.0%} hits)"
-        shapes.append(Words(_WIDTH - 10, y + 10, text, "right", size=11, bold=group == chosen))
+        shapes.append(Words(WIDTH - 10, y + 10, text, "right", size=11, bold=group == chosen))
     y = top + 34 + 34 * len(totals) + 8
     shapes.append(Words(left, y, "filled: by this step; outline: in the end"))
     shapes.append(Words(left, y + 20, f"the least: {2 * n * n} tiles, each once"))

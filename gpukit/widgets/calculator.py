@@ -1,4 +1,4 @@
-"""What the calculators share: fields that are traits, a board drawn from them, and stacked bars.
+"""What the calculators share: fields that are traits, an answer in words where nothing can be drawn, and stacked bars.
 
 A calculator is a subclass with one trait for each field and `answer`, which makes the picture of their values. What cannot
 be calculated is said in words on the board: the argument and the rule, as the calculator in gpukit.accounting says it.
@@ -11,61 +11,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import ipywidgets as widgets
-import traitlets
 
 from gpukit.widgets import board, style
-from gpukit.widgets.board import Box, Line, Shape, Words
-
-WIDTH = 800
-_CAPTION = {"description_width": "initial"}
+from gpukit.widgets.board import WIDTH, Box, Drawing, Line, Shape, Words
+from gpukit.widgets.view import View
 
 
-@dataclass(frozen=True)
-class Answer:
-    """One drawing: `sentence` says what it shows, for those who cannot see it."""
-
-    shapes: Sequence[Shape]
-    height: float
-    sentence: str
-
-
-def menu(description: str, options: Sequence[str], width: int) -> widgets.Dropdown:
-    return widgets.Dropdown(
-        options=list(options), description=description, style=_CAPTION, layout={"width": f"{width}px"}
-    )
-
-
-def field(description: str, width: int) -> widgets.Text:
-    """A line of text that counts when Enter is pressed or the field is left."""
-    layout = {"width": f"{width}px"}
-    return widgets.Text(description=description, style=_CAPTION, layout=layout, continuous_update=False)
-
-
-class Calculator(widgets.VBox):
-    """`fields`: trait -> control. Traits are settable; a saved notebook keeps the picture that it began with."""
+class Calculator(View):
+    """`fields`: trait -> control."""
 
     title = "calculator"
 
-    def __init__(self, fields: Mapping[str, widgets.Widget], **start):
-        self.fields = dict(fields)
-        self.reset_button = widgets.Button(description="reset", layout={"width": "70px"})
-        self.picture_area = widgets.HTML()
-        self._quiet = True
-        controls = widgets.HBox([*self.fields.values(), self.reset_button], layout={"flex_flow": "row wrap"})
-        super().__init__([controls, self.picture_area], **start)
-        for name, control in self.fields.items():
-            traitlets.link((self, name), (control, "value"))
-        self._start = {name: getattr(self, name) for name in self.fields}
-        self.observe(lambda _: self._draw(), list(self.fields))
-        self.reset_button.on_click(lambda _: self.reset())
-        self._quiet = False
-        self._draw()
+    def __init__(self, fields: Mapping[str, widgets.Widget], **start: str):
+        self.answer(**start)  # what cannot be calculated at first is the caller's mistake
+        super().__init__(fields, start)
 
-    def answer(self, **values: str) -> Answer:
+    def answer(self, **values: str) -> Drawing:
         """The picture of the fields' values. Raises ValueError naming the argument and the rule."""
         raise NotImplementedError
 
-    def _answer(self, values: Mapping[str, str]) -> Answer:
+    def drawing(self, **values: str) -> Drawing:
         try:
             return self.answer(**values)
         except ValueError as error:
@@ -73,42 +38,7 @@ class Calculator(widgets.VBox):
             lines = textwrap.wrap(text, 110)[:4]
             box = Box(6, 6, WIDTH - 12, 24 + 18 * len(lines), edge=style.WASTE, edge_width=2)
             words = [Words(18, 26 + 18 * i, line) for i, line in enumerate(lines)]
-            return Answer([box, *words], 44 + 18 * len(lines), text)
-
-    def _now(self) -> Answer:
-        return self._answer({name: getattr(self, name) for name in self.fields})
-
-    def reset(self) -> None:
-        """As it was at first."""
-        self._quiet = True
-        for name, value in self._start.items():
-            setattr(self, name, value)
-        self._quiet = False
-        self._draw()
-
-    def _draw(self) -> None:
-        if not self._quiet:
-            self.picture_area.value = self.html()
-
-    def html(self) -> str:
-        now = self._now()
-        return board.svg(now.shapes, WIDTH, now.height, now.sentence)
-
-    def sentence(self) -> str:
-        """What the picture shows, in words."""
-        return self._now().sentence
-
-    def __repr__(self) -> str:
-        return f"{self.title}: " + ", ".join(f"{name} {value}" for name, value in self._start.items())
-
-    def _repr_png_(self) -> tuple[bytes, dict]:  # where no kernel runs, on a repository's page for instance
-        picture = self.picture()
-        return picture.data, {"width": picture.width, "alt": picture.alt}
-
-    def picture(self) -> style.Picture:
-        """What it began with, as a still."""
-        start = self._answer(self._start)
-        return board.still(start.shapes, WIDTH, start.height, start.sentence)
+            return Drawing([box, *words], 44 + 18 * len(lines), text)
 
 
 # ---- stacked bars ----------------------------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ import traitlets
 from gpukit import hardware
 from gpukit.accounting import models, pencil
 from gpukit.accounting.decoding import decode_step, tokens_of_sms
-from gpukit.widgets import calculator, style
-from gpukit.widgets.board import Words
-from gpukit.widgets.calculator import Answer, Bar, Calculator, field, menu
+from gpukit.widgets import board, calculator, style
+from gpukit.widgets.board import Drawing
+from gpukit.widgets.calculator import Bar, Calculator
+from gpukit.widgets.view import field, menu
 
 WEIGHTS = ("bf16", "fp8", "int4")
 CACHES = ("bf16", "int8")
@@ -48,7 +49,7 @@ class Decoding(Calculator):
         }
         super().__init__(fields, **start)
 
-    def answer(self, **values: str) -> Answer:
+    def answer(self, **values: str) -> Drawing:
         model, gpu = models.preset(values["model"]), hardware.gpu(values["gpu"])
         batch, tokens = (pencil.count(values[name], name) for name in ("batch", "tokens"))
         steps = {
@@ -72,17 +73,17 @@ class Decoding(Calculator):
             f"each sequence gains {1e3 / now.ms(gpu):,.1f} tokens a second; memory holds {now.held_bytes / 1e9:,.1f} of "
             f"{gpu.hbm_bytes / 1e9:,.0f} GB",
         ]
-        words = [
-            Words(10, 16, head, size=13, bold=True),
-            *(Words(10, 38 + 18 * i, line) for i, line in enumerate(lines)),
-        ]
         unit = "{:,.2f} ms".format
         fitting = [row.total for n, row in zip(steps, rows, strict=True) if steps[n].fits(gpu) or n == batch]
         most = max(fitting, default=rows[0].total)
         drawn, bottom = calculator.bars(rows, 88, most=most * 1.02, unit=unit, left=90)
         keys, bottom = calculator.keys([("weights", style.READS), ("cache", style.PEER)], bottom + 8)
         others = "; ".join(f"{row.label} {row.text}" for row in rows if not row.now)
-        return Answer([*words, *drawn, *keys], bottom, f"{head}, modelled. {'. '.join(lines)}. Others: {others}.")
+        return Drawing(
+            [*board.heading(head, *lines), *drawn, *keys],
+            bottom,
+            f"{head}, modelled. {'. '.join(lines)}. Others: {others}.",
+        )
 
 
 def decoding(
@@ -103,9 +104,7 @@ def decoding(
         if value not in allowed:
             raise ValueError(f"decoding: {argument} must be one of {', '.join(allowed)}, got {value!r}")
     start = {"model": name, "gpu": key, "batch": str(batch), "tokens": str(tokens), "weights": weights, "cache": cache}
-    view = Decoding(**start)
-    view.answer(**start)
-    return view
+    return Decoding(**start)
 
 
 def busy(tokens: int, heads: int, splits: Sequence[int], sms: int) -> style.Picture:

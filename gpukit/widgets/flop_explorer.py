@@ -14,9 +14,10 @@ from collections.abc import Mapping
 import traitlets
 
 from gpukit.accounting import flops, models, pencil
-from gpukit.widgets import calculator, style
-from gpukit.widgets.board import Words
-from gpukit.widgets.calculator import Answer, Bar, Calculator, field, menu
+from gpukit.widgets import board, calculator, style
+from gpukit.widgets.board import Drawing
+from gpukit.widgets.calculator import Bar, Calculator
+from gpukit.widgets.view import field, menu
 
 PHASES = {"forward": "a forward pass", "training": "a training step", "decode": "one new token"}
 _SQUARE = "attention's square"  # q k^T and weights v: what grows with the square of the length
@@ -51,11 +52,10 @@ class FlopExplorer(Calculator):
         }
         super().__init__(fields, **start)
 
-    def _draw(self) -> None:
-        self.fields["recompute"].disabled = self.phase != "training"
-        super()._draw()
+    def adapt(self) -> None:
+        self.controls["recompute"].disabled = self.phase != "training"
 
-    def answer(self, **values: str) -> Answer:
+    def answer(self, **values: str) -> Drawing:
         tokens, phase = pencil.count(values["tokens"], "tokens"), values["phase"]
         c = models.preset(values["model"])
         if not 1 <= tokens <= 10**10:
@@ -83,9 +83,9 @@ class FlopExplorer(Calculator):
             rows, 62, most=max(row.total for row in rows) * 1.02, unit=rate, bound=factor * n, bound_text=rule
         )
         legend, bottom = calculator.keys([(_LEGEND.get(name, name), _COLOURS[name]) for name in now], bottom + 14)
-        words = [Words(10, 16, head, size=13, bold=True), Words(10, 38, f"{squared}; {compare}")]
+        words = board.heading(head, f"{squared}; {compare}")
         parts = ", ".join(f"{name} {rate(part)}" for name, part in now.items())
-        return Answer([*words, *drawn, *legend], bottom, f"{head}, modelled. {parts}. {squared}; {compare}.")
+        return Drawing([*words, *drawn, *legend], bottom, f"{head}, modelled. {parts}. {squared}; {compare}.")
 
 
 def _groups(c: models.Config, tokens: int, phase: str, recompute: str) -> Mapping[str, float]:
@@ -123,6 +123,4 @@ def flop_explorer(
         raise ValueError(f"flop_explorer: phase must be one of {', '.join(PHASES)}, got {phase!r}")
     flops.step_flops(model, 1, 1, recompute=recompute)
     start = {"model": models.preset(model).name, "tokens": str(tokens), "phase": phase, "recompute": recompute}
-    view = FlopExplorer(**start)
-    view.answer(**start)
-    return view
+    return FlopExplorer(**start)

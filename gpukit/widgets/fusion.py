@@ -19,64 +19,36 @@ import traitlets
 from gpukit import hardware
 from gpukit.accounting.fusion import Graph, Kernel, Plan
 from gpukit.widgets import board, style
-from gpukit.widgets.board import Box, Line, Shape, Words
+from gpukit.widgets.board import WIDTH, Box, Drawing, Line, Shape, Words
+from gpukit.widgets.view import WRAP, View, button, menu
 
 MAX_OPS, MAX_TENSORS = 9, 16
-_WIDTH = 800
 _MARGIN, _LEFT, _RIGHT = 10, 126, 790  # names stand between the first two, the picture between the last two
 _ROW = 26  # pixels from one tensor to the next
-_CAPTION = {"description_width": "initial"}
 _COLOUR = {"read": style.READS, "write": style.WRITES}
 
 
-class FusionView(widgets.VBox):
+class FusionView(View):
     """`chain` (the name of a graph), `gpu` and `fused` (a bool for each pair of neighbours) are traits. Tab goes from
-    button to button, Space fuses a pair or parts it.
-
-    A saved notebook keeps the picture that the viewer began with.
-    """
+    button to button, Space fuses a pair or parts it."""
 
     chain = traitlets.Unicode()
     gpu = traitlets.Unicode("h200")
     fused = traitlets.Tuple()
 
     def __init__(self, graphs: dict[str, Graph], gpu: str, fused: tuple[bool, ...]):
-        self.graphs = graphs
-        self._start = next(iter(graphs)), hardware.gpu(gpu).key, fused
-        name, key, _ = self._start
-        self.chain_menu = widgets.Dropdown(
-            options=list(graphs), value=name, description="chain", style=_CAPTION, layout={"width": "330px"}
-        )
+        self.graphs, self._paired = graphs, ""
         able = [g for g in hardware.GPUS if all(graph.dtype in g.peak_flops for graph in graphs.values())]
-        self.gpu_menu = widgets.Dropdown(
-            options=[(f"{g.name}, {g.hbm_gbps:,.0f} GB/s", g.key) for g in able],
-            value=key,
-            description="GPU",
-            style=_CAPTION,
-            layout={"width": "250px"},
-        )
-        self.fuse_button = widgets.Button(
-            description="fuse all", tooltip="one kernel, as far as possible", layout={"width": "80px"}
-        )
-        self.part_button = widgets.Button(
-            description="part all", tooltip="every operation a kernel of its own", layout={"width": "80px"}
-        )
-        self.reset_button = widgets.Button(description="reset", layout={"width": "70px"})
-        menus = [self.chain_menu] if len(graphs) > 1 else []
-        controls = [*menus, self.gpu_menu, self.fuse_button, self.part_button, self.reset_button]
-        self.pairs = widgets.HBox(layout={"flex_flow": "row wrap"})
-        self.picture_area = widgets.HTML()
-        self._quiet = True
-        bar = widgets.HBox(controls, layout={"flex_flow": "row wrap"})
-        super().__init__([bar, self.pairs, self.picture_area], chain=name, gpu=key, fused=fused)
-        traitlets.link((self, "chain"), (self.chain_menu, "value"))
-        traitlets.link((self, "gpu"), (self.gpu_menu, "value"))
-        self.fuse_button.on_click(lambda _: setattr(self, "fused", self.graph.fusible))
-        self.part_button.on_click(lambda _: setattr(self, "fused", (False,) * self.graph.boundaries))
-        self.reset_button.on_click(lambda _: self.reset())
-        self._quiet = False
-        self._make_pairs()
-        self._draw()
+        controls = {
+            "chain": menu("chain", graphs, 330),
+            "gpu": menu("GPU", [(f"{g.name}, {g.hbm_gbps:,.0f} GB/s", g.key) for g in able], 250),
+        }
+        self.fuse_button = button("fuse all", lambda: self._fuse(self.graph.fusible), "one kernel, as far as possible")
+        self.part_button = button("part all", lambda: self._fuse(()), "every operation a kernel of its own")
+        menus = [control for name, control in controls.items() if name != "chain" or len(graphs) > 1]
+        self.pairs = widgets.HBox(layout=WRAP)
+        start = {"chain": next(iter(graphs)), "gpu": hardware.gpu(gpu).key, "fused": fused}
+        super().__init__(controls, start, row=[*menus, self.fuse_button, self.part_button], below=[self.pairs])
 
     @property
     def graph(self) -> Graph:
@@ -99,87 +71,44 @@ class FusionView(widgets.VBox):
         except ValueError as error:
             raise traitlets.TraitError(str(error)) from None
 
-    @traitlets.observe("chain")
-    def _chain_changed(self, _) -> None:
-        if not self._quiet:
-            self._quiet = True
-            self.fused = (False,) * self.graph.boundaries
-            self._quiet = False
-            self._make_pairs()
-            self._draw()
+    def _fuse(self, fused: tuple[bool, ...]) -> None:
+        self.fused = fused or (False,) * self.graph.boundaries
 
-    @traitlets.observe("fused")
-    def _fused_changed(self, _) -> None:
-        if not self._quiet:
-            self._press()
-            self._draw()
+    def adapt(self) -> None:
+        """Another chain begins with nothing fused."""
+        if self._paired != self.chain:
+            if self._paired:
+                self._fuse(())
+            self._paired, self.pairs.children = self.chain, [*map(self._pair, range(self.graph.boundaries))]
+        for toggle, together, can in zip(self.pairs.children, self.fused, self.graph.fusible, strict=True):
+            toggle.value = together
+            toggle.icon = "link" if together else "unlink" if can else "lock"
 
-    @traitlets.observe("gpu")
-    def _gpu_changed(self, _) -> None:
-        if not self._quiet:
-            self._draw()
+    def _pair(self, i: int) -> widgets.ToggleButton:
+        """The button of a pair of neighbours. Icons say what colours say too: a chain, a broken one, a lock."""
+        first, second = self.graph.ops[i : i + 2]
+        can = self.graph.fusible[i]
+        tip = (
+            f"{first.name} and {second.name} in one kernel" if can else f"{second.name} must begin a kernel of its own"
+        )
+        toggle = widgets.ToggleButton(
+            description=f"{i + 1} + {i + 2}", tooltip=tip, disabled=not can, layout={"width": "84px"}
+        )
+        toggle.observe(lambda change: self._fuse((*self.fused[:i], change["new"], *self.fused[i + 1 :])), "value")
+        return toggle
 
-    def reset(self) -> None:
-        """As it was at first."""
-        self.chain, self.gpu, fused = self._start
-        self.fused = fused
-
-    def _make_pairs(self) -> None:
-        """A button for each pair of neighbours. Icons say what colours say too: a chain, a broken one, a lock."""
-        ops, buttons = self.graph.ops, []
-        for i, can in enumerate(self.graph.fusible):
-            tip = f"{ops[i].name} and {ops[i + 1].name} in one kernel"
-            button = widgets.ToggleButton(
-                description=f"{i + 1} + {i + 2}",
-                tooltip=tip if can else f"{ops[i + 1].name} must begin a kernel of its own",
-                disabled=not can,
-                layout={"width": "84px"},
-            )
-            button.observe(lambda change, i=i: self._toggled(i, change["new"]), "value")
-            buttons.append(button)
-        self.pairs.children = buttons
-        self._press()
-
-    def _press(self) -> None:
-        for button, together, can in zip(self.pairs.children, self.fused, self.graph.fusible, strict=True):
-            button.value = together
-            button.icon = "link" if together else "unlink" if can else "lock"
-
-    def _toggled(self, i: int, together: bool) -> None:
-        if self.fused[i] != together:
-            self.fused = (*self.fused[:i], together, *self.fused[i + 1 :])
-
-    def _draw(self) -> None:
-        self.picture_area.value = self.html()
-
-    def html(self) -> str:
-        shapes, height = _shapes(self.plan, self.gpu)
-        return board.svg(shapes, _WIDTH, height, self.sentence())
-
-    def sentence(self) -> str:
-        """What the picture shows, in words."""
-        return f"{self.chain}. {_sentence(self.plan, self.gpu)}"
-
-    def _first_plan(self) -> Plan:
-        chain, _, fused = self._start
-        return self.graphs[chain].plan(fused)
+    def drawing(self, chain: str, gpu: str, fused: tuple[bool, ...]) -> Drawing:
+        plan = self.graphs[chain].plan(fused)
+        words = _sentence(plan, gpu)
+        shapes, height = _shapes(plan, gpu, words)
+        return Drawing(shapes, height, f"{chain}. {words}")
 
     def __repr__(self) -> str:
-        plan = self._first_plan()
+        plan = self.graphs[self._start["chain"]].plan(self._start["fused"])
         return (
             f"fusion viewer: {plan.graph.name}, {len(plan.graph.ops)} operations in {_count(plan.kernels, 'kernel')}, "
             f"{plan.reads} reads and {plan.writes} writes"
         )
-
-    def _repr_png_(self) -> tuple[bytes, dict]:  # where no kernel runs, on a repository's page for instance
-        picture = self.picture()
-        return picture.data, {"width": picture.width, "alt": picture.alt}
-
-    def picture(self) -> style.Picture:
-        """What the viewer began with, as a still."""
-        plan, (chain, gpu, _) = self._first_plan(), self._start
-        shapes, height = _shapes(plan, gpu)
-        return board.still(shapes, _WIDTH, height, f"{chain}. {_sentence(plan, gpu)}")
 
 
 def fusion(graphs: Graph | Sequence[Graph], gpu: str = "h200", fused: Sequence[bool] | None = None) -> FusionView:
@@ -242,9 +171,9 @@ def _sentence(plan: Plan, gpu: str) -> str:
 # ---- the picture -----------------------------------------------------------------------------------------------------
 
 
-def _shapes(plan: Plan, gpu: str) -> tuple[list[Shape], float]:
+def _shapes(plan: Plan, gpu: str, words: str) -> tuple[list[Shape], float]:
     graph = plan.graph
-    first, rest = _sentence(plan, gpu).split(". ", 1)
+    first, rest = words.split(". ", 1)
     wide = (_RIGHT - _LEFT) / len(graph.ops)
     top = 78
     chip = top + _ROW * len(graph.tensors) + 34  # where the operations begin
@@ -273,7 +202,7 @@ def _shapes(plan: Plan, gpu: str) -> tuple[list[Shape], float]:
             (Box(0, 0, 0, 0, style.COMPUTE), "operation"),
             (Box(0, 0, 0, 0, edge=board.INK, edge_width=2), "kernel"),
         ],
-        _MARGIN, bottom, _WIDTH - 20,
+        _MARGIN, bottom, WIDTH - 20,
     )  # fmt: skip
     return [*shapes, *bars, *keys], bottom
 

@@ -15,8 +15,9 @@ from gpukit.accounting import memory, models, pencil
 from gpukit.accounting.memory import Memory
 from gpukit.hardware import Gpu
 from gpukit.widgets import calculator, style
-from gpukit.widgets.board import Words
-from gpukit.widgets.calculator import Answer, Bar, Calculator, field, menu
+from gpukit.widgets.board import Drawing, Words
+from gpukit.widgets.calculator import Bar, Calculator
+from gpukit.widgets.view import field, menu
 
 _COLOURS = {
     "weights": style.READS,
@@ -58,12 +59,11 @@ class MemoryCalculator(Calculator):
         }
         super().__init__(fields, **start)
 
-    def _draw(self) -> None:
+    def adapt(self) -> None:
         for name in ("zero", "recipe", "recompute", "attention"):
-            self.fields[name].disabled = self.what == "serving"
-        super()._draw()
+            self.controls[name].disabled = self.what == "serving"
 
-    def answer(self, **values: str) -> Answer:
+    def answer(self, **values: str) -> Drawing:
         batch, tokens = pencil.count(values["batch"], "batch"), pencil.count(values["tokens"], "tokens")
         number, gpu = pencil.gpus(values["gpus"])
         c = models.preset(values["model"])
@@ -97,7 +97,7 @@ class MemoryCalculator(Calculator):
         legend, bottom = calculator.keys([(name, _COLOURS[name]) for name in now.parts], bottom + 14)
         words = [Words(10, 16, head, size=13, bold=True), Words(10, 38, reason), Words(10, 57, fits)]
         parts = ", ".join(f"{name} {pencil.size(part)}" for name, part in now.parts.items())
-        return Answer([*words, *drawn, *legend], bottom, f"{head}, modelled. {reason} {parts}. {fits}")
+        return Drawing([*words, *drawn, *legend], bottom, f"{head}, modelled. {reason} {parts}. {fits}")
 
 
 def _bar(length: int, held: Memory, gpu: Gpu, now: bool) -> Bar:
@@ -123,6 +123,4 @@ def memory_calculator(
         "recompute": memory.Run(recompute=recompute).recompute, "attention": memory.Run(attention=attention).attention,
     }  # fmt: skip
     memory.Parallel(zero=zero)
-    view = MemoryCalculator(**start)
-    view.answer(**start)
-    return view
+    return MemoryCalculator(**start)

@@ -14,81 +14,43 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import ipywidgets as widgets
 import traitlets
 
 from gpukit import hardware
 from gpukit.accounting import models, pencil
 from gpukit.accounting.arguments import whole
 from gpukit.accounting.roofline import Point, attainable, least_us, limit, model_points
-from gpukit.widgets import board, calculator, style
-from gpukit.widgets.board import Box, Dot, Line, Shape, Words
-from gpukit.widgets.calculator import Answer, Calculator
+from gpukit.widgets import board, style
+from gpukit.widgets.board import Box, Dot, Drawing, Line, Shape, Words
+from gpukit.widgets.calculator import Calculator
+from gpukit.widgets.view import View, field, menu
 
 MAX_POINTS = 12
-_WIDTH, _HEIGHT = 800, 440
+_HEIGHT = 440
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 780, 50, 390  # of the axes
-_CAPTION = {"description_width": "initial"}
 
 
-class RooflineView(widgets.VBox):
-    """`gpu` and `dtype` are traits. A saved notebook keeps the picture that it began with."""
+class RooflineView(View):
+    """`gpu` and `dtype` are traits."""
 
     gpu = traitlets.Unicode("h200")
     dtype = traitlets.Unicode("bf16")
 
     def __init__(self, points: Sequence[Point], gpu: str, dtype: str):
         self.points = tuple(points)
-        self._start = hardware.gpu(gpu).key, dtype
-        self.gpu_menu = widgets.Dropdown(
-            options=[(g.name, g.key) for g in hardware.GPUS],
-            value=self._start[0],
-            description="GPU",
-            style=_CAPTION,
-            layout={"width": "200px"},
-        )
-        self.dtype_menu = widgets.Dropdown(
-            options=list(hardware.gpu(gpu).peak_flops),
-            value=dtype,
-            description="dtype",
-            style=_CAPTION,
-            layout={"width": "130px"},
-        )
-        self.reset_button = widgets.Button(description="reset", layout={"width": "70px"})
-        self.picture_area = widgets.HTML()
-        controls = [self.gpu_menu, self.dtype_menu, self.reset_button]
-        super().__init__(
-            [widgets.HBox(controls, layout={"flex_flow": "row wrap"}), self.picture_area],
-            gpu=self._start[0],
-            dtype=dtype,
-        )
-        traitlets.link((self, "gpu"), (self.gpu_menu, "value"))
-        self.dtype_menu.observe(lambda change: self._chosen(change["new"]), "value")
-        self.reset_button.on_click(lambda _: self.reset())
-        self.observe(lambda _: self._take_gpu(), "gpu")
-        self.observe(lambda _: self._draw(), "dtype")
-        self._draw()
+        controls = {
+            "gpu": menu("GPU", [(g.name, g.key) for g in hardware.GPUS], 200),
+            "dtype": menu("dtype", hardware.gpu(gpu).peak_flops, 130),
+        }
+        super().__init__(controls, {"gpu": hardware.gpu(gpu).key, "dtype": dtype})
 
-    def _chosen(self, dtype: str | None) -> None:
-        if dtype is not None:
-            self.dtype = dtype
-
-    def _take_gpu(self) -> None:
+    def adapt(self) -> None:
         """Another GPU may have no rate for the dtype; then the one that it has most of."""
-        rates = hardware.gpu(self.gpu).peak_flops
-        wanted = self.dtype if self.dtype in rates else "fp16"
-        self.dtype_menu.options = list(rates)
-        self.dtype_menu.value = self.dtype = wanted
-        self._draw()
-
-    def reset(self) -> None:
-        """As it was at first."""
-        self.gpu, self.dtype_menu.value = self._start
-
-    @traitlets.observe("dtype")
-    def _dtype_set(self, change) -> None:
-        if hasattr(self, "dtype_menu") and change["new"] in self.dtype_menu.options:
-            self.dtype_menu.value = change["new"]
+        rates, asked = list(hardware.gpu(self.gpu).peak_flops), self.controls["dtype"]
+        if rates != list(asked.options):
+            wanted = self.dtype if self.dtype in rates else "fp16"
+            asked.options = rates
+            self.dtype = wanted
 
     @traitlets.validate("dtype")
     def _dtype_valid(self, proposal) -> str:
@@ -97,29 +59,12 @@ class RooflineView(widgets.VBox):
             raise traitlets.TraitError(f"dtype must be one of {', '.join(rates)}, got {proposal['value']!r}")
         return proposal["value"]
 
-    def _draw(self) -> None:
-        self.picture_area.value = self.html()
-
-    def html(self) -> str:
-        return board.svg(_shapes(self.points, self.gpu, self.dtype), _WIDTH, _HEIGHT, self.sentence())
-
-    def sentence(self) -> str:
-        """What the figure shows, in words."""
-        return _sentence(self.points, self.gpu, self.dtype)
+    def drawing(self, gpu: str, dtype: str) -> Drawing:
+        return Drawing(_shapes(self.points, gpu, dtype), _HEIGHT, _sentence(self.points, gpu, dtype))
 
     def __repr__(self) -> str:
-        gpu, dtype = self._start
         names = ", ".join(point.name for point in self.points)
-        return f"roofline of an {hardware.gpu(gpu).name} in {dtype}: {names}"
-
-    def _repr_png_(self) -> tuple[bytes, dict]:  # where no kernel runs, on a repository's page for instance
-        picture = self.picture()
-        return picture.data, {"width": picture.width, "alt": picture.alt}
-
-    def picture(self) -> style.Picture:
-        """What the viewer began with, as a still."""
-        alt = _sentence(self.points, *self._start)
-        return board.still(_shapes(self.points, *self._start), _WIDTH, _HEIGHT, alt)
+        return f"roofline of an {hardware.gpu(self._start['gpu']).name} in {self._start['dtype']}: {names}"
 
 
 def roofline(points: Sequence[Point], gpu: str = "h200", dtype: str = "bf16") -> RooflineView:
@@ -147,16 +92,16 @@ class ModelRoofline(Calculator):
 
     def __init__(self, **start):
         fields = {
-            "model": calculator.menu("model", models.PRESETS, 170),
-            "phase": calculator.menu("phase", PHASES, 130),
-            "batch": calculator.field("batch", 110),
-            "tokens": calculator.field("tokens", 120),
-            "gpu": calculator.menu("GPU", [g.key for g in hardware.GPUS], 150),
-            "dtype": calculator.menu("dtype", ("bf16", "fp16", "fp8"), 110),
+            "model": menu("model", models.PRESETS, 170),
+            "phase": menu("phase", PHASES, 130),
+            "batch": field("batch", 110),
+            "tokens": field("tokens", 120),
+            "gpu": menu("GPU", [g.key for g in hardware.GPUS], 150),
+            "dtype": menu("dtype", ("bf16", "fp16", "fp8"), 110),
         }
         super().__init__(fields, **start)
 
-    def answer(self, **values: str) -> Answer:
+    def answer(self, **values: str) -> Drawing:
         batch, tokens = pencil.count(values["batch"], "batch"), pencil.count(values["tokens"], "tokens")
         gpu, dtype, decode = hardware.gpu(values["gpu"]), values["dtype"], values["phase"] == "decode"
         gpu.peak(dtype)
@@ -169,7 +114,7 @@ class ModelRoofline(Calculator):
         head = f"{values['model']}, {values['phase']}, {batch:,} x {tokens:,} tokens"
         total = f"at least {style.number(took / 1e3)} ms, at most {rate} tokens/s; {share:.0%} of it {longest.name}"
         shapes = [*_shapes(points, gpu.key, dtype), Words(_RIGHT, 16, head, "right"), Words(_RIGHT, 36, total, "right")]
-        return Answer(shapes, _HEIGHT, f"{head}, modelled: {total}. {_sentence(points, gpu.key, dtype)}")
+        return Drawing(shapes, _HEIGHT, f"{head}, modelled: {total}. {_sentence(points, gpu.key, dtype)}")
 
 
 def model_roofline(
@@ -184,9 +129,7 @@ def model_roofline(
         "model": models.preset(model).name, "phase": phase, "batch": str(batch), "tokens": str(tokens),
         "gpu": hardware.gpu(gpu).key, "dtype": dtype,
     }  # fmt: skip
-    view = ModelRoofline(**start)
-    view.answer(**start)
-    return view
+    return ModelRoofline(**start)
 
 
 def _sentence(points: Sequence[Point], key: str, dtype: str) -> str:

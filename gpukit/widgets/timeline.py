@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from gpukit.profiling import Profile
 from gpukit.simulator.queue_model import Span
 from gpukit.widgets import board, style
-from gpukit.widgets.board import Box, Line, Shape, Words
+from gpukit.widgets.board import WIDTH, Box, Drawing, Line, Shape, Words
 
-_WIDTH, _LEFT, _RIGHT, _LANE, _TOP = 800, 84, 786, 30, 34
+_LEFT, _RIGHT, _LANE, _TOP = 84, 786, 30, 34
 _FILL = {
     "launch": style.PEER,
     "op": style.NEUTRAL,
@@ -100,7 +100,7 @@ def timeline(
         )
     for time, name in marks:
         shapes.append(Line(((x(time), _TOP - 4), (x(time), bottom)), style.YOURS, 2.5))
-        right = x(time) + 5 + 7 * len(name) > _WIDTH
+        right = x(time) + 5 + 7 * len(name) > WIDTH
         shapes.append(Words(x(time) + (-5 if right else 5), bottom - 9, name, "right" if right else "left", size=11))
     entries = [
         (Box(0, 0, 16, 16, _FILL[kind], edge=board.LINE if kind == "wait" else "none"), name)
@@ -110,7 +110,7 @@ def timeline(
     if any(shape.opacity == 0.45 for shape in shapes if isinstance(shape, Box)):
         entries.append((Box(0, 0, 16, 16, style.WASTE, 0.45), "GPU idle"))
     key, height = board.legend(entries, _LEFT, bottom + 36, _RIGHT - _LEFT)
-    return board.still([*shapes, *key], _WIDTH, height, describe(shown, title, (low, high)))
+    return board.still(Drawing([*shapes, *key], height, describe(shown, title, (low, high))))
 
 
 def describe(spans: Sequence[Span], title: str = "", window: tuple[float, float] = (-math.inf, math.inf)) -> str:

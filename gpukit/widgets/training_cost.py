@@ -13,9 +13,10 @@ import traitlets
 
 from gpukit import hardware
 from gpukit.accounting import models, pencil, training
-from gpukit.widgets import calculator, style
-from gpukit.widgets.board import Words
-from gpukit.widgets.calculator import Answer, Bar, Calculator, field
+from gpukit.widgets import board, calculator, style
+from gpukit.widgets.board import Drawing
+from gpukit.widgets.calculator import Bar, Calculator
+from gpukit.widgets.view import field
 
 _OTHERS = ("a100-80gb", "h100-sxm", "h200", "b200")
 
@@ -40,7 +41,7 @@ class TrainingCost(Calculator):
         }
         super().__init__(fields, **start)
 
-    def answer(self, **values: str) -> Answer:
+    def answer(self, **values: str) -> Drawing:
         number, gpu = pencil.gpus(values["gpus"])
         tokens = pencil.count(values["tokens"], "tokens")
         share, price = pencil.real(values["mfu"], "mfu"), pencil.real(values["price"] or "0", "price")
@@ -67,17 +68,12 @@ class TrainingCost(Calculator):
             + (f", {pencil.big(cost.money)} at {price:g} each" if cost.money is not None else "")
             + f"; {tokens / n:,.3g} tokens a parameter, where 20 is Chinchilla's rule",
         ]
-        words = [
-            Words(10, 16, head, size=13, bold=True),
-            *(Words(10, 38 + 18 * i, line) for i, line in enumerate(lines)),
-        ]
         longest = max(row.total for row in rows)
         drawn, bottom = calculator.bars(rows, 106, most=longest * 1.02, unit=pencil.days, left=130)
         trapped = f"A datasheet's peak with sparsity would promise {pencil.days(trap.days)}."
         also = "; ".join(f"{row.label} {row.text}" for row in rows[2:])
-        return Answer(
-            [*words, *drawn], bottom + 6, f"{head}, modelled. {'. '.join(lines)}. {trapped} As many of others: {also}."
-        )
+        words = f"{head}, modelled. {'. '.join(lines)}. {trapped} As many of others: {also}."
+        return Drawing([*board.heading(head, *lines), *drawn], bottom + 6, words)
 
 
 def training_cost(
@@ -93,6 +89,4 @@ def training_cost(
     Raises ValueError for what cannot be calculated.
     """
     start = {"model": str(model), "tokens": str(tokens), "gpus": gpus, "mfu": str(mfu), "price": str(price)}
-    view = TrainingCost(**start)
-    view.answer(**start)
-    return view
+    return TrainingCost(**start)

@@ -17,22 +17,18 @@ import traitlets
 from gpukit import hardware
 from gpukit.accounting.tiling import Tiling
 from gpukit.widgets import board, style
-from gpukit.widgets.board import Box, Line, Shape, Words
+from gpukit.widgets.board import WIDTH, Box, Drawing, Line, Shape, Words
+from gpukit.widgets.view import CAPTION, View, menu, slider
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64), (32, 32))
 MAX_SIZE = 16_384
-_WIDTH = 800
 _AREA = 330  # pixels of the longer side of C
 _SM = (30, 22)  # pixels of one SM
 _SMS_A_LINE = 13
-_CAPTION = {"description_width": "initial"}
 
 
-class WaveView(widgets.VBox):
-    """`size` (C is square), `gpu`, `tile` and `wave` (from 1) are traits. Arrow keys move the field that has the focus.
-
-    A saved notebook keeps the picture of the wave that it began with.
-    """
+class WaveView(View):
+    """`size` (C is square), `gpu`, `tile` and `wave` (from 1) are traits."""
 
     size = traitlets.Int(1792)
     gpu = traitlets.Unicode("a100-80gb")
@@ -40,43 +36,19 @@ class WaveView(widgets.VBox):
     wave = traitlets.Int(1)
 
     def __init__(self, size: int, gpu: str, tile: tuple[int, int], programs_per_sm: int, wave: int):
-        chosen = hardware.gpu(gpu).key
         self.programs_per_sm = programs_per_sm
-        self._start = {"size": size, "gpu": chosen, "tile": tile}
-        self._start_wave = min(wave, self._tiling(**self._start).waves)
-        self.size_field = widgets.BoundedIntText(
-            size, min=1, max=MAX_SIZE, description="M = N (elements)", style=_CAPTION, layout={"width": "190px"}
-        )
-        self.gpu_menu = widgets.Dropdown(
-            options=[(f"{g.name}, {g.sms} SMs", g.key) for g in hardware.GPUS],
-            value=chosen,
-            description="GPU",
-            style=_CAPTION,
-            layout={"width": "230px"},
-        )
+        start = {"size": size, "gpu": hardware.gpu(gpu).key, "tile": tile}
+        waves = self._tiling(**start).waves
         sizes = [*TILES, *([tile] if tile not in TILES else [])]
-        self.tile_menu = widgets.Dropdown(
-            options=[(f"{m} x {n}", (m, n)) for m, n in sizes],
-            value=tile,
-            description="tile",
-            style=_CAPTION,
-            layout={"width": "140px"},
-        )
-        most = self._tiling(**self._start).waves
-        self.wave_slider = widgets.IntSlider(1, 1, most, description="wave", style=_CAPTION, layout={"width": "230px"})
-        self.reset_button = widgets.Button(description="reset", layout={"width": "70px"})
-        self.picture_area = widgets.HTML()
-        controls = [self.size_field, self.gpu_menu, self.tile_menu, self.wave_slider, self.reset_button]
-        super().__init__([widgets.HBox(controls, layout={"flex_flow": "row wrap"}), self.picture_area], **self._start)
-        self._quiet = True
-        for name, control in zip(("size", "gpu", "tile", "wave"), controls[:4], strict=True):
-            traitlets.link((self, name), (control, "value"))
-        self.reset_button.on_click(lambda _: self.reset())
-        self.observe(lambda _: self._changed(), ["size", "gpu", "tile"])
-        self.observe(lambda _: self._draw(), "wave")
-        self.wave = self._start_wave
-        self._quiet = False
-        self._draw()
+        controls = {
+            "size": widgets.BoundedIntText(
+                size, min=1, max=MAX_SIZE, description="M = N (elements)", style=CAPTION, layout={"width": "190px"}
+            ),
+            "gpu": menu("GPU", [(f"{g.name}, {g.sms} SMs", g.key) for g in hardware.GPUS], 230),
+            "tile": menu("tile", [(f"{m} x {n}", (m, n)) for m, n in sizes], 140),
+            "wave": slider("wave", 1, waves, 230),
+        }
+        super().__init__(controls, {**start, "wave": min(wave, waves)})
 
     @traitlets.validate("size")
     def _size_valid(self, proposal) -> int:
@@ -91,50 +63,23 @@ class WaveView(widgets.VBox):
     def tiling(self) -> Tiling:
         return self._tiling(self.size, self.gpu, self.tile)
 
-    def reset(self) -> None:
-        """As it was at first."""
-        for name, value in self._start.items():
-            setattr(self, name, value)
-        self.wave = self._start_wave
+    def adapt(self) -> None:
+        """Another size has another number of waves."""
+        self.controls["wave"].max = self.tiling.waves
 
-    def _changed(self) -> None:
-        """Another size has another number of waves; the picture is drawn once."""
-        quiet, self._quiet = self._quiet, True
-        most = self.tiling.waves
-        self.wave = min(self.wave, most)
-        self.wave_slider.max = most
-        self._quiet = quiet
-        self._draw()
-
-    def _draw(self) -> None:
-        if not self._quiet:
-            self.picture_area.value = self.html()
-
-    def html(self) -> str:
-        shapes, height = _shapes(self.tiling, self.wave - 1)
-        return board.svg(shapes, _WIDTH, height, self.sentence())
-
-    def sentence(self) -> str:
-        """What the picture shows, in words."""
-        return f"{hardware.gpu(self.gpu).name}. {_sentence(self.tiling, self.wave - 1)}"
+    def drawing(self, wave: int, **chosen) -> Drawing:
+        tiling = self._tiling(**chosen)
+        words = _sentence(tiling, wave - 1)
+        shapes, height = _shapes(tiling, wave - 1, words)
+        return Drawing(shapes, height, f"{hardware.gpu(chosen['gpu']).name}. {words}")
 
     def __repr__(self) -> str:
-        start = self._tiling(**self._start)
+        gpu = hardware.gpu(self._start["gpu"]).name
+        start = self._tiling(**{name: self._start[name] for name in ("size", "gpu", "tile")})
         return (
             f"wave viewer: C [{start.M}, {start.N}] in {_count(start.tiles, 'tile')} of {start.BLOCK_M} x "
-            f"{start.BLOCK_N}, {_count(start.waves, 'wave')} on {hardware.gpu(self._start['gpu']).name}, {start.sms} SMs"
+            f"{start.BLOCK_N}, {_count(start.waves, 'wave')} on {gpu}, {start.sms} SMs"
         )
-
-    def _repr_png_(self) -> tuple[bytes, dict]:  # where no kernel runs, on a repository's page for instance
-        picture = self.picture()
-        return picture.data, {"width": picture.width, "alt": picture.alt}
-
-    def picture(self) -> style.Picture:
-        """The wave that the viewer began with, as a still."""
-        start, wave = self._tiling(**self._start), self._start_wave - 1
-        shapes, height = _shapes(start, wave)
-        alt = f"{hardware.gpu(self._start['gpu']).name}. {_sentence(start, wave)}"
-        return board.still(shapes, _WIDTH, height, alt)
 
 
 def waves(
@@ -174,8 +119,8 @@ def _count(n: int, one: str) -> str:
 # ---- the picture -----------------------------------------------------------------------------------------------------
 
 
-def _shapes(tiling: Tiling, wave: int) -> tuple[list[Shape], float]:
-    first, *rest = _sentence(tiling, wave).removesuffix(".").split(". ")
+def _shapes(tiling: Tiling, wave: int, words: str) -> tuple[list[Shape], float]:
+    first, *rest = words.removesuffix(".").split(". ")
     shapes: list[Shape] = [
         Words(10, 16, first + ".", size=13, bold=True),
         *(Words(10, 36 + 18 * i, text + ".") for i, text in enumerate(rest)),
@@ -183,7 +128,7 @@ def _shapes(tiling: Tiling, wave: int) -> tuple[list[Shape], float]:
     top = 96
     left = _matrix(tiling, wave, 10, top)
     lines = -(-tiling.sms // _SMS_A_LINE)
-    right = _chip(tiling, wave, _WIDTH - 10 - _SMS_A_LINE * (_SM[0] + 3), top)
+    right = _chip(tiling, wave, WIDTH - 10 - _SMS_A_LINE * (_SM[0] + 3), top)
     bottom = top + max(_AREA, lines * (_SM[1] + 3)) + 14
     timeline, bottom = _timeline(tiling, wave, bottom)
     keys, bottom = board.legend(
@@ -192,7 +137,7 @@ def _shapes(tiling: Tiling, wave: int) -> tuple[list[Shape], float]:
             (Box(0, 0, 0, 0, style.NEUTRAL, 0.6), "in an earlier wave"),
             (Box(0, 0, 0, 0, style.WASTE, edge=board.INK, text="/"), "paid for and not used: beyond C's edge, or idle"),
         ],
-        10, bottom, _WIDTH - 20,
+        10, bottom, WIDTH - 20,
     )  # fmt: skip
     return [*shapes, *left, *right, *timeline, *keys], bottom
 
@@ -258,7 +203,7 @@ def _chip(tiling: Tiling, wave: int, left: float, top: float) -> list[Shape]:
 def _timeline(tiling: Tiling, wave: int, top: float) -> tuple[list[Shape], float]:
     """Time runs to the right; of each wave, how many of the places are taken."""
     left, height = 170, 34
-    wide = (_WIDTH - 10 - left) / tiling.waves
+    wide = (WIDTH - 10 - left) / tiling.waves
     full, share = tiling.waves - 1, tiling.tail / tiling.slots
     empty = height * (1 - share)
     last = left + full * wide
@@ -271,7 +216,7 @@ def _timeline(tiling: Tiling, wave: int, top: float) -> tuple[list[Shape], float
     shapes.append(Box(left + wave * wide, top + above, max(wide, 1), height - above, style.COMPUTE))
     if wide >= 3:
         shapes += [Line(((left + i * wide, top), (left + i * wide, top + height))) for i in range(1, tiling.waves)]
-    shapes.append(Box(left, top, _WIDTH - 10 - left, height, edge=board.INK))
+    shapes.append(Box(left, top, WIDTH - 10 - left, height, edge=board.INK))
     return shapes, top + height + 20
 
 

@@ -336,7 +336,7 @@ def test_panel_of_recorded_rows(records):
     assert repr(panel) == "benchmark panel: softmax, recorded on an H200 SXM"
     assert panel.mode.value == "fwd" and panel.run_button.disabled
     assert "recorded on an H200 SXM, 2026-11-21: nothing is measured here" in panel.status.value
-    assert "<svg" in panel.board.value and "4,096 x 1,024" in panel.sentence()
+    assert "<svg" in panel.picture_area.value and "4,096 x 1,024" in panel.sentence()
     panel.providers.value = ("gpukit",)
     assert {r.provider for r in panel.rows} == {"gpukit"}
     panel.mode.value = "bwd"

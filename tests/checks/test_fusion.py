@@ -216,12 +216,12 @@ def test_viewer_draws_every_move_with_its_bytes(view):
 
 
 def test_viewer_changes_chain_and_gpu(view):
-    view.chain_menu.value = "matmul and its epilogue"
+    view.controls["chain"].value = "matmul and its epilogue"
     assert [button.icon for button in view.pairs.children] == ["unlink", "unlink", "unlink", "lock"]
     assert view.pairs.children[3].disabled
     view.fuse_button.click()
     assert view.fused == (True, True, True, False)
-    view.gpu_menu.value = "t4"
+    view.controls["gpu"].value = "t4"
     assert "on T4 (modelled)" in view.sentence()
     view.reset_button.click()
     assert (view.chain, view.gpu, view.fused) == ("sin² + cos²", "h200", (False,) * 4)

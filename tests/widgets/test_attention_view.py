@@ -89,7 +89,7 @@ def test_controls():
 @pytest.mark.parametrize("mask", ("all", "causal", "window"))
 def test_picture_is_svg_within_its_frame_in_the_colours_of_the_course(mask):
     shown = view(mask=mask)
-    for step in (0, 3, shown.step_slider.max):
+    for step in (0, 3, shown.controls["step"].max):
         shown.step = step
         svg = root(shown)
         assert svg.get("role") == "img" and svg.get("aria-label") == shown.sentence()
@@ -113,7 +113,7 @@ def test_steps_tell_the_block_and_the_state():
     scores, values = torch.tensor(SCORES[5][:8]), torch.tensor(VALUES[:8])
     assert states[-1][1].o == pytest.approx(float(scores.softmax(0) @ values), rel=1e-5)
     assert not any(text.text.startswith("o = ") for text in root(shown).iter("text"))
-    shown.step = shown.step_slider.max
+    shown.step = shown.controls["step"].max
     last = shown.states("causal", 5, shown.step)[-1][1]
     assert f"o = {last.o:.3f}, LSE = {last.lse:.3f}" in [text.text for text in root(shown).iter("text")]
     assert shown.forward_button.disabled
@@ -122,10 +122,10 @@ def test_steps_tell_the_block_and_the_state():
 def test_another_mask_has_other_blocks():
     shown = view()
     shown.step = 11
-    shown.mask_menu.value = "window"
-    assert shown.step == shown.step_slider.max == 8
-    shown.mask_menu.value = "all"
-    assert shown.step_slider.max == 12
+    shown.controls["mask"].value = "window"
+    assert shown.step == shown.controls["step"].max == 8
+    shown.controls["mask"].value = "all"
+    assert shown.controls["step"].max == 12
     with pytest.raises(traitlets.TraitError):
         shown.mask = "some"
     before = view().picture_area.value
@@ -135,7 +135,7 @@ def test_another_mask_has_other_blocks():
 
 def test_queries_that_see_nothing():
     shown = attention(torch.zeros(6, 2).tolist(), [1.0, 2.0], query=1)
-    shown.step = shown.step_slider.max
+    shown.step = shown.controls["step"].max
     assert "o = 0.000, LSE = -inf" in [text.text for text in root(shown).iter("text")]
 
 

@@ -11,7 +11,7 @@ import traitlets
 from gpukit.accounting.roofline import Point
 from gpukit.accounting.tiling import Tiling
 from gpukit.widgets import board, style
-from gpukit.widgets.board import Box, Dot, Line, Words
+from gpukit.widgets.board import Box, Dot, Drawing, Line, Words
 from gpukit.widgets.cache import cache
 from gpukit.widgets.roofline import roofline
 from gpukit.widgets.waves import efficiency, waves
@@ -122,11 +122,11 @@ def test_waves_says_what_is_idle():
 
 def test_waves_follows_size_gpu_and_tile():
     view = VIEWS["waves"]()
-    view.size_field.value = 1792  # one press of the arrow key
-    assert (view.tiling.tiles, view.tiling.waves, view.wave, view.wave_slider.max) == (98, 1, 1, 1)
-    view.gpu_menu.value = "t4"
-    assert view.tiling.sms == 40 and view.wave_slider.max == 3
-    view.tile_menu.value = (64, 64)
+    view.controls["size"].value = 1792  # one press of the arrow key
+    assert (view.tiling.tiles, view.tiling.waves, view.wave, view.controls["wave"].max) == (98, 1, 1, 1)
+    view.controls["gpu"].value = "t4"
+    assert view.tiling.sms == 40 and view.controls["wave"].max == 3
+    view.controls["tile"].value = (64, 64)
     assert view.tiling == Tiling(1792, 1792, 64, 64, 40)
     with pytest.raises(traitlets.TraitError, match="size must be 1 to 16,384, got 0"):
         view.size = 0
@@ -166,11 +166,11 @@ def test_cache_steps_and_marks():
     view = VIEWS["cache"]()
     assert view.sentence().startswith("Before the launch: 81 programs, 9 at a time")
     view.forward_button.click()
-    assert view.step == view.step_slider.value == 1
+    assert view.step == view.controls["step"].value == 1
     assert "18 requests are for 6 different tiles: 6 come from memory, 0 were in L2" in view.sentence()
     texts = [text.text for text in root(view).iter("text")]
     assert texts.count("M") == 6 + 1  # and the one in the legend
-    view.step_slider.value = 10  # the second wave: its rows of A have stayed
+    view.controls["step"].value = 10  # the second wave: its rows of A have stayed
     assert "3 come from memory, 3 were in L2" in view.sentence()
     assert [text.text for text in root(view).iter("text")].count("2") >= 3 + 1
 
@@ -216,8 +216,8 @@ def test_roofline_places_points_and_says_where():
 def test_roofline_keeps_to_what_the_gpu_can():
     view = VIEWS["roofline"]()
     view.gpu = "t4"
-    assert view.dtype == view.dtype_menu.value == "fp16"  # a T4 has no bf16
-    view.dtype_menu.value = "fp32"
+    assert view.dtype == view.controls["dtype"].value == "fp16"  # a T4 has no bf16
+    view.controls["dtype"].value = "fp32"
     assert view.dtype == "fp32" and "T4, fp32" in view.sentence()
     with pytest.raises(traitlets.TraitError, match="dtype must be one of fp64, fp32, fp16, int8, got 'fp8'"):
         view.dtype = "fp8"
@@ -248,8 +248,8 @@ def test_board_escapes_and_draws_both_ways():
         Dot(5, 5, 2, style.YOURS, board.INK, "a < b"),
         Words(1, 1, "x & y", "right", bold=True),
     ]
-    svg = ElementTree.fromstring(board.svg(shapes, 100, 50, 'alt "<"'))
+    svg = ElementTree.fromstring(board.svg(Drawing(shapes, 50, 'alt "<"', 100)))
     assert svg.get("aria-label") == 'alt "<"'
     assert [text.text for text in svg.iter("text")] == ["<b>", "x & y"]
-    picture = board.still(shapes, 100, 50, "four shapes")
+    picture = board.still(Drawing(shapes, 50, "four shapes", 100))
     assert picture.data.startswith(b"\x89PNG") and picture.alt == "four shapes" and picture.width == 100

@@ -60,11 +60,11 @@ def root(view) -> ElementTree.Element:
 def test_every_field_is_a_named_control_and_a_trait(view):
     controls = view.children[0].children
     assert [c.description for c in controls if isinstance(c, widgets.Button)] == ["reset"]
-    assert all(c.description for c in controls) and len(controls) == len(view.fields) + 1
-    for name, control in view.fields.items():
+    assert all(c.description for c in controls) and len(controls) == len(view.controls) + 1
+    for name, control in view.controls.items():
         assert getattr(view, name) == control.value
     for name, value in view.changes.items():
-        view.fields[name].value = str(value)
+        view.controls[name].value = str(value)
         assert getattr(view, name) == str(value)
 
 
@@ -189,9 +189,9 @@ def test_memory_calculator():
 
 def test_what_serving_does_not_use_cannot_be_set():
     view = memory_calculator()
-    assert not view.fields["zero"].disabled
+    assert not view.controls["zero"].disabled
     view.what = "serving"
-    assert all(view.fields[name].disabled for name in ("zero", "recipe", "recompute", "attention"))
+    assert all(view.controls[name].disabled for name in ("zero", "recipe", "recompute", "attention"))
     assert "kv cache" in view.sentence() and "Serving llama3-8b" in view.sentence()
 
 
@@ -211,9 +211,9 @@ def test_flop_explorer():
     counted = flops.forward_flops("gpt2", 1, 1024)
     assert f"attention's square {counted.attention_flops / 1024 / 1e6:.3g} MFLOP" in view.sentence()
     assert "7.1% of it is attention's square; 6.9% more than 2 N = 2 x 124.4 M = 249 MFLOP" in view.sentence()
-    assert view.fields["recompute"].disabled
+    assert view.controls["recompute"].disabled
     view.phase = "training"
-    assert not view.fields["recompute"].disabled and "6 N = 6 x 124.4 M" in view.sentence()
+    assert not view.controls["recompute"].disabled and "6 N = 6 x 124.4 M" in view.sentence()
     assert "computed again" not in view.sentence()
     view.recompute = "selective"
     assert "computed again" in view.sentence()
