@@ -11,7 +11,8 @@ from gpukit.grading.exercise import Case, KernelExercise, Label, Misconception, 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.diagnose import Evidence
+    from gpukit.grading.evidence import Evidence
+    from gpukit.grading.messages import LaunchFacts
 
 NOTEBOOK = "16_adamw"
 
@@ -598,10 +599,10 @@ def _many_cases(rng: Random) -> list[Case]:
     ]
 
 
-def _grid_rule(case: Case, launches: list[dict]) -> tuple[str, str] | None:
+def _grid_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
     sizes, BLOCK = case.args[5], case.args[12]
     needed = sum(-(-size // BLOCK) for size in sizes)
-    started = sum(launch["programs"] for launch in launches)
+    started = sum(launch.programs for launch in launches)
     if len(launches) > 1:
         return "launches", (
             f"{len(launches)} launches for {len(sizes)} tensors: with 2,000 small tensors the launches would take longer "

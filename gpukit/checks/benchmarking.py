@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from gpukit.grading.diagnose import Evidence
+from gpukit.grading.evidence import Evidence
 from gpukit.grading.exercise import Case, FunctionExercise, Label, Misconception, Variant
 
 MIB = 1 << 20
@@ -45,10 +45,10 @@ def _pairs(evidence: Evidence) -> list[tuple[float, float, dict]]:
     """(yours, right, what was counted) of every case."""
     found = []
     for outcome in evidence.outcomes:
-        yours = outcome.reply.get("output")
+        yours = outcome.reply.output
         if isinstance(yours, bool) or not isinstance(yours, int | float):
             return []
-        found.append((float(yours), _cold_us(*outcome.case.args), outcome.reply["counts"]))
+        found.append((float(yours), _cold_us(*outcome.case.args), outcome.reply.counts))
     return found
 
 
@@ -688,7 +688,7 @@ RATE = FunctionExercise(
             "one-limit",
             "so only one of the two peaks is held against it. A vector times a matrix needs little arithmetic and can "
             "still be impossible; a large matmul the other way round.",
-            when=lambda e: _verdict_only(e) and all(o.reply["output"][2] for o in e.outcomes if o.wrong),
+            when=lambda e: _verdict_only(e) and all(o.reply.output[2] for o in e.outcomes if o.wrong),
         ),
         Misconception(
             "strict",
@@ -763,10 +763,10 @@ def _first_ratio(evidence: Evidence, index: int) -> float | None:
 
 def _verdict_only(evidence: Evidence) -> bool:
     """Both rates are right in every case, and the verdict is one."""
-    return all(type(outcome.reply["output"][2]) is bool for outcome in evidence.outcomes) and all(
+    return all(type(outcome.reply.output[2]) is bool for outcome in evidence.outcomes) and all(
         abs(yours - right) <= 1e-9 * abs(right)
         for outcome in evidence.outcomes
-        for yours, right in zip(outcome.reply["output"][:2], _rate(*outcome.case.args)[:2], strict=True)
+        for yours, right in zip(outcome.reply.output[:2], _rate(*outcome.case.args)[:2], strict=True)
     )
 
 
@@ -975,7 +975,7 @@ def speedup(device, old, new, x_bytes):
 
 def _rises(evidence: Evidence) -> bool:
     return all(
-        outcome.reply["output"] > 10 * _speedup(*outcome.case.args) for outcome in evidence.outcomes if outcome.wrong
+        outcome.reply.output > 10 * _speedup(*outcome.case.args) for outcome in evidence.outcomes if outcome.wrong
     )
 
 

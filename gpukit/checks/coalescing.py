@@ -11,6 +11,8 @@ from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Labe
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gpukit.grading.messages import LaunchFacts
+
 NOTEBOOK = "05_coalescing"
 WARP, SECTOR, LINE, BANKS = 32, 32, 128, 32
 
@@ -374,14 +376,14 @@ def _whole_sectors(advice: str, least_bytes: Callable[..., int] | None = None) -
     """A rule for cases tagged "aligned": no access may touch many more sectors than its bytes fill, and all loads together
     may ask for little more than `least_bytes(*args)`. Small accesses, such as one number a program, are let off."""
 
-    def rule(case: Case, launches: list[dict]) -> tuple[str, str] | None:
+    def rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
         if "aligned" not in case.tags:
             return None
         found = [
-            (sectors * SECTOR / size, kind, tensor, line, size)
+            (access.sectors * SECTOR / access.bytes, access.kind, access.tensor, access.line, access.bytes)
             for launch in launches
-            for (kind, tensor, line, size), sectors in zip(launch["accesses"], launch["sectors"], strict=True)
-            if size
+            for access in launch.accesses
+            if access.bytes
         ]
         total = sum(size for *_, size in found)
         ratio, kind, tensor, line, _ = max(entry for entry in found if entry[-1] >= 0.25 * total)
@@ -390,7 +392,7 @@ def _whole_sectors(advice: str, least_bytes: Callable[..., int] | None = None) -
                 f"the {kind} of {tensor.removesuffix('_ptr')} in line {line} touches {ratio:.1f} times the 32-byte sectors "
                 f"that its bytes fill: {advice}"
             )
-        loaded = sum(launch["load_bytes"] for launch in launches)
+        loaded = sum(launch.load_bytes for launch in launches)
         if least_bytes and loaded > 1.2 * least_bytes(*case.args):
             times = loaded / least_bytes(*case.args)
             return "traffic", f"{times:.1f} times the bytes are loaded that the result needs: which are never used?"

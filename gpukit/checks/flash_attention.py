@@ -13,7 +13,8 @@ from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Labe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.diagnose import Evidence
+    from gpukit.grading.evidence import Evidence
+    from gpukit.grading.messages import LaunchFacts
 
 NOTEBOOK = "13_flash_attention"
 
@@ -679,9 +680,9 @@ def _late_cases(rng: Random) -> list[Case]:
     ]
 
 
-def _all_keys_at_once(T_k: int, launches: list[dict]) -> tuple[str, str] | None:
+def _all_keys_at_once(T_k: int, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
     """A block that holds all keys leaves nothing to carry from block to block."""
-    if T_k <= 32 or max((launch["longest"] for launch in launches), default=0) >= 6:  # q, k and v twice, o
+    if T_k <= 32 or max((launch.longest for launch in launches), default=0) >= 6:  # q, k and v twice, o
         return None
     return (
         "one-block",
@@ -690,7 +691,7 @@ def _all_keys_at_once(T_k: int, launches: list[dict]) -> tuple[str, str] | None:
     )
 
 
-def _late_rule(case: Case, launches: list[dict]) -> tuple[str, str] | None:
+def _late_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
     return _all_keys_at_once(case.args[1].shape[1], launches)
 
 
@@ -1161,10 +1162,10 @@ def _visible_bytes(T_q: int, T_k: int, D: int, itemsize: int) -> int:
     return 2 * rows * D * itemsize
 
 
-def _causal_rule(case: Case, launches: list[dict]) -> tuple[str, str] | None:
+def _causal_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
     q, k, _ = case.args
     (H, T_q, D), T_k = q.shape, k.shape[1]
-    read = sum(launch["load_bytes"] for launch in launches) - q.numel() * q.element_size()
+    read = sum(launch.load_bytes for launch in launches) - q.numel() * q.element_size()
     enough = H * _visible_bytes(T_q, T_k, D, q.element_size())
     if read <= 1.02 * enough:
         return _all_keys_at_once(T_k, launches)
@@ -1210,7 +1211,7 @@ def _or_nan(gives: Callable[..., Tensor]) -> Callable[[Evidence], bool]:
 
         checked = [o for o in evidence.outcomes if o.wrong and o.case.args[0].shape[1] <= o.case.args[1].shape[1]]
         for outcome in checked:
-            y = outcome.reply["outputs"]["y[0]"]
+            y = outcome.reply.outputs["y[0]"]
             eps, wrong = torch.finfo(y.dtype).eps, gives(*(x.double() for x in outcome.case.args))
             if not torch.allclose(
                 y.nan_to_num(0).double(), wrong, rtol=16 * eps, atol=16 * eps * float(wrong.abs().max())
@@ -1864,8 +1865,8 @@ def _wrong(fault: str, *names: str) -> Callable[..., dict]:
     return lambda *args: {k: x for k, x in zip(("dk", "dv"), _dk_dv(*args, fault=fault), strict=True) if k in names}
 
 
-def _no_atomics(case: Case, launches: list[dict]) -> tuple[str, str] | None:
-    added = sum(launch["atomic_bytes"] for launch in launches)
+def _no_atomics(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
+    added = sum(launch.atomic_bytes for launch in launches)
     if not added:
         return None
     return (

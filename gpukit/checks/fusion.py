@@ -12,7 +12,7 @@ from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Labe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.diagnose import Evidence
+    from gpukit.grading.evidence import Evidence
 
 NOTEBOOK = "07_fusion"
 
@@ -845,7 +845,7 @@ def _inverted_sigmoids(evidence: Evidence) -> bool:
         return False
     for outcome in evidence.outcomes:
         if outcome.wrong:
-            y, dx = (outcome.reply["outputs"][name].double() for name in ("y", "dx"))
+            y, dx = (outcome.reply.outputs[name].double() for name in ("y", "dx"))
             s2 = (y / (1 - y)).log()
             s1 = (s2 / (1 - s2)).log()
             predicted = outcome.case.args[1].double() * _slope(y) * _slope(s2) * _slope(s1)

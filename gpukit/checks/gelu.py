@@ -12,7 +12,8 @@ from gpukit.grading.exercise import Case, KernelExercise, Label, Misconception, 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.diagnose import Evidence
+    from gpukit.grading.evidence import Evidence
+    from gpukit.grading.messages import LaunchFacts
 
 NOTEBOOK = "10_gelu"
 
@@ -180,8 +181,8 @@ def _only(tag: str, kind: str) -> Callable[[Evidence], bool]:
     return lambda evidence: evidence.kind == kind and all(tag in case.tags for case in evidence.failed)
 
 
-def _no_atomics(case: Case, launches: list[dict]) -> tuple[str, str] | None:
-    if not any(launch["atomic_bytes"] for launch in launches):
+def _no_atomics(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
+    if not any(launch.atomic_bytes for launch in launches):
         return None
     return "atomics", (
         "with atomics: which program comes first changes from run to run, and with the order of the additions the last "

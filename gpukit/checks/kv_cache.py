@@ -13,7 +13,8 @@ from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Labe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.diagnose import Evidence, Outcome
+    from gpukit.grading.evidence import Evidence, Outcome
+    from gpukit.grading.messages import LaunchFacts
 
 NOTEBOOK = "14_kv_cache"
 BLOCK = 32  # tokens in a block, of all kernels
@@ -1171,20 +1172,20 @@ def _joined(acc: str = "weighted", total: str = "weighted", bounds: Callable = _
     return gives
 
 
-def _split_rule(case: Case, launches: list[dict]) -> tuple[str, str] | None:
+def _split_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
     lengths, SPLITS = case.args[3], case.args[4]
     blocks = _up(int(lengths.max()), BLOCK)
     # q, the length and three stores; keys and values of each block of the share.
     enough = 5 + 2 * _up(blocks, SPLITS)
-    longest = launches[0]["longest"] if launches else 0
+    longest = launches[0].longest if launches else 0
     if longest > 2 * enough:
         return (
             "not-shared",
             f"one program makes {longest} loads and stores, where {enough} do if {SPLITS} programs share the tokens of the "
             "longest sequence. Which tokens are part 1's, and of which number are they a share?",
         )
-    if not any(launch["atomic_bytes"] for launch in launches):
-        q, stored = case.args[0], sum(launch["store_bytes"] for launch in launches)
+    if not any(launch.atomic_bytes for launch in launches):
+        q, stored = case.args[0], sum(launch.store_bytes for launch in launches)
         parts = 4 * SPLITS * q.numel()
         if stored >= parts or any(_up(n, BLOCK) < SPLITS for n in lengths.tolist()):
             return None
@@ -1529,18 +1530,18 @@ def _int8_all(**changed: Any) -> Callable[..., dict[str, Tensor]]:
 def _scaled_by_the_maximum(outcome: Outcome) -> bool:
     """Whether the newest tokens' scales are their largest numbers, not their largest sizes, over 127."""
     _, k, _, _, _, _, _, lengths = outcome.case.args
-    scales, largest = outcome.reply["outputs"]["k_scales"], k.float().amax(-1)
+    scales, largest = outcome.reply.outputs["k_scales"], k.float().amax(-1)
     new = [scales[b, n] for b, n in enumerate(lengths.tolist())]
     return all(bool(((x * 127 - y).abs() <= 1e-5 * y.abs()).all()) for x, y in zip(new, largest, strict=True))
 
 
-def _int8_rule(case: Case, launches: list[dict]) -> tuple[str, str] | None:
+def _int8_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
     B, H, D = case.args[0].shape
     tokens = int((case.args[7] + 1).sum())
     new = 2 * B * H * D * case.args[0].element_size()
     # The new token in and out, in elements and scales; then each slot in use once. Lengths: 4 bytes a program and launch.
     enough = new + 2 * H * tokens * (D + 4) + B * H * (8 + D * case.args[0].element_size())
-    loaded = sum(launch["load_bytes"] for launch in launches)
+    loaded = sum(launch.load_bytes for launch in launches)
     if loaded <= 1.05 * enough:
         return None
     return (

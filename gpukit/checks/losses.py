@@ -12,7 +12,7 @@ from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Labe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.diagnose import Evidence
+    from gpukit.grading.evidence import Evidence
 
 NOTEBOOK = "15_losses"
 IGNORE = -100

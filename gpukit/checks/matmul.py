@@ -12,7 +12,8 @@ from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Labe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.diagnose import Evidence
+    from gpukit.grading.evidence import Evidence
+    from gpukit.grading.messages import LaunchFacts
 
 NOTEBOOK = "12_matmul"
 
@@ -599,7 +600,7 @@ PRECISION = FunctionExercise(
         Misconception(
             "bitwise",
             "every answer is the last of the list: somebody else's float32 sums, added in another order, differ in their last bits",
-            when=lambda evidence: {o.reply["output"] for o in evidence.outcomes} == {"bf16 sums"},
+            when=lambda evidence: {o.reply.output for o in evidence.outcomes} == {"bf16 sums"},
         ),
         Misconception(
             "size-alone",
@@ -739,14 +740,14 @@ def _order_cases(rng: Random) -> list[Case]:
     return cases
 
 
-def _order_rule(case: Case, launches: list[dict]) -> tuple[str, str] | None:
+def _order_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
     """64 KiB are what groups of 4 x 4 tiles read, 144 what rows of 16 do; a quarter more is somebody's own order."""
     a, b, _ = case.args
     if a.shape[0] * b.shape[1] < 128 * 256:
         return None
-    read, enough = sum(launch["dram_read_bytes"] for launch in launches), 64 << 10
+    read, enough = sum(launch.dram_read_bytes for launch in launches), 64 << 10
     loaded, tiles = (
-        sum(launch["load_bytes"] for launch in launches),
+        sum(launch.load_bytes for launch in launches),
         2 * a.numel() * b.shape[1] // 16 * a.element_size(),
     )
     if loaded < 0.95 * tiles:
@@ -885,19 +886,19 @@ def _split_cases(rng: Random) -> list[Case]:
     return cases
 
 
-def _split_rule(case: Case, launches: list[dict]) -> tuple[str, str] | None:
+def _split_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
     a, _, SPLIT_K = case.args
     blocks = _up(a.shape[1], 32)
     # Two loads for each block of K and a store; twice as many for those who take smaller blocks.
     enough = 2 * _up(blocks, SPLIT_K) + 1
-    if launches and launches[0]["longest"] > 2 * enough:
+    if launches and launches[0].longest > 2 * enough:
         return (
             "not-shared",
-            f"one program makes {launches[0]['longest']} loads and stores, where {enough} do if SPLIT_K programs share a "
+            f"one program makes {launches[0].longest} loads and stores, where {enough} do if SPLIT_K programs share a "
             "tile's K. Which part of K is share 1's?",
         )
-    if not any(launch["atomic_bytes"] for launch in launches):
-        stored, parts = sum(launch["store_bytes"] for launch in launches), 4 * SPLIT_K * len(a) * case.args[1].shape[1]
+    if not any(launch.atomic_bytes for launch in launches):
+        stored, parts = sum(launch.store_bytes for launch in launches), 4 * SPLIT_K * len(a) * case.args[1].shape[1]
         if blocks % SPLIT_K or stored >= parts:
             return None
         return (

@@ -11,7 +11,8 @@ from gpukit.grading.exercise import Case, KernelExercise, Label, Misconception, 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.diagnose import Evidence
+    from gpukit.grading.evidence import Evidence
+    from gpukit.grading.messages import LaunchFacts
 
 NOTEBOOK = "11_norms"
 RMS_EPS = 1e-6
@@ -1015,8 +1016,8 @@ def _of_rows(pick: Callable[[int, int], slice]) -> Callable[..., dict[str, Tenso
     return gives
 
 
-def _no_atomics(case: Case, launches: list[dict]) -> tuple[str, str] | None:
-    if not any(launch["atomic_bytes"] for launch in launches):
+def _no_atomics(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
+    if not any(launch.atomic_bytes for launch in launches):
         return None
     return "atomics", (
         "with atomics: which program comes first changes from run to run, and with the order of the additions the last "

@@ -12,7 +12,8 @@ from gpukit.grading.exercise import Case, KernelExercise, Label, Misconception, 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.diagnose import Evidence
+    from gpukit.grading.evidence import Evidence
+    from gpukit.grading.messages import LaunchFacts
 
 NOTEBOOK = "09_softmax"
 
@@ -698,7 +699,7 @@ ONLINE = KernelExercise(
             "rescale-sign",
             "everything that was stored is NaN, from the first block on. There m_old is -inf and m_new is a number: in "
             "which order must they be subtracted, so that exp gives 0 and not infinity?",
-            when=lambda evidence: evidence.kind == "nan" and not evidence.passed and evidence.first.reply["stored"],
+            when=lambda evidence: evidence.kind == "nan" and not evidence.passed and evidence.first.reply.stored,
         ),
         Misconception(
             "tail-block",
@@ -1022,8 +1023,8 @@ _P_LAUNCH = (
 _P_STEP = "tl.num_programs(0), num_stages"
 
 
-def _at_most_max_programs(case: Case, launches: list[dict]) -> tuple[str, str] | None:
-    (x, max_programs), programs = case.args, launches[0]["programs"]
+def _at_most_max_programs(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
+    (x, max_programs), programs = case.args, launches[0].programs
     if programs <= max_programs:
         return None
     return "programs", (

@@ -14,7 +14,8 @@ from gpukit.grading.exercise import Case, KernelExercise, Label, Misconception, 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.diagnose import Evidence
+    from gpukit.grading.evidence import Evidence
+    from gpukit.grading.messages import LaunchFacts
 
 NOTEBOOK = "08_triton_basics"
 
@@ -55,9 +56,9 @@ def _cdiv(n: int, block: int) -> int:
 
 
 # ----------------------------------------------------------------------------------------------- what launches may do
-def _no_idle_program(case: Case, launches: list[dict]) -> tuple[str, str] | None:
+def _no_idle_program(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
     n, block = case.args[0].numel(), case.args[-1]
-    programs, needed = sum(launch["programs"] for launch in launches), _cdiv(n, block)
+    programs, needed = sum(launch.programs for launch in launches), _cdiv(n, block)
     if programs > needed:
         return (
             "idle-programs",
@@ -66,12 +67,12 @@ def _no_idle_program(case: Case, launches: list[dict]) -> tuple[str, str] | None
     return None
 
 
-def _shared_and_read_once(*tensors: int) -> Callable[[Case, list[dict]], tuple[str, str] | None]:
+def _shared_and_read_once(*tensors: int) -> Callable[[Case, tuple[LaunchFacts, ...]], tuple[str, str] | None]:
     """The work is spread over programs, and the tensors at these positions of the arguments are read once."""
 
-    def rule(case: Case, launches: list[dict]) -> tuple[str, str] | None:
+    def rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
         blocks = _cdiv(case.args[0].shape[-1], case.args[-1])
-        if blocks > 1 and max(launch["programs"] for launch in launches) == 1:
+        if blocks > 1 and max(launch.programs for launch in launches) == 1:
             text = f"one program does the work of {blocks} blocks: how many SMs of a GPU are idle meanwhile?"
             return "one-program", text
         return _read_once(*tensors)(case, launches)
@@ -79,10 +80,10 @@ def _shared_and_read_once(*tensors: int) -> Callable[[Case, list[dict]], tuple[s
     return rule
 
 
-def _read_once(*tensors: int) -> Callable[[Case, list[dict]], tuple[str, str] | None]:
-    def rule(case: Case, launches: list[dict]) -> tuple[str, str] | None:
+def _read_once(*tensors: int) -> Callable[[Case, tuple[LaunchFacts, ...]], tuple[str, str] | None]:
+    def rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
         size = sum(case.args[i].numel() * case.args[i].element_size() for i in tensors)
-        read = sum(launch["load_bytes"] for launch in launches)
+        read = sum(launch.load_bytes for launch in launches)
         if size >= 1024 and read > 1.2 * size:  # what is carried between kernels, a number a block, is read as well
             return "traffic", f"{read:,} bytes are loaded where {size:,} are enough: which element is loaded twice?"
         return None
@@ -1652,7 +1653,7 @@ def _neighbour_mean(x: Tensor, BLOCK: int) -> Tensor:
     return y
 
 
-def _several_programs(case: Case, launches: list[dict]) -> tuple[str, str] | None:
+def _several_programs(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
     return _shared_and_read_once()(case, launches)
 
 

@@ -12,7 +12,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpukit.grading.diagnose import Evidence
+    from gpukit.grading.evidence import Evidence
+    from gpukit.grading.messages import LaunchFacts
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class FunctionExercise(Exercise):
     tolerance  relative error allowed in a float, in a tensor relative to its largest element; 0 asks for equality
     unit       of the result, shown in the diagnosis
     setup      "module:function" of gpukit, for arguments that are no plain data: called in the worker with the case's, it
-               gives the function's arguments and an object whose attributes count what the call did (reply["counts"])
+               gives the function's arguments and an object whose attributes count what the call did (Reply.counts)
     memory_rule  (case, peak_bytes) -> (label, sentence) if the call held more tensors at once than the exercise allows,
                  else None; counted by gpukit.live, which the arguments do not enter
     """
@@ -137,11 +138,8 @@ class KernelExercise(Exercise):
     returns    what the docstring calls the results; without it they are y, or y[0], y[1], which reads like an element of y
     torch_ops  aten operations that the host code may use besides allocation, views and copies
     traffic    the bound on bytes moved, or None where the exercise does not grade it
-    launch_rule  (case, launches) -> (label, sentence) if the launches break a rule of the exercise, else None; a launch is
-               {"kernel", "grid", "programs", "load_bytes", "store_bytes", "atomic_bytes", "flops", "accesses", "sectors",
-               "sizes", "longest"}: accesses are [kind, tensor, line, bytes], sectors their 32-byte sectors in the same order,
-               sizes the bytes of each tensor, longest how many loads and stores the busiest program made
-    caches     (SMs, bytes of L2) of a GPU in miniature whose SMs hold one program each: a launch then has "dram_read_bytes"
+    launch_rule  (case, launches) -> (label, sentence) if the launches break a rule of the exercise, else None
+    caches     (SMs, bytes of L2) of a GPU in miniature whose SMs hold one program each: a launch then has dram_read_bytes
                too, what its caches read from memory
     """
 
@@ -151,5 +149,5 @@ class KernelExercise(Exercise):
     returns: tuple[str, ...] = ()
     torch_ops: frozenset[str] = frozenset()
     traffic: Traffic | None = None
-    launch_rule: Callable[[Case, list[dict]], tuple[str, str] | None] | None = None
+    launch_rule: Callable[[Case, tuple[LaunchFacts, ...]], tuple[str, str] | None] | None = None
     caches: tuple[int, int] | None = None

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from gpukit import course
-from gpukit.grading import diagnose, wire
+from gpukit.grading import diagnose, messages, wire
 from gpukit.grading.check_cells import protect_imports
-from gpukit.grading.diagnose import Outcome, Wrong
+from gpukit.grading.evidence import Outcome, Wrong
 from gpukit.grading.exercise import Case, Exercise, FunctionExercise, KernelExercise
 from gpukit.grading.lint import lint
+from gpukit.grading.messages import Failure, Job, Reply
 from gpukit.grading.registry import exercise as find
 from gpukit.grading.server import Server, ServerFailed, Worker
 from gpukit.grading.verdict import CheckFailed, Verdict
@@ -179,43 +180,47 @@ class _Run:
             with tempfile.TemporaryDirectory(prefix="gpukit-") as folder, _working(server, printed) as worker:
                 path = Path(folder) / f"{self.exercise.concept}.py"
                 path.write_text(self.source, encoding="utf-8")
-                job = {
-                    "path": str(path),
-                    "function": self.exercise.function,
-                    "how": how,
-                    "gradients": getattr(self.exercise, "gradients", 0),
-                    "in_place": getattr(self.exercise, "in_place", ()),
-                    "setup": getattr(self.exercise, "setup", ""),
-                    "caches": getattr(self.exercise, "caches", None),
-                    "memory": getattr(self.exercise, "memory_rule", None) is not None,
-                }
+                job = Job(
+                    path=str(path),
+                    function=self.exercise.function,
+                    how=how,
+                    gradients=getattr(self.exercise, "gradients", 0),
+                    in_place=getattr(self.exercise, "in_place", ()),
+                    setup=getattr(self.exercise, "setup", ""),
+                    caches=getattr(self.exercise, "caches", None),
+                    memory=getattr(self.exercise, "memory_rule", None) is not None,
+                )
                 return self._converse(worker, job, cases)
         finally:
             self.detail = printed.decode(errors="replace") + self.detail
 
-    def _converse(self, worker: Worker, job: dict, cases: list[Case]) -> list[Outcome]:
+    def _converse(self, worker: Worker, job: Job, cases: list[Case]) -> list[Outcome]:
         deadline = time.monotonic() + self.exercise.timeout_s
         outcomes: list[Outcome] = []
         current = None
         try:
             loaded = self._exchange(worker, job, deadline)
-            if "error" in loaded:
-                raise self._raised(loaded["error"], None)
-            if "missing" in loaded:
+            if loaded.error:
+                raise self._raised(loaded.error, None)
+            if loaded.missing:
                 text = f"{self.shown} defines no function {self.exercise.function}"
                 raise self._found("missing", "missing-function", text)
             for current in cases:
                 reply = self._exchange(worker, current.args, deadline)
-                if "error" in reply:
+                if reply.error:
                     self.passed = sum(outcome.wrong is None for outcome in outcomes)
-                    if reply["error"]["fault"]:
+                    if reply.error.fault:
                         self._known_before(outcomes)
-                    raise self._raised(reply["error"], current)
+                    raise self._raised(reply.error, current)
                 outcomes.append(Outcome(current, reply, self._compare(current, reply)))
         except TimeoutError:
-            where = f", in case {current.name}" if current else ", while the file was loading"
-            text = f"no answer within {self.exercise.timeout_s:g} s{where}"
+            text = f"no answer within {self.exercise.timeout_s:g} s{_in(current)}"
             raise self._found("timeout", "timeout", text, "does every loop end?") from None
+        except wire.Malformed as error:
+            text = f"the process that ran your code sent an answer that cannot be judged{_in(current)}"
+            raise self._found(
+                "error", "malformed", text, f"{error}: the file must leave the process around it alone"
+            ) from None
         except (wire.Closed, OSError):
             raise self._crashed(worker.end(), current) from None
         return outcomes
@@ -227,20 +232,17 @@ class _Run:
             if any(known.label == label for known in self.exercise.misconceptions):
                 raise _Found("fail", label, lines)
 
-    def _exchange(self, worker: Worker, message: Any, deadline: float) -> dict:
+    def _exchange(self, worker: Worker, message: Job | tuple, deadline: float) -> Reply:
         worker.sock.settimeout(max(0.001, deadline - time.monotonic()))
-        wire.send(worker.sock, message)
-        reply = wire.receive(worker.sock, deadline)
-        if not isinstance(reply, dict):
-            raise wire.Closed("not an answer")
-        return reply
+        messages.send(worker.sock, message)
+        return messages.receive(worker.sock, Reply, deadline)
 
-    def _compare(self, case: Case, reply: dict) -> Wrong | None:
+    def _compare(self, case: Case, reply: Reply) -> Wrong | None:
         if isinstance(self.exercise, FunctionExercise):
-            return diagnose.compare_function(self.exercise, reply.get("output"), self.exercise.expected(*case.args))
+            return diagnose.compare_function(self.exercise, reply.output, self.exercise.expected(*case.args))
         truth = _reference(self.exercise, case.args, double=True)
         native = _reference(self.exercise, case.args, double=False)
-        outputs = reply["outputs"]
+        outputs = reply.outputs
         if len(outputs) != len(truth):
             text = f"returned {len(outputs)} tensors, expected {len(truth)}"
             return Wrong("type", text, actual=outputs, expected=truth)
@@ -279,7 +281,7 @@ class _Run:
         if rule is None:
             return
         for outcome in outcomes:
-            if broken := rule(outcome.case, outcome.reply[counted]):
+            if broken := rule(outcome.case, getattr(outcome.reply, counted)):
                 label, sentence = broken
                 text = f"right values, but {sentence}"
                 raise self._found("fail", label, text, f"in case {outcome.case.name}")
@@ -287,41 +289,39 @@ class _Run:
 
     def _inputs_untouched(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
-            if outcome.reply["changed"]:
-                names = " and ".join(outcome.reply["changed"])
+            if outcome.reply.changed:
+                names = " and ".join(outcome.reply.changed)
                 text = f"{names} was changed by the call, in case {outcome.case.name}"
                 more = diagnose.extra_sentence(self.exercise, "input-changed")
                 more = more or ["  the caller still needs it: store into a buffer of your own"]
                 raise self._found("fail", "input-changed", text, *more)
         for outcome in outcomes:
-            if outcome.reply["aliases"]:
-                text = f"{outcome.reply['aliases'][0]} shares its memory with an input, in case {outcome.case.name}"
+            if outcome.reply.aliases:
+                text = f"{outcome.reply.aliases[0]} shares its memory with an input, in case {outcome.case.name}"
                 raise self._found("fail", "aliases-input", text, "a result lives in a buffer of its own")
 
     def _own_kernel(self, outcomes: list[Outcome]) -> None:
         """The proof that the learner's own Triton kernel did the work."""
-        substance = [outcome for outcome in outcomes if any(_numel(y) for y in outcome.reply["outputs"].values())]
+        substance = [outcome for outcome in outcomes if any(_numel(y) for y in outcome.reply.outputs.values())]
         # In a single case there may be nothing to load: dropout with p = 1, for instance.
-        loads = any(outcome.reply["loaded"] for outcome in substance)
+        loads = any(outcome.reply.loaded for outcome in substance)
         reason = ""
         for outcome in substance:
             reply = outcome.reply
-            ops = [(op, line) for op, line in reply["host_ops"] if op not in self.exercise.torch_ops]
+            ops = [(op, line) for op, line in reply.host_ops if op not in self.exercise.torch_ops]
             if ops:
                 op, line = ops[0]
                 at = f" (line {line} of {self.shown})" if line else ""
-                many = (
-                    "launched no Triton kernel of its own" if not reply["launches"] else "computes outside its kernel"
-                )
+                many = "launched no Triton kernel of its own" if not reply.launches else "computes outside its kernel"
                 reason = f"{self.shown} {many}: aten::{op} ran{at}, in case {outcome.case.name}"
-            elif not reply["launches"]:
+            elif not reply.launches:
                 reason = f"{self.shown} launched no Triton kernel of its own in case {outcome.case.name}"
-            elif not (reply["stored"] and loads):
-                reason = f"its kernels did not {'load the input' if reply['stored'] else 'store the result'}"
+            elif not (reply.stored and loads):
+                reason = f"its kernels did not {'load the input' if reply.stored else 'store the result'}"
             if reason:
                 break
         else:
-            if substance and all(outcome.reply.get("same_without_kernels") for outcome in substance):
+            if substance and all(outcome.reply.same_without_kernels for outcome in substance):
                 reason = "the result is the same when its kernels do nothing"
         if reason:
             raise self._found("fail", "not-your-kernel", "right values, but not your kernel", reason)
@@ -331,17 +331,15 @@ class _Run:
         outcome = max(outcomes, key=lambda outcome: _numel(outcome.case.args[0]))
         first = outcome.case.args[0]
         size = first.numel() * first.element_size()
-        launches = outcome.reply["launches"]
+        launches = outcome.reply.launches
         if len(launches) > bound.launches:
             text = f"right values, but {len(launches)} kernel launches (bound {bound.launches})"
-            counts = Counter(launch["kernel"] for launch in launches)
+            counts = Counter(launch.kernel for launch in launches)
             names = ", ".join(f"{name}, {count} times" for name, count in counts.items())
             raise self._found(
                 "fail", "launches", text, f"launched: {names}", *diagnose.extra_sentence(self.exercise, "launches")
             )
-        read = sum(launch["load_bytes"] for launch in launches) + outcome.reply["copied_read_bytes"]
-        written = sum(launch["store_bytes"] + launch["atomic_bytes"] for launch in launches)
-        written += outcome.reply["copied_write_bytes"]
+        read, written = outcome.reply.read_bytes, outcome.reply.written_bytes
         slack = 1 + bound.slack
         if read <= bound.reads * size * slack and written <= bound.writes * size * slack:
             self._sectors(outcome)
@@ -353,19 +351,20 @@ class _Run:
         totals: dict[tuple[str, str], list] = {}
         sizes: dict[str, int] = {}  # of each tensor: "loaded twice" is said of its own bytes
         for launch in launches:
-            sizes |= launch["sizes"]
-            for kind, tensor, line, count in launch["accesses"]:
-                entry = totals.setdefault(("loaded" if kind == "load" else "stored", tensor), [0, set()])
-                entry[0] += count
-                entry[1].add(line)
+            sizes |= launch.sizes
+            for access in launch.accesses:
+                verb = "loaded" if access.kind == "load" else "stored"
+                entry = totals.setdefault((verb, access.tensor), [0, set()])
+                entry[0] += access.bytes
+                entry[1].add(access.line)
         most = sorted(totals.items(), key=lambda item: -item[1][0])
         own = {key: count / max(sizes.get(key[1], size), 1) for key, (count, _) in most}
         for (verb, tensor), (_, at) in [item for item in most if own[item[0]] > 1.05][:2] or most[:3]:
             where = f"line{'s' if len(at) > 1 else ''} {', '.join(map(str, sorted(at)))} of {self.shown}"
             times = f"{own[verb, tensor]:.2g}"
             lines.append(f"{tensor} is {verb} {'once' if times == '1' else f'{times} times'}: {where}")
-        if outcome.reply["copied_read_bytes"] + outcome.reply["copied_write_bytes"] > 0.05 * size:
-            copied = outcome.reply["copied_read_bytes"] + outcome.reply["copied_write_bytes"]
+        if outcome.reply.copied_read_bytes + outcome.reply.copied_write_bytes > 0.05 * size:
+            copied = outcome.reply.copied_read_bytes + outcome.reply.copied_write_bytes
             lines.append(f"{_mib(copied)} of that are copies and fills by PyTorch around your kernel")
         head = f"right values, but {moved / allowed:.1f}x the memory traffic (bound 1.0x)"
         raise self._found("fail", "traffic", head, *lines, *diagnose.extra_sentence(self.exercise, "traffic"))
@@ -375,20 +374,16 @@ class _Run:
         bound = self.exercise.traffic.sectors
         if bound is None:
             return
-        accesses = [
-            (sectors, count, kind, tensor, line)
-            for launch in outcome.reply["launches"]
-            for (kind, tensor, line, count), sectors in zip(launch["accesses"], launch["sectors"], strict=True)
-        ]
-        moved = sum(count for _, count, *_ in accesses)
-        times = 32 * sum(sectors for sectors, *_ in accesses) / max(moved, 1)
+        accesses = [access for launch in outcome.reply.launches for access in launch.accesses]
+        times = 32 * sum(a.sectors for a in accesses) / max(sum(a.bytes for a in accesses), 1)
         if times <= bound:
             return
-        sectors, count, kind, tensor, line = max(accesses, key=lambda access: 32 * access[0] - access[1])
+        worst = max(accesses, key=lambda access: 32 * access.sectors - access.bytes)
         head = f"right values, but {times:.1f}x the sectors that its bytes fill (bound {bound:g}x)"
         costs = (
-            f"{outcome.case.name}: the {kind} of {tensor} in line {line} of {self.shown} moves {count:,} bytes and touches "
-            f"{sectors:,} sectors of 32 bytes, where {-(-count // 32):,} hold as much"
+            f"{outcome.case.name}: the {worst.kind} of {worst.tensor} in line {worst.line} of {self.shown} moves "
+            f"{worst.bytes:,} bytes and touches {worst.sectors:,} sectors of 32 bytes, where {-(-worst.bytes // 32):,} hold "
+            "as much"
         )
         raise self._found("fail", "sectors", head, costs, *diagnose.extra_sentence(self.exercise, "sectors"))
 
@@ -398,8 +393,8 @@ class _Run:
             return
         enough = bound.flops(*outcome.case.args)
         done = Counter()
-        for launch in outcome.reply["launches"]:
-            done[launch["kernel"]] += launch["flops"]
+        for launch in outcome.reply.launches:
+            done[launch.kernel] += launch.flops
         if done.total() <= enough * (1 + bound.slack):
             return
         kernel, most = done.most_common(1)[0]
@@ -414,9 +409,9 @@ class _Run:
             label, lines = diagnose.values_differ(self.exercise, outcomes, self.hint)
             raise _Found("fail", label, (f"{lines[0]}, on the GPU only", *lines[1:]))
         for outcome in outcomes:
-            if not all(device.startswith("cuda") for device in outcome.reply["devices"]):
+            if not all(device.startswith("cuda") for device in outcome.reply.devices):
                 raise self._found("fail", "device", f"the result is not on the GPU, in case {outcome.case.name}")
-            if not outcome.reply["agree"]:
+            if not outcome.reply.agree:
                 text = f"three runs on the GPU gave different results, in case {outcome.case.name}"
                 raise self._found("fail", "race", text, "do two programs write one address?")
 
@@ -428,31 +423,31 @@ class _Run:
             lines += [line] if line.startswith("    ") else diagnose.wrap(f"  {line.strip()}")
         return _Found(state, label, diagnose.finish(lines, self.hint))
 
-    def _raised(self, error: dict, case: Case | None) -> _Found:
-        self.detail += error["traceback"]
-        at = f"{self.shown}, line {error['line']}" if error["line"] else self.shown
+    def _raised(self, error: Failure, case: Case | None) -> _Found:
+        self.detail += error.traceback
+        at = f"{self.shown}, line {error.line}" if error.line else self.shown
         where = f", in case {case.name}" if case else ""
-        if error["todo"]:
+        if error.todo:
             text = f"not written yet: {at} still raises NotImplementedError"
             return self._found("todo", "todo", text, "replace that line by your code, then run this cell again")
-        if error["fault"]:
-            fault = error["fault"]
-            first = {"race": "two programs race"}.get(fault["what"], f"{fault['kind']} outside {fault['tensor']}")
-            code = f"line {error['line']}: {error['source']}" if error["source"] else ""
-            detail = fault["text"].partition(": ")[2] or fault["text"]
+        if error.fault:
+            fault = error.fault
+            first = {"race": "two programs race"}.get(fault.what, f"{fault.kind} outside {fault.tensor}")
+            code = f"line {error.line}: {error.source}" if error.source else ""
+            detail = fault.text.partition(": ")[2] or fault.text
             return self._found(
                 "fail",
-                fault["what"],
+                fault.what,
                 first + where,
                 detail,
                 *([code] if code else []),
-                *diagnose.extra_sentence(self.exercise, fault["what"]),
+                *diagnose.extra_sentence(self.exercise, fault.what),
                 "nothing was damaged: the check runs your code on copies",
             )
-        text = f"{error['type']} in {at}{where}"
-        code = [f"    {error['source']}"] if error["source"] else []
-        message = [error["message"]] if error["message"] else []
-        if isinstance(self.exercise, KernelExercise) and "'int' object has no attribute 'to'" in error["message"]:
+        text = f"{error.type} in {at}{where}"
+        code = [f"    {error.source}"] if error.source else []
+        message = [error.message] if error.message else []
+        if isinstance(self.exercise, KernelExercise) and "'int' object has no attribute 'to'" in error.message:
             message.append(
                 "a loop counts in Python numbers here and in tensors on a GPU: tl.cast(i, tl.int64) does on both what "
                 "i.to(tl.int64) does there"
@@ -525,6 +520,10 @@ def _handed_over(exercise_id: str) -> Verdict | None:
         data = json.loads((Path(folder) / f"{exercise_id}.json").read_text())
         return Verdict(**{**data, "lines": tuple(data["lines"])})
     return None
+
+
+def _in(case: Case | None) -> str:
+    return f", in case {case.name}" if case else ", while the file was loading"
 
 
 def _numel(value: Any) -> int:

@@ -28,6 +28,10 @@ class Closed(EOFError):
     """The other side is gone."""
 
 
+class Malformed(ValueError):
+    """What came is no message."""
+
+
 def send(sock: socket.socket, message: Any) -> None:
     blobs: list[bytes] = []
     head = json.dumps(_encode(message, blobs)).encode()
@@ -38,15 +42,19 @@ def send(sock: socket.socket, message: Any) -> None:
 
 
 def receive(sock: socket.socket, deadline: float | None = None) -> Any:
-    """The next message. Raises Closed at the end of the connection, TimeoutError after `deadline` (time.monotonic)."""
+    """The next message. Raises Closed at the end of the connection, TimeoutError after `deadline` (time.monotonic), and
+    Malformed for bytes that `send` does not make."""
     (count,) = struct.unpack("<I", _exactly(sock, 4, deadline))
     if not 1 <= count <= 10_000:
-        raise Closed("not a message")
+        raise Malformed("it is no message")
     sizes = struct.unpack(f"<{count}Q", _exactly(sock, 8 * count, deadline))
     if sum(sizes) > MAX_FRAME:
-        raise Closed("message too large")
+        raise Malformed(f"it has more than {MAX_FRAME >> 20} MiB")
     head, *blobs = (_exactly(sock, size, deadline) for size in sizes)
-    return _decode(json.loads(head.decode()), blobs)
+    try:
+        return _decode(json.loads(head.decode()), blobs)
+    except Exception as error:  # JSON, a dtype, a layout, nesting: the other side may have sent anything
+        raise Malformed(f"its contents cannot be read ({type(error).__name__})") from None
 
 
 def _exactly(sock: socket.socket, size: int, deadline: float | None) -> bytearray:
@@ -126,4 +134,4 @@ def _decode(value: Any, blobs: list[bytes]) -> Any:
             blob, dtype, shape, stride, offset = data
             raw = torch.frombuffer(blobs[blob], dtype=torch.uint8).clone() if blobs[blob] else torch.empty(0).byte()
             return raw.view(getattr(torch, dtype)).as_strided(shape, stride, offset)
-    raise Closed(f"unknown kind {kind!r}")
+    raise Malformed(f"unknown kind {kind!r}")

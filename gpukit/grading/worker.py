@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from gpukit.grading import wire
+from gpukit.grading import messages, wire
+from gpukit.grading.messages import AccessFacts, Failure, Fault, Job, LaunchFacts, Reply
 
 _ALLOCATIONS = frozenset("empty empty_like empty_strided new_empty new_empty_strided".split())
 # Host code may allocate, look at tensors in other ways and copy them. Nothing here computes anything.
@@ -51,27 +52,27 @@ def preload() -> None:
 
 def run(sock: socket.socket) -> None:
     """Serve one check: a job, then its cases, until the judge closes the connection."""
-    job = wire.receive(sock)
+    job = messages.receive(sock, Job)
     try:
-        function = getattr(_load(job["path"]), job["function"], None)
+        function = getattr(_load(job.path), job.function, None)
     except BaseException as error:
-        wire.send(sock, {"error": _describe(error, job["path"])})
+        messages.send(sock, Reply(error=_describe(error, job.path)))
         return
     if not callable(function):
-        wire.send(sock, {"missing": True})
+        messages.send(sock, Reply(missing=True))
         return
-    wire.send(sock, {"loaded": True})
-    call = {"function": _call_function, "cpu": _call_kernel, "cuda": _call_on_gpu}[job["how"]]
+    messages.send(sock, Reply())
+    call = {"function": _call_function, "cpu": _call_kernel, "cuda": _call_on_gpu}[job.how]
     with contextlib.suppress(wire.Closed):
         while True:
             args = wire.receive(sock)
             try:
                 reply = call(function, args, job)
             except BaseException as error:
-                reply = {"error": _describe(error, job["path"])}
+                reply = Reply(error=_describe(error, job.path))
             with contextlib.suppress(BaseException):
                 sys.stdout.flush()
-            wire.send(sock, reply)
+            messages.send(sock, reply)
 
 
 def _load(path: str) -> Any:
@@ -83,18 +84,18 @@ def _load(path: str) -> Any:
     return module
 
 
-def _call_function(function: Any, args: tuple, job: dict) -> dict:
-    if job["setup"]:
-        module, _, name = job["setup"].partition(":")
+def _call_function(function: Any, args: tuple, job: Job) -> Reply:
+    if job.setup:
+        module, _, name = job.setup.partition(":")
         args, counts = getattr(importlib.import_module(module), name)(*args)
-        return {"output": _plain(function(*args)), "counts": dict(vars(counts))}
-    if not job["memory"]:
-        return {"output": _plain(function(*args))}
+        return Reply(output=_plain(function(*args)), counts=dict(vars(counts)))
+    if not job.memory:
+        return Reply(output=_plain(function(*args)))
     from gpukit import live
 
     with live.watch() as memory:
         output = function(*args)
-    return {"output": _plain(output), "peak_bytes": memory.peak_bytes}
+    return Reply(output=_plain(output), peak_bytes=memory.peak_bytes)
 
 
 def _plain(output: Any) -> Any:
@@ -104,7 +105,7 @@ def _plain(output: Any) -> Any:
     return output.item() if type(output).__module__ == "torch" and getattr(output, "ndim", 1) == 0 else output
 
 
-def _call_kernel(function: Any, args: tuple, job: dict) -> dict:
+def _call_kernel(function: Any, args: tuple, job: Job) -> Reply:
     """One call in Triton's interpreter, traced, and one in which launches do nothing."""
     import torch
 
@@ -117,46 +118,46 @@ def _call_kernel(function: Any, args: tuple, job: dict) -> dict:
     for name, arg in zip(names, args, strict=False):
         if isinstance(arg, torch.Tensor):
             interpreter.guard(arg, name)
-    watch = _host_watch(job["path"])
+    watch = _host_watch(job.path)
     with watch, trace(raises=False) as traced:
         outputs = _outputs(function, args, job, names)
     outputs |= _changed_in_place(args, job, names)
     changed = [
         name
         for i, (name, arg, old) in enumerate(zip(names, args, before, strict=False))
-        if old is not None and i not in job["in_place"] and not torch.equal(_bytes(arg), old)
+        if old is not None and i not in job.in_place and not torch.equal(_bytes(arg), old)
     ]
-    for i in job["in_place"]:
+    for i in job.in_place:
         _bytes(args[i]).copy_(before[i])  # the replay begins from the same
-    own = [launch for launch in traced.launches if os.path.realpath(launch.file) == os.path.realpath(job["path"])]
+    own = [launch for launch in traced.launches if os.path.realpath(launch.file) == os.path.realpath(job.path)]
     tensors = [value for value in outputs.values() if type(value) is torch.Tensor]
-    reply = {
-        "outputs": outputs,
-        "devices": [str(value.device) for value in tensors],
-        "changed": changed,
-        "aliases": [
-            name
-            for name, value in outputs.items()
-            if type(value) is torch.Tensor and value.numel() and any(_shares(value, arg) for arg in inputs.values())
-        ],
-        "launches": [_launch_facts(launch, job["caches"]) for launch in own],
-        "host_ops": watch.used,
-        "copied_read_bytes": sum(op.read_bytes for op in traced.torch_ops),
-        "copied_write_bytes": sum(op.write_bytes for op in traced.torch_ops),
-        "stored": any(launch.write_bytes for launch in own),
-        "loaded": any(launch.load_bytes for launch in own),
-    }
-    with contextlib.suppress(BaseException), _host_watch(job["path"]), trace(dry=True):
+    aliases = tuple(
+        name
+        for name, value in outputs.items()
+        if type(value) is torch.Tensor and value.numel() and any(_shares(value, arg) for arg in inputs.values())
+    )
+    same = False
+    with contextlib.suppress(BaseException), _host_watch(job.path), trace(dry=True):
         replay = _outputs(function, args, job, names) | _changed_in_place(args, job, names)
-        reply["same_without_kernels"] = bool(tensors) and all(
+        same = bool(tensors) and all(
             type(replay.get(name)) is torch.Tensor and _identical(replay[name], value)
             for name, value in outputs.items()
             if type(value) is torch.Tensor
         )
-    return reply
+    return Reply(
+        outputs=outputs,
+        devices=tuple(str(value.device) for value in tensors),
+        changed=tuple(changed),
+        aliases=aliases,
+        launches=tuple(_launch_facts(launch, job.caches) for launch in own),
+        host_ops=tuple(watch.used),
+        copied_read_bytes=sum(op.read_bytes for op in traced.torch_ops),
+        copied_write_bytes=sum(op.write_bytes for op in traced.torch_ops),
+        same_without_kernels=same,
+    )
 
 
-def _call_on_gpu(function: Any, args: tuple, job: dict) -> dict:
+def _call_on_gpu(function: Any, args: tuple, job: Job) -> Reply:
     """Three calls on the GPU, which must agree to the bit."""
     import torch
 
@@ -170,24 +171,24 @@ def _call_on_gpu(function: Any, args: tuple, job: dict) -> dict:
     runs = []
     for _ in range(3):
         copies = tuple(fresh(arg) for arg in args)
-        with _host_watch(job["path"]):
+        with _host_watch(job.path):
             outputs = _outputs(function, copies, job, names)
         runs.append(outputs | _changed_in_place(copies, job, names))
         torch.cuda.synchronize()
     first, *others = runs
     tensors = {name: value for name, value in first.items() if type(value) is torch.Tensor}
     agree = all(_identical(other[name], value) for other in others for name, value in tensors.items())
-    return {"outputs": first, "devices": [str(value.device) for value in tensors.values()], "agree": agree}
+    return Reply(outputs=first, devices=tuple(str(value.device) for value in tensors.values()), agree=agree)
 
 
-def _outputs(function: Any, args: tuple, job: dict, names: list[str]) -> dict[str, Any]:
+def _outputs(function: Any, args: tuple, job: Job, names: list[str]) -> dict[str, Any]:
     """The function's results by name: y (or y[0], y[1]), and the gradients dx, … if the exercise asks for them."""
     import torch
 
-    gradients = job["gradients"]
+    gradients = job.gradients
     if not gradients:
         result = function(*args)
-        changed = [args[i] for i in job["in_place"]]
+        changed = [args[i] for i in job.in_place]
         items = result if isinstance(result, tuple | list) else (result,)
         if changed and (result is None or all(any(item is arg for arg in changed) for item in items)):
             return {}  # PyTorch's own functions in place return what they changed
@@ -202,16 +203,16 @@ def _outputs(function: Any, args: tuple, job: dict, names: list[str]) -> dict[st
     return {"y": y.detach(), **{f"d{name}": grad for name, grad in zip(names, grads, strict=False)}}
 
 
-def _changed_in_place(args: tuple, job: dict, names: list[str]) -> dict[str, Any]:
+def _changed_in_place(args: tuple, job: Job, names: list[str]) -> dict[str, Any]:
     """What the arguments hold that the function was to change."""
-    return {names[i]: args[i].clone() for i in job["in_place"]}
+    return {names[i]: args[i].clone() for i in job.in_place}
 
 
-def _argument_names(function: Any, args: tuple, job: dict) -> list[str]:
+def _argument_names(function: Any, args: tuple, job: Job) -> list[str]:
     code = getattr(function, "__code__", None)
     names = list(code.co_varnames[: code.co_argcount]) if code else []
     names += [f"argument {i + 1}" for i in range(len(names), len(args))]
-    return [*names[: len(args) - 1], "dy"] if job["gradients"] else names
+    return [*names[: len(args) - 1], "dy"] if job.gradients else names
 
 
 def _host_watch(path: str):
@@ -223,7 +224,7 @@ def _host_watch(path: str):
     class HostWatch(TorchDispatchMode):
         def __init__(self):
             super().__init__()
-            self.used: list[list] = []  # [operation, line]
+            self.used: list[tuple[str, int]] = []  # (operation, line)
 
         @classmethod
         def _should_skip_dynamo(cls):  # else the first operation under the mode imports torch._dynamo, a second
@@ -235,7 +236,7 @@ def _host_watch(path: str):
             if name in _ALLOCATIONS:
                 poison(out)
             elif name not in HOST_OPS and len(self.used) < 20:
-                self.used.append([name, _learner_line(path)])
+                self.used.append((name, _learner_line(path)))
             return out
 
     return HostWatch()
@@ -250,28 +251,28 @@ def _learner_line(path: str) -> int:
     return 0
 
 
-def _launch_facts(launch: Any, caches: tuple[int, int] | None) -> dict:
-    facts = {
-        "kernel": launch.kernel,
-        "grid": tuple(launch.grid),
-        "programs": launch.programs,
-        "load_bytes": launch.load_bytes,
-        "store_bytes": launch.store_bytes,
-        "atomic_bytes": launch.atomic_bytes,
-        "flops": launch.flops,
-        "accesses": [[a.kind, a.tensor, a.line, a.bytes] for a in launch.accesses],
-        "sizes": {name: x.nbytes for name, x in launch.arguments.items() if hasattr(x, "nbytes")},
-        "sectors": [a.sectors for a in launch.accesses],
-        "longest": max(Counter(launch.recording.program).values(), default=0),
-    }
+def _launch_facts(launch: Any, caches: tuple[int, int] | None) -> LaunchFacts:
+    read = 0
     if caches:
         from gpukit import hardware
 
         sms, l2_bytes = caches
         one_program = {"max_threads_per_sm": 32 * launch.num_warps, "smem_per_sm_bytes": 0}
         small = dataclasses.replace(hardware.gpu("h200"), sms=sms, l2_bytes=l2_bytes, **one_program)
-        facts["dram_read_bytes"] = launch.traffic(small, compiled=False).dram_read_bytes
-    return facts
+        read = launch.traffic(small, compiled=False).dram_read_bytes
+    return LaunchFacts(
+        kernel=launch.kernel,
+        grid=tuple(launch.grid),
+        programs=launch.programs,
+        load_bytes=launch.load_bytes,
+        store_bytes=launch.store_bytes,
+        atomic_bytes=launch.atomic_bytes,
+        flops=launch.flops,
+        accesses=tuple(AccessFacts(a.kind, a.tensor, a.line, a.bytes, a.sectors) for a in launch.accesses),
+        sizes={name: x.nbytes for name, x in launch.arguments.items() if hasattr(x, "nbytes")},
+        longest=max(Counter(launch.recording.program).values(), default=0),
+        dram_read_bytes=read,
+    )
 
 
 def _bytes(tensor: Any) -> Any:
@@ -294,7 +295,7 @@ def _identical(a: Any, b: Any) -> bool:
     )
 
 
-def _describe(error: BaseException, path: str) -> dict:
+def _describe(error: BaseException, path: str) -> Failure:
     """An exception as plain data, seen from the learner's file: type, message, line and that line's text."""
     fault = None
     line = 0
@@ -304,28 +305,28 @@ def _describe(error: BaseException, path: str) -> dict:
         error, file, line = interpreter.original(error)
         line = line if file == path else 0  # autograd raises in ours, and our line is not one of the learner's
         if isinstance(error, interpreter.MemoryFault | interpreter.RaceFault):
-            fault = {
-                "what": "race" if isinstance(error, interpreter.RaceFault) else "out-of-bounds",
-                "kind": getattr(error, "kind", ""),
-                "tensor": getattr(error, "tensor", ""),
-                "line": getattr(error, "line", 0),
-                "text": str(error),
-            }
+            fault = Fault(
+                what="race" if isinstance(error, interpreter.RaceFault) else "out-of-bounds",
+                text=str(error),
+                kind=getattr(error, "kind", ""),
+                tensor=getattr(error, "tensor", ""),
+                line=getattr(error, "line", 0),
+            )
     frames = list(_frames(error))
     line = next((number for name, number in reversed(frames) if name == path), line or 0)
     if isinstance(error, SyntaxError) and error.filename == path:
         line = error.lineno or 0
-    if fault and fault["line"]:
-        line = fault["line"]  # inside the kernel, where the frames end at its launch
-    return {
-        "type": type(error).__name__,
-        "message": (str(error).partition("\n")[0] or _ABOUT.get(type(error), ""))[:150],
-        "line": int(line or 0),
-        "source": linecache.getline(path, line).strip()[:160] if line else "",
-        "todo": isinstance(error, NotImplementedError) and bool(frames) and frames[-1][0] == path,
-        "fault": fault,
-        "traceback": "".join(traceback.format_exception(error))[-8000:],
-    }
+    if fault and fault.line:
+        line = fault.line  # inside the kernel, where the frames end at its launch
+    return Failure(
+        type=type(error).__name__,
+        message=(str(error).partition("\n")[0] or _ABOUT.get(type(error), ""))[:150],
+        line=int(line or 0),
+        source=linecache.getline(path, line).strip()[:160] if line else "",
+        todo=isinstance(error, NotImplementedError) and bool(frames) and frames[-1][0] == path,
+        fault=fault,
+        traceback="".join(traceback.format_exception(error))[-8000:],
+    )
 
 
 def _frames(error: BaseException) -> Iterator[tuple[str, int]]:

@@ -1,0 +1,180 @@
+"""What judge and worker say to each other: a Job, then for the file and for each case a Reply.
+
+A reply comes from a process in which the learner's code ran, so `receive` believes nothing about it: what has not exactly
+the fields and types written here raises wire.Malformed, and every number is a count from 0 to 2**63. Values that the
+learner's function returned are the one exception: they are whatever gpukit.grading.wire carries, for the judge to compare.
+"""
+
+from __future__ import annotations
+
+import functools
+import socket
+import types
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
+
+from gpukit.grading import wire
+
+
+@dataclass(frozen=True)
+class Job:
+    """One check: which function of which file, and how to call it. Its fields are the exercise's (gpukit.grading.exercise).
+
+    how     "function" for plain Python, "cpu" for a kernel in the interpreter, "cuda" for one on the GPU
+    memory  whether to count the bytes of the tensors that are alive
+    """
+
+    path: str
+    function: str
+    how: str
+    gradients: int = 0
+    in_place: tuple[int, ...] = ()
+    setup: str = ""
+    caches: tuple[int, int] | None = None
+    memory: bool = False
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An access outside a tensor ("out-of-bounds") or two programs at one address ("race"), as the interpreter told it."""
+
+    what: str
+    text: str
+    kind: str = ""  # "load" or "store"
+    tensor: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception, seen from the learner's file: `line` is 0 if it has no line there, `todo` tells an unfilled gap."""
+
+    type: str
+    message: str
+    line: int
+    source: str
+    todo: bool
+    fault: Fault | None
+    traceback: str
+
+
+@dataclass(frozen=True)
+class AccessFacts:
+    """All executions of one tl.load, tl.store or atomic on one tensor in a launch."""
+
+    kind: str  # "load", "store" or "atomic"
+    tensor: str
+    line: int
+    bytes: int
+    sectors: int  # of 32 bytes
+
+
+@dataclass(frozen=True)
+class LaunchFacts:
+    """One launch of a kernel of the learner's.
+
+    sizes            the bytes of each tensor among its arguments
+    longest          how many loads and stores the busiest program made
+    dram_read_bytes  what the job's `caches` read from memory; 0 without
+    """
+
+    kernel: str
+    grid: tuple[int, ...]
+    programs: int
+    load_bytes: int
+    store_bytes: int
+    atomic_bytes: int
+    flops: int
+    accesses: tuple[AccessFacts, ...]
+    sizes: dict[str, int]
+    longest: int
+    dram_read_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to a job (the file is loaded, `missing` its function, or an `error`), then the one to each case.
+
+    output       what a plain function returned; `counts` what the object of its `setup` counted, `peak_bytes` the most
+                 bytes of tensors that were alive
+    outputs      a kernel exercise's results by name, `devices` of those that are tensors
+    changed      arguments that the call changed and should not have; `aliases` results in the memory of an argument
+    host_ops     PyTorch operations beside allocation, views and copies: (name, line)
+    same_without_kernels  whether a replay in which launches do nothing gave the same
+    agree        whether three runs on a GPU gave the same
+    """
+
+    error: Failure | None = None
+    missing: bool = False
+    output: Any = None
+    counts: dict[str, Any] = field(default_factory=dict)
+    peak_bytes: int = 0
+    outputs: dict[str, Any] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    launches: tuple[LaunchFacts, ...] = ()
+    host_ops: tuple[tuple[str, int], ...] = ()
+    copied_read_bytes: int = 0
+    copied_write_bytes: int = 0
+    same_without_kernels: bool = False
+    agree: bool = True
+
+    @property
+    def read_bytes(self) -> int:
+        """What the launches loaded and PyTorch copied."""
+        return sum(launch.load_bytes for launch in self.launches) + self.copied_read_bytes
+
+    @property
+    def written_bytes(self) -> int:
+        return sum(launch.store_bytes + launch.atomic_bytes for launch in self.launches) + self.copied_write_bytes
+
+    @property
+    def stored(self) -> bool:
+        """Whether a kernel of the learner's wrote anything."""
+        return any(launch.store_bytes or launch.atomic_bytes for launch in self.launches)
+
+    @property
+    def loaded(self) -> bool:
+        return any(launch.load_bytes for launch in self.launches)
+
+
+_MESSAGES = frozenset({Job, Fault, Failure, AccessFacts, LaunchFacts, Reply})
+_hints = functools.cache(get_type_hints)
+
+
+def send(sock: socket.socket, message: Any) -> None:
+    """Send a Job, a Reply or plain data."""
+    wire.send(sock, _plain(message))
+
+
+def receive(sock: socket.socket, kind: type, deadline: float | None = None) -> Any:
+    """The next message, a `kind`. Raises wire.Malformed if it is none, else what wire.receive raises."""
+    return _typed(kind, wire.receive(sock, deadline), kind.__name__)
+
+
+def _plain(value: Any) -> Any:
+    """Messages as dicts. Whatever else the learner's function returned, a dataclass of its own too, stays what it is."""
+    if type(value) in _MESSAGES:
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    return tuple(map(_plain, value)) if type(value) is tuple else value
+
+
+def _typed(kind: Any, value: Any, name: str) -> Any:
+    """`value` as the annotation `kind` has it; `name` is what the error calls it."""
+    inside = get_args(kind)
+    if kind is Any:
+        return value
+    if isinstance(kind, types.UnionType):  # X | None
+        return None if value is None else _typed(inside[0], value, name)
+    if is_dataclass(kind) and type(value) is dict and value.keys() == _hints(kind).keys():
+        return kind(**{key: _typed(hint, value[key], f"{name}.{key}") for key, hint in _hints(kind).items()})
+    if get_origin(kind) is tuple and type(value) is tuple:
+        kinds = inside[:1] * len(value) if inside[-1] is ... else inside
+        if len(kinds) == len(value):
+            return tuple(_typed(each, item, name) for each, item in zip(kinds, value, strict=True))
+    if get_origin(kind) is dict and type(value) is dict:
+        return {_typed(inside[0], key, name): _typed(inside[1], item, name) for key, item in value.items()}
+    if type(value) is kind and (kind is not int or 0 <= value < 1 << 63):
+        return value
+    raise wire.Malformed(f"{name} is not what it should be")
