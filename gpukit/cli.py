@@ -120,6 +120,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     action.set_defaults(run=_nb_clean)
 
+    added = command("integrity", _integrity, "judge answers whose verdict is known (for contributors)")
+    added.add_argument(
+        "ids", nargs="*", metavar="ID", help="softmax.fused, softmax (all of a concept) or all (default)"
+    )
+    added.add_argument(
+        "-j", "--jobs", type=int, default=1, metavar="N", help="exercises at a time (default: %(default)s)"
+    )
+    added.add_argument(
+        "--seeds", type=int, default=1, metavar="N", help="inputs for each right answer (default: %(default)s)"
+    )
+
     added = command("stubs", _stubs, "make exercises/ from solutions/ (for contributors)")
     added.add_argument("--check", action="store_true", help="change nothing; list the files that differ")
     return parser
@@ -145,6 +156,21 @@ def _check(args: argparse.Namespace) -> int:
     if len(verdicts) > 1:
         print(f"\n{sum(v.passed for v in verdicts)} of {len(verdicts)} exercises pass")
     return 0 if all(v.state in ("pass", "no-gpu") for v in verdicts) else 1
+
+
+def _integrity(args: argparse.Namespace) -> int:
+    from gpukit import integrity
+
+    for name in ("jobs", "seeds"):
+        if getattr(args, name) < 1:
+            raise course.CourseError(f"--{name} must be 1 or more, got {getattr(args, name)}")
+    root, chosen = _root(), _chosen(args.ids)
+    print(integrity.heading())
+    rows = integrity.integrity(
+        chosen, root, args.jobs, args.seeds, show=lambda row: print(integrity.line(row), flush=True)
+    )
+    print(f"\n{integrity.summary(rows)}")
+    return 0 if all(row.whole for row in rows) else 1
 
 
 def _chosen(names: list[str]) -> list[str]:

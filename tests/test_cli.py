@@ -32,6 +32,8 @@ def tiny(tmp_path, monkeypatch):
     """A course of three exercises in two files. The judge passes a file that says "right"."""
     known = {name: exercise(name) for name in ("alpha.first", "alpha.second", "beta.third")}
     monkeypatch.setattr(registry, "exercises", lambda: known)
+    monkeypatch.setattr(registry, "catalog", lambda: known)
+    monkeypatch.setattr(registry, "concept", lambda name: known)
 
     def judge(exercise_id, impl="exercises", root=None, seed=None):
         text = (root / impl / f"{exercise_id.partition('.')[0]}.py").read_text()

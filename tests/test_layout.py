@@ -30,6 +30,7 @@ LAYERS = {
     "gpukit.validation": 3,
     "gpukit.grading": 3,
     "gpukit.checks": 3,
+    "gpukit.integrity": 4,
     "gpukit.trace_report": 4,
     "gpukit.widgets": 4,
     "gpukit.doctor": 5,

@@ -6,15 +6,13 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from gpukit.grading.exercise import Case, KernelExercise, Label, Misconception, Traffic, Variant
+from gpukit.grading.exercise import Case, KernelExercise, Misconception, Traffic
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from gpukit.grading.evidence import Evidence
     from gpukit.grading.messages import LaunchFacts
-
-NOTEBOOK = "16_adamw"
 
 
 class _Inputs:
@@ -37,9 +35,18 @@ class _Inputs:
 
 # ----------------------------------------------------------------------------------------------------- adamw.update
 def _update(
-    p: Tensor, g: Tensor, m: Tensor, v: Tensor, step: int, lr: float, beta1: float, beta2: float, eps: float, wd: float,
+    p: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    wd: float,
     twist: str = "",
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """One step; `twist` names the wrong idea that it follows."""
     old_m, old_v = m, v
     if twist == "coupled-decay":
@@ -104,239 +111,42 @@ def _update_cases(rng: Random) -> list[Case]:
         case(2500, 100_000, wd=0.0),
         case(333, 100_000, wd=0.2, tags="decay"),
         case(512, 1_000_000, scale=1e-3, eps=0.01, tags="decay large-eps"),
-    ]  # fmt: skip
+    ]
 
-
-_U_LOADS = (
-    "    g = tl.load(g_ptr + offs, mask=mask)\n    m = tl.load(m_ptr + offs, mask=mask)\n"
-    "    v = tl.load(v_ptr + offs, mask=mask)\n    p = tl.load(p_ptr + offs, mask=mask)\n"
-)
-_U_M, _U_V = "    m += new_m * (g - m)\n", "    v += new_v * (g * g - v)\n"
-_U_P = "    p = p * decay - step_size * m / (tl.sqrt(v) / root + eps)\n"
-_U_STORE_M, _U_STORE_P = "    tl.store(m_ptr + offs, m, mask=mask)\n", "    tl.store(p_ptr + offs, p, mask=mask)\n"
-_U_STORES = _U_STORE_M + "    tl.store(v_ptr + offs, v, mask=mask)\n" + _U_STORE_P
-_U_DECAY = "    decay = 1 - lr * weight_decay\n"
-_U_SIZE = "    step_size = lr / (1 - beta1**step)\n"
-_U_ROOT = "    root = math.sqrt(1 - beta2**step)\n"
 
 UPDATE = KernelExercise(
     id="adamw.update",
-    title="One step in 28 bytes a parameter",
-    notebook=NOTEBOOK,
     function="adamw_update",
-    label=Label(2, 25, "an update in place: one load and one store of each state"),
-    hints=(
-        "Four tensors come in and three go out. In which order must m, v and p be computed, and which of the numbers in "
-        "the formula are the same for all elements?",
-        "The moments first, then the step from the new moments. 1 - beta^step and the factor of the decay are the same "
-        "for all elements, so the CPU computes them; eps is added to the corrected root. The decay multiplies p and "
-        "never meets the gradient.",
-        "Load all four at the offsets, with the mask. Move m towards g by new_m, and v towards the square of g by new_v. "
-        "The new p is the old one times decay, less step_size times m over the root of v, divided by root, plus eps. Store m, "
-        "v and p. numbers returns one minus lr times weight decay; lr over one minus beta1 to the power of step; and the "
-        "square root of one minus beta2 to the power of step.",
-    ),
     cases=_update_cases,
     reference=reference_update,
     in_place=(0, 2, 3),
     traffic=Traffic(reads=4, writes=3),
     misconceptions=(
         *(
-            Misconception(label, sentence, gives=_twisted(label))
-            for label, sentence in (
-                (
-                    "coupled-decay",
-                    "the decay was added to the gradient, so m and v average it too, and the root divides it again. The W "
-                    "of AdamW stands for the opposite. What does the decay multiply?",
-                ),
-                ("no-decay", "without weight decay this would be right. Which factor does the decay put on p?"),
-                (
-                    "decay-without-lr",
-                    "p shrinks by the weight decay itself, whatever the learning rate. A schedule lowers the step; "
-                    "should it leave the decay?",
-                ),
-                (
-                    "decay-after-the-step",
-                    "the decay also shrinks the step of this update. Does the formula decay the old p or the new one?",
-                ),
-                (
-                    "no-bias-correction",
-                    "m and v begin at 0 and are still too small in early steps; these are uncorrected. "
-                    "What is 1 - beta^step at step 1, and at step 1,000,000?",
-                ),
-                ("corrects-m-only", "m is corrected for its start at 0, v is not. Which of the two was there longer?"),
-                (
-                    "corrects-v-only",
-                    "v is corrected for its start at 0, m is not. Which number does m's correction change?",
-                ),
-                (
-                    "v-corrected-without-root",
-                    "v is corrected by 1 - beta2^step, but what you divide by it is the root of v. "
-                    "What is the root of a quotient?",
-                ),
-                ("counts-from-zero", "the exponent is one too small. Which number has the first step?"),
-                ("counts-from-two", "the exponent is one too large. Which number has the first step?"),
-                (
-                    "root-upside-down",
-                    "v was multiplied by 1 - beta2^step, not divided. update_block and numbers must agree on what root is: is "
-                    "the root of v to become larger or smaller?",
-                ),
-                (
-                    "betas-exchanged",
-                    "a moment that keeps only a tenth of itself and takes most of the new gradient averages nothing. Which of "
-                    "the two does new_m multiply?",
-                ),
-                ("not-squared", "v averages the gradient, as m does. Of what is v the average?"),
-                ("uphill", "every weight moves along its gradient, where the loss grows. Which way is down?"),
-                (
-                    "eps-in-the-root",
-                    "eps was added to v before the root, where 1e-8 counts as 1e-4. Where does the formula add it?",
-                ),
-                (
-                    "eps-before-the-correction",
-                    "eps was added before the correction and so was corrected too. In which order does the formula say it?",
-                ),
-                ("old-moments", "p moves by the moments of the step before. Which come first, the moments or p?"),
+            Misconception(label, gives=_twisted(label))
+            for label in (
+                "coupled-decay",
+                "no-decay",
+                "decay-without-lr",
+                "decay-after-the-step",
+                "no-bias-correction",
+                "corrects-m-only",
+                "corrects-v-only",
+                "v-corrected-without-root",
+                "counts-from-zero",
+                "counts-from-two",
+                "root-upside-down",
+                "betas-exchanged",
+                "not-squared",
+                "uphill",
+                "eps-in-the-root",
+                "eps-before-the-correction",
+                "old-moments",
             )
         ),
         Misconception(
             "moment-not-stored",
-            "p is right, and a moment is what it was before the call. What does the next step begin from?",
             when=lambda evidence: evidence.output in "mv" and _is_old(evidence, "mv".index(evidence.output) + 2),
-        ),
-        Misconception("traffic", "28 bytes: what was loaded once is in registers until the program ends"),
-        Misconception(
-            "launches", "one pass: the moments and the step need the same elements, so one program can do both"
-        ),
-        Misconception("input-changed", "the gradient is only read: clipping and logging look at it later"),
-    ),
-    wrong=(
-        Variant(
-            "adds-the-decay-to-the-gradient",
-            (
-                (_U_M, "    g += (1 - decay) * p\n" + _U_M),
-                (_U_P, _U_P.replace("p * decay", "p")),
-                (_U_DECAY, "    decay = 1 - weight_decay\n"),
-            ),
-            diagnosis="coupled-decay",
-        ),
-        Variant("forgets-the-decay", ((_U_P, _U_P.replace("p * decay", "p")),), diagnosis="no-decay"),
-        Variant("decays-without-lr", ((_U_DECAY, "    decay = 1 - weight_decay\n"),), diagnosis="decay-without-lr"),
-        Variant(
-            "decays-the-new-p",
-            ((_U_P, "    p = (p - step_size * m / (tl.sqrt(v) / root + eps)) * decay\n"),),
-            diagnosis="decay-after-the-step",
-        ),
-        Variant(
-            "no-correction",
-            ((_U_SIZE, "    step_size = lr\n"), (_U_ROOT, "    root = 1.0\n")),
-            diagnosis="no-bias-correction",
-        ),
-        Variant("corrects-only-m", ((_U_ROOT, "    root = 1.0\n"),), diagnosis="corrects-m-only"),
-        Variant("corrects-only-v", ((_U_SIZE, "    step_size = lr\n"),), diagnosis="corrects-v-only"),
-        Variant(
-            "one-step-ahead",
-            ((_U_SIZE, "    step += 1\n" + _U_SIZE),),
-            diagnosis="counts-from-two",
-        ),
-        Variant("multiplies-the-root", ((_U_P, _U_P.replace("/ root", "* root")),), diagnosis="root-upside-down"),
-        Variant(
-            "keeps-what-is-new",
-            ((_U_M + _U_V, "    m = new_m * m + (1 - new_m) * g\n    v = new_v * v + (1 - new_v) * g * g\n"),),
-            diagnosis="betas-exchanged",
-        ),
-        Variant("forgets-the-square", ((_U_V, "    v += new_v * (g - v)\n"),), diagnosis="not-squared"),
-        Variant("adds-the-step", ((_U_P, _U_P.replace("- step_size", "+ step_size")),), diagnosis="uphill"),
-        Variant("no-root", ((_U_ROOT, "    root = 1 - beta2**step\n"),), diagnosis="v-corrected-without-root"),
-        Variant(
-            "step-before",
-            (
-                (_U_SIZE, "    step -= 1\n    step_size = lr / (1 - beta1**step) if step else math.inf\n"),
-                (_U_ROOT, "    root = math.sqrt(1 - beta2**step)\n"),
-            ),
-            diagnosis="counts-from-zero",
-        ),
-        Variant(
-            "eps-under-the-root",
-            ((_U_P, _U_P.replace("(tl.sqrt(v) / root + eps)", "tl.sqrt(v / (root * root) + eps)")),),
-            diagnosis="eps-in-the-root",
-        ),
-        Variant(
-            "eps-is-corrected",
-            ((_U_P, _U_P.replace("(tl.sqrt(v) / root + eps)", "((tl.sqrt(v) + eps) / root)")),),
-            diagnosis="eps-before-the-correction",
-        ),
-        Variant(
-            "moves-first",
-            ((_U_M + _U_V + _U_P, _U_P + _U_M + _U_V),),
-            diagnosis="old-moments",
-        ),
-        Variant("m-stays", ((_U_STORE_M, ""),), diagnosis="moment-not-stored"),
-        Variant("no-mask", ((_U_STORE_P, _U_STORE_P.replace(", mask=mask", "")),), diagnosis="out-of-bounds"),
-        Variant(
-            "loads-again",
-            (
-                (
-                    _U_M + _U_V + _U_P + _U_STORES,
-                    _U_M + _U_STORE_M + _U_V + "    tl.store(v_ptr + offs, v, mask=mask)\n"
-                    "    m = tl.load(m_ptr + offs, mask=mask)\n    v = tl.load(v_ptr + offs, mask=mask)\n"
-                    + _U_P
-                    + _U_STORE_P,
-                ),
-            ),
-            diagnosis="traffic",
-        ),
-        Variant(
-            "stores-the-gradient",
-            ((_U_STORE_P, _U_STORE_P + "    tl.store(g_ptr + offs, g * 0, mask=mask)\n"),),
-            diagnosis="input-changed",
-        ),
-        Variant(
-            "in-pytorch",
-            (
-                (
-                    "    n = p.numel()\n    decay, step_size, root = numbers(step, lr, beta1, beta2, weight_decay)\n",
-                    "    n = p.numel()\n    decay, step_size, root = numbers(step, lr, beta1, beta2, weight_decay)\n"
-                    "    m.lerp_(g, 1 - beta1)\n    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)\n"
-                    "    p.mul_(decay).addcdiv_(m, v.sqrt() / root + eps, value=-step_size)\n    return\n",
-                ),
-            ),
-            diagnosis="not-your-kernel",
-        ),
-    ),
-    right=(
-        Variant(
-            "betas-spelled-out",
-            (
-                (_U_M + _U_V, "    m = (1 - new_m) * m + new_m * g\n    v = (1 - new_v) * v + new_v * g * g\n"),
-                (_U_P, "    p = p * decay - step_size * (m / (tl.sqrt(v) / root + eps))\n"),
-            ),
-        ),
-        Variant(
-            "corrections-in-the-kernel",
-            (
-                (
-                    _U_P,
-                    "    m_hat = m * step_size\n    v_hat = v * root\n    p = p - decay * p - m_hat / (tl.sqrt(v_hat) + eps)\n",
-                ),
-                (_U_DECAY, "    decay = lr * weight_decay\n"),
-                (_U_ROOT, "    root = 1 / (1 - beta2**step)\n"),
-            ),
-        ),
-        Variant(
-            "another-order-and-helper",
-            (
-                (
-                    _U_LOADS + _U_M + _U_V + _U_P + _U_STORES,
-                    "    g = tl.load(g_ptr + offs, mask=mask, other=0.0)\n"
-                    "    v = tl.load(v_ptr + offs, mask=mask, other=0.0)\n    v = v + (g * g - v) * new_v\n"
-                    "    tl.store(v_ptr + offs, v, mask=mask)\n"
-                    "    m = tl.load(m_ptr + offs, mask=mask, other=0.0)\n    m = m + (g - m) * new_m\n"
-                    "    tl.store(m_ptr + offs, m, mask=mask)\n"
-                    "    w = tl.load(p_ptr + offs, mask=mask, other=0.0) * decay\n"
-                    "    tl.store(p_ptr + offs, w - step_size * root * m / (tl.sqrt(v) + eps * root), mask=mask)\n",
-                ),
-            ),
         ),
     ),
 )
@@ -401,136 +211,44 @@ def _clip_gives(formula: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor,
     return lambda g, max_norm: formula(g, max_norm).view(1)
 
 
-_C_LOAD = "    g = tl.load(g_ptr + offs, mask=offs < n, other=0.0).to(tl.float32)\n"
-_C_SQUARES = "    tl.store(sum_ptr + pid, tl.sum(g * g, axis=0))\n"
-_C_TOTAL = "        total += tl.sum(tl.load(sum_ptr + offs, mask=offs < count, other=0.0), axis=0)\n"
-_C_SCALE = "    scale = max_norm / (tl.sqrt(total) + 1e-6)\n"
-_C_MINIMUM = "    tl.store(scale_ptr, tl.minimum(scale, 1.0))\n"
-_C_PLAIN = _C_LOAD.replace(".to(tl.float32)", "")
-
 CLIP = KernelExercise(
     id="adamw.clip",
-    title="Detective: the run that stopped learning in float16",
-    notebook=NOTEBOOK,
     function="clip_scale",
-    label=Label(3, 20, "a norm over 16-bit gradients; reading somebody else's kernel"),
-    hints=(
-        "In which dtypes does it fail, and in which never? What is the largest number of that dtype, and what is the "
-        "square of 300?",
-        "A product of two 16-bit numbers is a 16-bit number until somebody converts: it overflows, or rounds each square. "
-        "A conversion behind it only keeps what is already wrong.",
-        "What tl.load returned has the gradient's dtype. Convert it to float32 there, before it is squared; then the "
-        "square, the block's sum and everything after it are float32.",
-    ),
     cases=_clip_cases,
     reference=reference_clip,
     traffic=Traffic(reads=1, writes=0.01, launches=2),
     misconceptions=(
-        Misconception(
-            "scales-up",
-            "gradients below max_norm come out larger than they were. What does clipping do to a small gradient?",
-            gives=_clip_gives(lambda g, max_norm: max_norm / (g.square().sum().sqrt() + 1e-6)),
-        ),
+        Misconception("scales-up", gives=_clip_gives(lambda g, max_norm: max_norm / (g.square().sum().sqrt() + 1e-6))),
         Misconception(
             "sum-of-magnitudes",
-            "that is the sum of |g|, another norm. Which norm is a length?",
             gives=_clip_gives(lambda g, max_norm: (max_norm / (g.abs().sum() + 1e-6)).clamp(max=1.0)),
         ),
         Misconception(
-            "no-root",
-            "that is max_norm over the sum of the squares, which is the norm squared",
-            gives=_clip_gives(lambda g, max_norm: (max_norm / (g.square().sum() + 1e-6)).clamp(max=1.0)),
+            "no-root", gives=_clip_gives(lambda g, max_norm: (max_norm / (g.square().sum() + 1e-6)).clamp(max=1.0))
         ),
-        Misconception(
-            "cast-after-the-product",
-            "what was added up are squares that had been rounded to 16 bits first. Which happens earlier in yours, the "
-            "product or the conversion?",
-            when=_rounded_squares,
-        ),
-        Misconception(
-            "squares-in-own-dtype",
-            "float32 gradients are right and 16-bit ones are not. In which dtype are the squares computed and added up, "
-            "and where does that dtype end?",
-            when=_squares_in_own_dtype,
-        ),
-        Misconception("traffic", "the gradient is needed once, for its square"),
-    ),
-    wrong=(
-        Variant("as-found", ((_C_LOAD, _C_PLAIN),), diagnosis="squares-in-own-dtype"),
-        Variant(
-            "converts-the-sum",
-            ((_C_LOAD, _C_PLAIN), (_C_SQUARES, _C_SQUARES.replace("axis=0)", "axis=0).to(tl.float32)"))),
-            diagnosis="squares-in-own-dtype",
-        ),
-        Variant(
-            "converts-the-product",
-            ((_C_LOAD, _C_PLAIN), (_C_SQUARES, _C_SQUARES.replace("g * g", "(g * g).to(tl.float32)"))),
-            diagnosis="cast-after-the-product",
-        ),
-        Variant("no-minimum", ((_C_MINIMUM, "    tl.store(scale_ptr, scale)\n"),), diagnosis="scales-up"),
-        Variant(
-            "magnitudes",
-            (
-                (_C_SQUARES, _C_SQUARES.replace("g * g", "tl.abs(g)")),
-                (_C_SCALE, _C_SCALE.replace("tl.sqrt(total)", "total")),
-            ),
-            diagnosis="sum-of-magnitudes",
-        ),
-        Variant("without-root", ((_C_SCALE, _C_SCALE.replace("tl.sqrt(total)", "total")),), diagnosis="no-root"),
-        Variant(
-            "scales-g-down-first",
-            (
-                (_C_LOAD, _C_PLAIN + "    g = (g / 64).to(g_ptr.dtype.element_ty)\n"),
-                (_C_SCALE, _C_SCALE.replace("tl.sqrt(total)", "tl.sqrt(total) * 64")),
-            ),
-            diagnosis="squares-in-own-dtype",
-        ),
-        Variant(
-            "reads-twice",
-            (
-                (
-                    _C_SQUARES,
-                    _C_SQUARES.replace("g * g", "g * tl.load(g_ptr + offs, mask=offs < n, other=0.0).to(tl.float32)"),
-                ),
-            ),
-            diagnosis="traffic",
-        ),
-        Variant(
-            "asks-torch",
-            (
-                (
-                    "    square_sums_kernel[(count,)](g, sums, n, BLOCK=BLOCK)\n",
-                    "    square_sums_kernel[(count,)](g.float(), sums, n, BLOCK=BLOCK)\n"
-                    "    return (max_norm / (g.float().norm() + 1e-6)).clamp(max=1.0).view(1)\n",
-                ),
-            ),
-            diagnosis="not-your-kernel",
-        ),
-    ),
-    right=(
-        Variant(
-            "converts-both-factors",
-            (
-                (_C_LOAD, _C_PLAIN),
-                (_C_SQUARES, _C_SQUARES.replace("g * g", "g.to(tl.float32) * g.to(tl.float32)")),
-            ),
-        ),
-        Variant(
-            "in-float64",
-            (
-                (_C_LOAD, _C_LOAD.replace("tl.float32", "tl.float64")),
-                (_C_SCALE, "    total = tl.maximum(total, 0.0)\n" + _C_SCALE),
-            ),
-        ),
+        Misconception("cast-after-the-product", when=_rounded_squares),
+        Misconception("squares-in-own-dtype", when=_squares_in_own_dtype),
     ),
 )
 
 
 # ------------------------------------------------------------------------------------------------------- adamw.many
 def _many(
-    p: Tensor, g: Tensor, m: Tensor, v: Tensor, starts: list[int], sizes: list[int], weight_decays: list[float],
-    step: int, lr: float, beta1: float, beta2: float, eps: float, BLOCK: int, twist: str = "",
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    p: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    starts: list[int],
+    sizes: list[int],
+    weight_decays: list[float],
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    BLOCK: int,
+    twist: str = "",
+) -> tuple[Tensor, Tensor, Tensor]:
     """Every tensor by itself; `twist` names the wrong idea that it follows."""
     p, m, v = p.clone(), m.clone(), v.clone()
     first = 0  # program of this tensor
@@ -616,35 +334,9 @@ def _grid_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str]
     return None
 
 
-_M_OWNER = "    tensor = tl.load(owner_ptr + pid)\n"
-_M_INSIDE = "    inside = (pid - tl.load(first_ptr + tensor)) * BLOCK + tl.arange(0, BLOCK)\n"
-_M_MASK = "    mask = inside < tl.load(size_ptr + tensor)\n"
-_M_OFFS = "    offs = tl.load(start_ptr + tensor) + inside\n"
-_M_DECAY = "    decay = tl.load(decay_ptr + tensor)\n"
-_M_KERNEL = _M_OWNER + _M_INSIDE + _M_MASK + _M_OFFS + _M_DECAY
-_M_HOST = (
-    "    owner, first = [], []\n    for tensor, size in enumerate(sizes):\n        first.append(len(owner))\n"
-    "        owner += [tensor] * triton.cdiv(size, BLOCK)\n    return owner, first\n"
-)
-_M_GRID = "    adamw_many_kernel[(len(owner),)](\n"
-
 MANY = KernelExercise(
     id="adamw.many",
-    title="All tensors in one launch",
-    notebook=NOTEBOOK,
     function="adamw_many",
-    label=Label(4, 40, "sharing uneven work out: which program does which block of which tensor"),
-    hints=(
-        "Three tensors of 5, 130 and 64 elements, blocks of 64. How many programs does each need, and which program begins "
-        "the second tensor?",
-        "Number all blocks of all tensors in one row: that number is the program. The CPU writes down, for each number, "
-        "whose block it is, and for each tensor, its first number. The difference says which of its blocks a program has. "
-        "The end that the mask looks at is the tensor's own.",
-        "share_out walks over the sizes: a tensor's first number is the length of owner so far, and owner grows by as many "
-        "entries as the size has blocks, rounded up. The kernel loads its tensor from owner; its place inside is the "
-        "program id less that tensor's first, times BLOCK, plus the lanes; the mask compares this with the size; the offset "
-        "adds start; the decay is the tensor's.",
-    ),
     cases=_many_cases,
     reference=reference_many,
     in_place=(0, 2, 3),
@@ -652,159 +344,18 @@ MANY = KernelExercise(
     traffic=Traffic(reads=4, writes=3),
     launch_rule=_grid_rule,
     misconceptions=(
-        Misconception(
-            "tail-lost",
-            "the last elements of each tensor stay as they were, those that do not fill a block. "
-            "How many blocks have 130 elements?",
-            gives=_many_gives("tail-lost"),
-        ),
-        Misconception(
-            "first-block-only",
-            "only the first block of each tensor was updated. How does a program know which of its tensor's blocks it has?",
-            gives=_many_gives("first-block-only"),
-        ),
-        Misconception(
-            "counted-from-program-0",
-            "the first tensor is right, and the later ones hardly move. Program 5 is not its tensor's block 5: which of its "
-            "blocks is it?",
-            gives=_many_gives("counted-from-program-0"),
-        ),
-        Misconception(
-            "offset-against-size",
-            "the first tensor is right, and the later ones stop early or never begin. A size counts from the tensor's "
-            "start: from where does what you compare it with count?",
-            gives=_many_gives("offset-against-size"),
-        ),
-        Misconception(
-            "one-decay",
-            "all tensors were decayed like the first one. Biases and norms usually are not decayed at all: what depends on "
-            "the tensor here?",
-            gives=_many_gives("one-decay"),
-        ),
+        Misconception("tail-lost", gives=_many_gives("tail-lost")),
+        Misconception("first-block-only", gives=_many_gives("first-block-only")),
+        Misconception("counted-from-program-0", gives=_many_gives("counted-from-program-0")),
+        Misconception("offset-against-size", gives=_many_gives("offset-against-size")),
+        Misconception("one-decay", gives=_many_gives("one-decay")),
         Misconception(
             "update-first",
-            "even a single tensor that fills its block is wrong: adamw.update must pass first. Does it?",
             when=lambda evidence: (
                 len(evidence.case.args[5]) == 1 and evidence.case.args[5][0] == evidence.case.args[12]
             ),
         ),
-        Misconception(
-            "neighbour",
-            "elements behind the end of a tensor were updated, where nothing or somebody else lives. Which end does the mask "
-            "compare with: the buffer's or the tensor's?",
-            when=_gaps_updated,
-        ),
-        Misconception(
-            "race",
-            "two programs update one element: does a program stop at the end of its own tensor, and has each block one "
-            "program?",
-        ),
-        Misconception(
-            "out-of-bounds",
-            "an index into a table counts tensors or programs, an offset counts elements from the start of a buffer: which "
-            "of them is too large here?",
-        ),
-        Misconception("traffic", "the tables are small: what else is loaded more than once?"),
-    ),
-    wrong=(
-        Variant(
-            "whole-blocks-only",
-            ((_M_HOST, _M_HOST.replace("triton.cdiv(size, BLOCK)", "(size // BLOCK)")),),
-            diagnosis="tail-lost",
-        ),
-        Variant(
-            "always-block-0",
-            (
-                (_M_INSIDE, "    inside = tl.arange(0, BLOCK)\n"),
-                (_M_HOST, _M_HOST.replace("triton.cdiv(size, BLOCK)", "min(size, 1)")),
-            ),
-            diagnosis="first-block-only",
-        ),
-        Variant("decay-of-the-first", ((_M_DECAY, "    decay = tl.load(decay_ptr)\n"),), diagnosis="one-decay"),
-        Variant(
-            "rounds-sizes-up",
-            ((_M_MASK, "    mask = inside < (tl.load(size_ptr + tensor) + 7) // 8 * 8\n"),),
-            diagnosis="neighbour",
-        ),
-        Variant(
-            "no-subtraction",
-            ((_M_INSIDE, "    inside = pid * BLOCK + tl.arange(0, BLOCK)\n"),),
-            diagnosis="counted-from-program-0",
-        ),
-        Variant(
-            "mask-of-the-buffer",
-            ((_M_MASK + _M_OFFS, _M_OFFS + _M_MASK.replace("inside <", "offs <")),),
-            diagnosis="offset-against-size",
-        ),
-        Variant(
-            "no-mask",
-            ((_M_MASK, "    mask = inside >= 0\n"),),
-            diagnosis="neighbour",
-        ),
-        Variant(
-            "one-grid-for-the-largest",
-            (
-                (_M_OWNER, "    blocks = tl.num_programs(0) // tl.load(first_ptr)\n    tensor = pid // blocks\n"),
-                (_M_INSIDE, "    inside = pid % blocks * BLOCK + tl.arange(0, BLOCK)\n"),
-                (
-                    _M_HOST,
-                    "    blocks = max(triton.cdiv(size, BLOCK) for size in sizes)\n"
-                    "    return [0] * (blocks * len(sizes)), [len(sizes)]\n",
-                ),
-            ),
-            diagnosis="empty-programs",
-        ),
-        Variant("an-update-without-correction", ((_U_ROOT, "    root = 1.0\n"),), diagnosis="update-first"),
-        Variant(
-            "a-launch-for-each",
-            (
-                (
-                    _M_GRID,
-                    "    for i, (start, size) in enumerate(zip(starts, sizes)):\n"
-                    "        part = slice(start, start + size)\n"
-                    "        decay, _, _ = each[i]\n"
-                    "        if size:\n"
-                    "            adamw_kernel[(triton.cdiv(size, BLOCK),)](\n"
-                    "                p[part], g[part], m[part], v[part], size, 1 - beta1, 1 - beta2, decay, step_size, root, eps,\n"
-                    "                BLOCK=BLOCK,\n"
-                    "            )\n"
-                    "    return\n" + _M_GRID,
-                ),
-            ),
-            diagnosis="launches",
-        ),
-    ),
-    right=(
-        Variant(
-            "two-comprehensions",
-            (
-                (
-                    _M_HOST,
-                    "    blocks = [(size + BLOCK - 1) // BLOCK for size in sizes]\n"
-                    "    owner = [i for i, count in enumerate(blocks) for _ in range(count)]\n"
-                    "    return owner, [sum(blocks[:i]) for i in range(len(sizes))]\n",
-                ),
-                (
-                    _M_MASK + _M_OFFS,
-                    (
-                        "    end = tl.load(start_ptr + tensor) + tl.load(size_ptr + tensor)\n"
-                        "    offs = tl.load(start_ptr + tensor) + inside\n    mask = offs < end\n"
-                    ),
-                ),
-            ),
-        ),
-        Variant(
-            "offsets-by-program",
-            (
-                # `first` holds, by program, which block of its tensor it has
-                (_M_INSIDE, "    inside = tl.load(first_ptr + pid) * BLOCK + tl.arange(0, BLOCK)\n"),
-                (
-                    _M_HOST,
-                    "    pairs = [(i, block) for i, size in enumerate(sizes) for block in range(-(-size // BLOCK))]\n"
-                    "    return [i for i, _ in pairs], [block for _, block in pairs]\n",
-                ),
-            ),
-        ),
+        Misconception("neighbour", when=_gaps_updated),
     ),
 )
 
@@ -899,112 +450,20 @@ def _rounding_cases(rng: Random) -> list[Case]:
     ]
 
 
-_R_NOISE = "    noise = tl.randint(seed, offs).to(tl.uint32, bitcast=True) & 0xFFFF\n"
-_R_BITS = "    bits = (x.to(tl.uint32, bitcast=True) + noise) & 0xFFFF0000\n"
-_R_CONVERT = "    y = bits.to(tl.float32, bitcast=True).to(tl.bfloat16)\n"
-_R_ALL = _R_NOISE + _R_BITS + _R_CONVERT
-
 ROUNDING = KernelExercise(
     id="adamw.rounding",
-    title="float32 to bfloat16, up or down at random",
-    notebook=NOTEBOOK,
     function="round_at_random",
-    label=Label(3, 25, "stochastic rounding as an addition to the bits of a float"),
-    hints=(
-        "A bfloat16 is the upper half of a float32. What do the lower 16 bits say about the way from one bfloat16 to the "
-        "next, and when does adding 16 random bits to them carry?",
-        "See the float32 as an unsigned integer of the same bits. Lower half plus noise overflows into the upper half with "
-        "exactly the probability that the lower half stands for. Then the lower half must go, or the conversion rounds a "
-        "second time.",
-        "The noise is the random integer's lower 16 bits. Reinterpret x as uint32, add the noise, clear the lower 16 bits, "
-        "reinterpret as float32: this is a bfloat16 already, so the conversion changes nothing.",
-    ),
     cases=_rounding_cases,
     reference=reference_rounding,
     traffic=Traffic(reads=1, writes=0.5),
     misconceptions=(
-        Misconception(
-            "round-to-nearest",
-            "each x became the nearest bfloat16, always: an update smaller than half the distance to the next one is lost "
-            "however often it comes. Where does chance come in?",
-            gives=_nearest,
-        ),
-        Misconception(
-            "cut-off",
-            "the lower bits were cut off: every x moves towards zero. What is added before the cut?",
-            gives=lambda x, seed: _to_bf16_bits(_bits(x)),
-        ),
-        Misconception(
-            "always-up",
-            "every x that is no bfloat16 moves away from zero. How much is added, always?",
-            gives=_away_from_zero,
-        ),
-        Misconception(
-            "rounds-twice",
-            "the noise was added, and then the sum rounded to the nearest: half a step too much on average. What has to be "
-            "gone before the conversion?",
-            gives=_rounds_twice,
-        ),
-        Misconception(
-            "upper-bits",
-            "these are the upper 16 random bits: as random, but the contract names the lower ones",
-            gives=lambda x, seed: _rounded(x, seed, lambda words: words >> 16),
-        ),
-        Misconception(
-            "too-much-noise",
-            "more than 16 bits were added: the noise reaches into digits that bfloat16 keeps. How large is the part of x "
-            "that is cut off?",
-            when=_too_much_noise,
-        ),
-        Misconception(
-            "same-noise",
-            "every program uses the same random numbers. What has the second program to ask tl.randint for?",
-            gives=_same_noise,
-        ),
-    ),
-    wrong=(
-        Variant("converts", ((_R_ALL, "    y = x.to(tl.bfloat16)\n"),), diagnosis="round-to-nearest"),
-        Variant("no-noise", ((_R_NOISE, "    noise = 0\n"),), diagnosis="cut-off"),
-        Variant("largest-noise", ((_R_NOISE, "    noise = 0xFFFF\n"),), diagnosis="always-up"),
-        Variant("keeps-the-lower-half", ((_R_BITS, _R_BITS.replace(" & 0xFFFF0000", "")),), diagnosis="rounds-twice"),
-        Variant("shifts-the-noise", ((_R_NOISE, _R_NOISE.replace("& 0xFFFF", ">> 16")),), diagnosis="upper-bits"),
-        Variant("all-the-noise", ((_R_NOISE, _R_NOISE.replace(" & 0xFFFF", "")),), diagnosis="too-much-noise"),
-        Variant(
-            "noise-of-the-lanes",
-            ((_R_NOISE, _R_NOISE.replace("(seed, offs)", "(seed, tl.arange(0, BLOCK))")),),
-            diagnosis="same-noise",
-        ),
-        Variant(
-            "rounds-in-pytorch",
-            (("    return y.view(torch.int16)\n", "    return x.bfloat16().view(torch.int16)\n"),),
-            diagnosis="round-to-nearest",
-        ),
-    ),
-    right=(
-        Variant(
-            "compares-instead-of-carrying",
-            (
-                (
-                    _R_ALL,
-                    "    bits = x.to(tl.uint32, bitcast=True)\n    low = bits & 0xFFFF\n"
-                    "    noise = tl.randint(seed, offs).to(tl.uint32, bitcast=True) & 0xFFFF\n"
-                    "    up = (low + noise > 0xFFFF) & (tl.abs(x) < float('inf'))\n"
-                    "    bits = tl.where(up, bits - low + 0x10000, bits - low)\n"
-                    "    y = bits.to(tl.float32, bitcast=True).to(tl.bfloat16)\n",
-                ),
-            ),
-        ),
-        Variant(
-            "upper-half-as-16-bits",
-            (
-                (
-                    _R_ALL,
-                    "    noise = tl.where(tl.abs(x) == float('inf'), 0, tl.randint(seed, offs) % 65536 & 65535)\n"
-                    "    bits = x.to(tl.int32, bitcast=True) + noise\n"
-                    "    y = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)\n",
-                ),
-            ),
-        ),
+        Misconception("round-to-nearest", gives=_nearest),
+        Misconception("cut-off", gives=lambda x, seed: _to_bf16_bits(_bits(x))),
+        Misconception("always-up", gives=_away_from_zero),
+        Misconception("rounds-twice", gives=_rounds_twice),
+        Misconception("upper-bits", gives=lambda x, seed: _rounded(x, seed, lambda words: words >> 16)),
+        Misconception("too-much-noise", when=_too_much_noise),
+        Misconception("same-noise", gives=_same_noise),
     ),
 )
 
@@ -1012,7 +471,7 @@ ROUNDING = KernelExercise(
 # ----------------------------------------------------------------------------------------------------- adamw.resume
 def _train(
     p: Tensor, q: Tensor, gradients: Tensor, stop: int, lr: float, weight_decay: float, twist: str = ""
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> tuple[Tensor, ...]:
     """Training that is never stopped; `twist` names what goes wrong at the stop, or in between."""
     import torch
 
@@ -1082,164 +541,29 @@ def _only_when_stopped(evidence: Evidence) -> bool:
     return all("stopped" in case.tags for case in evidence.failed)
 
 
-_T_NONE = "            if p.grad is None:\n                continue\n"
-_T_COUNT = '            state["step"] += 1\n'
-_T_STATE = (
-    "        state = {\n"
-    '            i: {"step": s["step"], "exp_avg": s["exp_avg"].clone(), "exp_avg_sq": s["exp_avg_sq"].clone()}\n'
-    "            for i, s in self.state.items()\n        }\n"
-)
-_T_RETURN = '        return {"state": state, "param_groups": [dict(self.options)]}\n'
-_T_OPTIONS = '        self.options = dict(state_dict["param_groups"][0])\n'
-_T_LOAD = (
-    "        self.state = {\n"
-    '            i: {"step": int(s["step"]), "exp_avg": s["exp_avg"].clone(), "exp_avg_sq": s["exp_avg_sq"].clone()}\n'
-    '            for i, s in state_dict["state"].items()\n        }\n'
-)
-_T_UPDATE = '                p, p.grad, state["exp_avg"], state["exp_avg_sq"], state["step"],\n'
-
 RESUME = KernelExercise(
     id="adamw.resume",
-    title="An optimizer that can be stopped and resumed",
-    notebook=NOTEBOOK,
     function="train",
     returns=("p", "q", "m_p", "v_p", "m_q", "v_q"),
-    label=Label(3, 30, "optimizer state: what a checkpoint must hold"),
-    hints=(
-        "You switch the machine off after step 500. Which numbers must be on the disk so that step 501 is the one that "
-        "would have come?",
-        "Each parameter has three things of its own: how often it was updated, m and v. The options belong to a checkpoint "
-        "as well. And m and v are changed in place: what you hand out now is changed by the next step unless it is a copy.",
-        "step: skip a parameter without gradient; make its state, a count of 0 and two tensors of zeros, when it is first "
-        "needed; raise the count; call adamw_update with it. state_dict: for each state the count and copies of both "
-        "tensors, under the three names, and a copy of the options in a list of one. load_state_dict: take both over.",
-    ),
     cases=_train_cases,
     reference=reference_train,
     torch_ops=frozenset({"_local_scalar_dense", "lift_fresh", "add", "add_"}),  # step counts may be tensors
     misconceptions=(
         *(
-            Misconception(label, sentence, gives=_train_gives(label))
-            for label, sentence in (
-                (
-                    "step-lost",
-                    "m and v came back, the step counts began anew: the moments are corrected for a start at 0 that was long "
-                    "ago. What is a parameter's third number?",
-                ),
-                ("all-lost", "after the stop everything began anew: what does load_state_dict take over?"),
-                ("moments-lost", "the count came back, m and v did not. What does a step need besides the gradient?"),
-                (
-                    "options-lost",
-                    "after the stop the run went on with the learning rate and the betas of the new optimizer. A schedule may "
-                    "have changed them since the start: where are they kept?",
-                ),
-                (
-                    "live-checkpoint",
-                    "the checkpoint was changed by a step after it was taken: it holds the tensors that the optimizer goes on "
-                    "to change in place. What does the caller need?",
-                ),
-                (
-                    "one-count",
-                    "q, which takes part in every second step, is corrected as if it had been there in all. Whose steps does "
-                    "the correction count?",
-                ),
-                (
-                    "steps-without-gradient",
-                    "q moves, or its moments shrink, in steps in which it has no gradient. Is no gradient the same as 0?",
-                ),
-                ("one-decay", "q was decayed with the weight decay of p. Where is its own?"),
+            Misconception(label, gives=_train_gives(label))
+            for label in (
+                "step-lost",
+                "all-lost",
+                "moments-lost",
+                "options-lost",
+                "live-checkpoint",
+                "one-count",
+                "steps-without-gradient",
+                "one-decay",
             )
         ),
-        Misconception(
-            "update-first",
-            "even the first step of one weight is wrong: adamw.update must pass first. Does it?",
-            when=lambda evidence: len(evidence.case.args[2]) == 1,
-        ),
-        Misconception(
-            "not-resumed",
-            "without a stop everything is right. What is different after load_state_dict from what there was before "
-            "state_dict?",
-            when=_only_when_stopped,
-        ),
-    ),
-    wrong=(
-        Variant("counts-anew", ((_T_LOAD, _T_LOAD.replace('int(s["step"])', "0")),), diagnosis="step-lost"),
-        Variant("loads-nothing", ((_T_LOAD, "        self.state = {}\n"),), diagnosis="all-lost"),
-        Variant(
-            "loads-zeros",
-            ((_T_LOAD, _T_LOAD.replace(".clone()", ".clone().zero_()")),),
-            diagnosis="moments-lost",
-        ),
-        Variant("keeps-its-options", ((_T_OPTIONS, ""),), diagnosis="options-lost"),
-        Variant(
-            "hands-out-its-own",
-            ((_T_STATE, "        state = {i: dict(s) for i, s in self.state.items()}\n"),),
-            diagnosis="live-checkpoint",
-        ),
-        Variant(
-            "one-count-for-all",
-            (
-                ("        self.state = {}\n\n", "        self.state = {}\n        self.steps = 0\n\n"),
-                (
-                    '        beta1, beta2 = self.options["betas"]\n',
-                    '        beta1, beta2 = self.options["betas"]\n        self.steps += 1\n',
-                ),
-                (_T_COUNT, '            state["step"] = self.steps\n'),
-                (
-                    _T_OPTIONS,
-                    _T_OPTIONS + '        self.steps = max([0, *(s["step"] for s in state_dict["state"].values())])\n',
-                ),
-            ),
-            diagnosis="one-count",
-        ),
-        Variant(
-            "zero-for-none",
-            (
-                (_T_NONE, ""),
-                (_T_UPDATE, _T_UPDATE.replace("p.grad", "torch.zeros_like(p) if p.grad is None else p.grad")),
-            ),
-            diagnosis="steps-without-gradient",
-        ),
-        Variant(
-            "decay-of-the-first",
-            (('self.options["eps"], self.weight_decays[i],', 'self.options["eps"], self.weight_decays[0],'),),
-            diagnosis="one-decay",
-        ),
-        Variant("an-update-without-correction", ((_U_ROOT, "    root = 1.0\n"),), diagnosis="update-first"),
-        Variant("no-test-for-none", ((_T_NONE, ""),), diagnosis="exception"),
-        Variant(
-            "names-of-its-own",
-            ((_T_STATE, _T_STATE.replace('"exp_avg":', '"m":')), (_T_LOAD, _T_LOAD.replace('s["exp_avg"]', 's["m"]'))),
-            diagnosis="exception",
-        ),
-    ),
-    right=(
-        Variant(
-            "steps-as-tensors",
-            (
-                (_T_STATE, _T_STATE.replace('{"step": s["step"],', '{"step": torch.full((), float(s["step"])),')),
-                (_T_RETURN, "        return dict(state=state, param_groups=[{**self.options}])\n"),
-            ),
-        ),
-        Variant(
-            "copies-on-the-way-out-only",
-            (
-                (_T_LOAD, '        self.state = {i: dict(s) for i, s in state_dict["state"].items()}\n'),
-                (_T_OPTIONS, '        self.options.update(state_dict["param_groups"][0])\n'),
-            ),
-        ),
-        Variant(
-            "new-tensors-each-step",
-            (
-                (
-                    _T_COUNT,
-                    '            state = self.state[i] = {\n                "step": state["step"] + 1,\n'
-                    '                "exp_avg": state["exp_avg"].clone(),\n'
-                    '                "exp_avg_sq": state["exp_avg_sq"].clone(),\n            }\n',
-                ),
-                (_T_STATE, "        state = dict(self.state)\n"),
-            ),
-        ),
+        Misconception("update-first", when=lambda evidence: len(evidence.case.args[2]) == 1),
+        Misconception("not-resumed", when=_only_when_stopped),
     ),
 )
 

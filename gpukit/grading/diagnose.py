@@ -187,7 +187,7 @@ def values_differ(exercise: Exercise, outcomes: list[Outcome], hint: str) -> tup
     lines += wrap(detail)[:2]
     say = ""
     if known is not None:
-        say = known.say(evidence) if callable(known.say) else known.say
+        say = exercise.sentence(known, evidence)
     elif wrong.kind == "nan":
         say = "fresh buffers are filled with NaN here: was every element stored, and is NaN what the arithmetic gives?"
     lines += wrap(f"  {say}") if say else []
@@ -196,10 +196,8 @@ def values_differ(exercise: Exercise, outcomes: list[Outcome], hint: str) -> tup
 
 def extra_sentence(exercise: Exercise, label: str) -> list[str]:
     """What the exercise adds to the judge's own diagnosis of `label`."""
-    for known in exercise.misconceptions:
-        if known.label == label and known.gives is None and known.when is None and isinstance(known.say, str):
-            return wrap(f"  {known.say}")
-    return []
+    remark = exercise.remark(label)
+    return wrap(f"  {remark}") if remark else []
 
 
 def finish(lines: list[str], hint: str) -> tuple[str, ...]:

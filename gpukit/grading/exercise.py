@@ -1,4 +1,5 @@
-"""What an exercise is, as data. `gpukit/checks/<concept>.py` lists the exercises of one concept in `EXERCISES`.
+"""What an exercise is, as data. `gpukit/checks/<concept>.py` lists the exercises of one concept in `EXERCISES`; what the
+learner reads about them stands in `gpukit/checks/<concept>.md` (gpukit/grading/prose.py).
 
 Nothing here imports torch: the pytest plugin, `gpukit hint` and the progress panel read exercises without it.
 Callables in an exercise import what they need when they are called, in the judge's process.
@@ -11,19 +12,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from gpukit.grading import prose
+from gpukit.grading.prose import Label, Prose
+
 if TYPE_CHECKING:
     from gpukit.grading.evidence import Evidence
     from gpukit.grading.messages import LaunchFacts
-
-
-@dataclass(frozen=True)
-class Label:
-    difficulty: int  # 1 (a few minutes) to 5 (an evening)
-    minutes: int
-    teaches: str
-
-    def __str__(self) -> str:
-        return f"difficulty {self.difficulty}/5, {self.minutes} min: {self.teaches}"
 
 
 @dataclass(frozen=True)
@@ -41,51 +35,82 @@ class Case:
 
 @dataclass(frozen=True)
 class Misconception:
-    """A wrong idea, the label that names it and the sentence that the learner reads.
+    """A wrong idea that a check recognizes. What the learner then reads stands in `gpukit/checks/<concept>.md`.
 
-    It is recognised by what it would compute (`gives(*args)` equals the learner's result wherever that differs from the
-    right one) or, where no formula describes it, by the evidence (`when`). The first that fits is shown. One with neither
-    adds its sentence to the judge's own diagnosis of that label ("traffic", "out-of-bounds", …).
-    """
+    name   the diagnosis, "tail-mask"; "tail-mask/2" where one exercise recognizes it in two ways and says two sentences
+    gives  (*args) -> what the idea would compute; recognized if that is the learner's result wherever it differs from the
+           right one
+    when   (evidence) -> bool, where no formula describes the idea
+    fill   (evidence) -> values for the {names} in the sentence
 
-    label: str
-    say: str | Callable[[Evidence], str]
-    gives: Callable[..., Any] | None = None
-    when: Callable[[Evidence], bool] | None = None
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A way to solve the exercise, right or wrong, as edits of the solution's source or as a whole file.
-
-    diagnosis  for a wrong one: the label that the check must give it; None for a right one
+    The first that fits is shown.
     """
 
     name: str
-    edits: tuple[tuple[str, str], ...] = ()  # (old, new): `old` occurs exactly once in the solution
-    source: str = ""
-    diagnosis: str | None = None
+    gives: Callable[..., Any] | None = None
+    when: Callable[[Evidence], bool] | None = None
+    fill: Callable[[Evidence], dict[str, Any]] | None = None
+
+    @property
+    def label(self) -> str:
+        return _label(self.name)
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """What all exercises share. `id` is "<concept>.<name>"; the concept names the files in exercises/ and solutions/."""
+    """What all exercises share. `id` is "<concept>.<name>"; the concept names the files in exercises/ and solutions/.
+
+    Raises ProseError if `gpukit/checks/<concept>.md` says nothing about the exercise or about one of its misconceptions.
+    """
 
     id: str
-    title: str
-    notebook: str  # "09_softmax"
     function: str  # what the check calls in exercises/<concept>.py
-    label: Label
-    hints: tuple[str, str, str]
     cases: Callable[[Random], list[Case]]  # fresh cases for a fresh seed; always the same number of them
     misconceptions: tuple[Misconception, ...] = ()
-    wrong: tuple[Variant, ...] = ()
-    right: tuple[Variant, ...] = ()
     timeout_s: float = 60.0
+    prose: Prose | None = None  # None: that of gpukit/checks/<concept>.md
+
+    def __post_init__(self) -> None:
+        if self.prose is None:
+            object.__setattr__(self, "prose", prose.of(self.id))
+        mute = sorted({known.name for known in self.misconceptions} - (self.prose.shared | self.prose.sentences).keys())
+        if mute:
+            raise prose.ProseError(f"{self.id}: gpukit/checks/{self.concept}.md has no sentence for {', '.join(mute)}")
 
     @property
     def concept(self) -> str:
         return self.id.partition(".")[0]
+
+    @property
+    def title(self) -> str:
+        return self.prose.title
+
+    @property
+    def notebook(self) -> str:
+        return self.prose.notebook
+
+    @property
+    def label(self) -> Label:
+        return self.prose.label
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        return self.prose.hints
+
+    def sentence(self, known: Misconception, evidence: Evidence) -> str:
+        """What the learner reads where `known` is recognized."""
+        text = (self.prose.shared | self.prose.sentences)[known.name]
+        return text.format(**known.fill(evidence)) if known.fill else text
+
+    def remark(self, label: str) -> str:
+        """What the exercise adds to the judge's own diagnosis of `label`; empty if it adds nothing."""
+        names = {known.name for known in self.misconceptions}
+        remarks = (text for name, text in self.prose.sentences.items() if name not in names and _label(name) == label)
+        return next(remarks, "")
+
+
+def _label(name: str) -> str:
+    return name.partition("/")[0]
 
 
 @dataclass(frozen=True)

@@ -229,7 +229,7 @@ class _Run:
         """A known misconception in the values of earlier cases says more than the stray access it leads to later."""
         if any(outcome.wrong for outcome in outcomes):
             label, lines = diagnose.values_differ(self.exercise, outcomes, self.hint)
-            if any(known.label == label for known in self.exercise.misconceptions):
+            if any(known.label == label for known in self.exercise.misconceptions) or self.exercise.remark(label):
                 raise _Found("fail", label, lines)
 
     def _exchange(self, worker: Worker, message: Job | tuple, deadline: float) -> Reply:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import pkgutil
 from functools import cache
 
-import gpukit.checks
 from gpukit.course import CourseError
+from gpukit.grading import prose
 from gpukit.grading.exercise import Exercise
+from gpukit.grading.prose import Prose
 
 
 class UnknownExercise(CourseError):
@@ -17,20 +17,43 @@ class UnknownExercise(CourseError):
 
 
 @cache
+def catalog() -> dict[str, Prose]:
+    """What is written about each exercise, by id, in the order of the notebooks. Imports no check.
+
+    Raises ProseError.
+    """
+    listed = [item for name in prose.concepts() for item in prose.concept(name).values()]
+    listed.sort(key=lambda item: item.notebook)  # stable: within a notebook the file's order holds
+    return {item.id: item for item in listed}
+
+
+@cache
+def concept(name: str) -> dict[str, Exercise]:
+    """The exercises of one concept by id. Imports its check, and no torch. Raises ProseError."""
+    return {exercise.id: exercise for exercise in importlib.import_module(f"gpukit.checks.{name}").EXERCISES}
+
+
+@cache
 def exercises() -> dict[str, Exercise]:
-    """All exercises by id, in the order of the notebooks. Imports no torch."""
-    found: list[Exercise] = []
-    for module in pkgutil.iter_modules(gpukit.checks.__path__):
-        found += importlib.import_module(f"gpukit.checks.{module.name}").EXERCISES
-    found.sort(key=lambda exercise: exercise.notebook)  # stable: within a notebook the file's order holds
-    return {exercise.id: exercise for exercise in found}
+    """All exercises by id, in the order of the notebooks. Imports every check, and no torch. Raises ProseError."""
+    found = {}
+    for item in catalog().values():
+        if item.id not in concept(item.concept):
+            raise prose.ProseError(
+                f"gpukit/checks/{item.concept}.md tells of {item.id}, which EXERCISES there does not list"
+            )
+        found[item.id] = concept(item.concept)[item.id]
+    return found
 
 
 def exercise(exercise_id: str) -> Exercise:
-    """The exercise called `exercise_id`. Raises UnknownExercise, naming the nearest one."""
-    known = exercises()
+    """The exercise called `exercise_id`; of the checks only its concept's is imported.
+
+    Raises UnknownExercise, naming the nearest one.
+    """
+    known = catalog()
     if exercise_id in known:
-        return known[exercise_id]
+        return concept(known[exercise_id].concept)[exercise_id]
     near = difflib.get_close_matches(str(exercise_id), known, n=1, cutoff=0.3)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise UnknownExercise(f"no exercise is called {exercise_id!r}{hint}  (all of them: gpukit progress)")

@@ -22,6 +22,7 @@ from gpukit.widgets import style, times
 from gpukit.widgets.benchmark import bench
 from gpukit.widgets.timeline import MAX_BARS, describe, of_profile, timeline
 from gpukit.widgets.versus import Missing, Versus, show_recorded, versus
+from tests.checks import known
 
 ROOT = course.root(__file__)
 STEADY = {"slow": 1.0, "disturbed_every": 0, "jitter": 0.0, "compile_us": 0.0}
@@ -140,7 +141,7 @@ def test_cases_are_fresh_but_always_the_same_ones(exercise):
 @pytest.mark.parametrize("seed", range(3))
 def test_right_answers_pass_whatever_the_inputs(exercise, seed):
     solution = (ROOT / "solutions" / "benchmarking.py").read_text(encoding="utf-8")
-    for source in (solution, *(variant.source for variant in exercise.right)):
+    for source in (solution, *(answer.source for answer in known.right(exercise))):
         assert judge_source(exercise, source, seed=seed).passed
 
 

@@ -51,9 +51,10 @@ def test_cases_are_fresh_for_every_seed_and_tell_every_misconception_from_the_an
 
 
 def test_hints_and_diagnoses_do_not_contain_the_answer():
-    texts = [*EXERCISE.hints, *(misconception.say for misconception in EXERCISE.misconceptions)]
+    sentences = EXERCISE.prose.sentences.values()
+    texts = [*EXERCISE.hints, *sentences]
     assert not [text for text in texts if "*" in text or "return " in text]
-    assert all(m.say.endswith("?") for m in EXERCISE.misconceptions)
+    assert all(sentence.endswith("?") for sentence in sentences)
 
 
 @pytest.mark.parametrize(("shape", "dtype"), (((37, 781), torch.float32), ((64, 128), torch.bfloat16)))

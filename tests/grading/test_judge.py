@@ -14,8 +14,9 @@ import pytest
 from gpukit import course
 from gpukit.grading import judge as judging
 from gpukit.grading import wire
-from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Label, Misconception, Traffic
+from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
 from gpukit.grading.judge import judge, judge_source
+from gpukit.grading.prose import Label, Prose
 from gpukit.grading.registry import UnknownExercise
 from gpukit.grading.registry import exercise as find
 from gpukit.grading.verdict import CheckFailed
@@ -31,15 +32,12 @@ def add_cases(rng):
 
 ADD = FunctionExercise(
     id="demo.add",
-    title="Add",
-    notebook="00_start",
+    prose=Prose("demo.add", "Add", "00_start", Label(1, 1, "adding"), HINTS, {"sign": "Did the sign get lost?"}),
     function="add",
-    label=Label(1, 1, "adding"),
-    hints=HINTS,
     cases=add_cases,
     expected=lambda a, b: a + b,
     timeout_s=LIMIT_S,
-    misconceptions=(Misconception("sign", "Did the sign get lost?", gives=lambda a, b: a + abs(b)),),
+    misconceptions=(Misconception("sign", gives=lambda a, b: a + abs(b)),),
 )
 
 
@@ -55,11 +53,8 @@ def double_cases(rng):
 
 DOUBLE = KernelExercise(
     id="demo.double",
-    title="Double",
-    notebook="00_start",
+    prose=Prose("demo.double", "Double", "00_start", Label(1, 1, "doubling"), HINTS),
     function="double",
-    label=Label(1, 1, "doubling"),
-    hints=HINTS,
     cases=double_cases,
     reference=lambda x: 2 * x,
     traffic=Traffic(reads=1, writes=1),
@@ -406,11 +401,8 @@ def squares(rng):
 
 SQUARE = KernelExercise(
     id="demo.square",
-    title="Square",
-    notebook="00_start",
+    prose=Prose("demo.square", "Square", "00_start", Label(1, 1, "a product"), HINTS),
     function="square",
-    label=Label(1, 1, "a product"),
-    hints=HINTS,
     cases=squares,
     reference=lambda x: x @ x,
     traffic=Traffic(reads=1, writes=1, flops=lambda x: 2 * len(x) ** 3),

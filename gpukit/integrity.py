@@ -1,0 +1,376 @@
+"""What the checks say to answers whose verdict is known: `gpukit integrity`, for contributors.
+
+Right and wrong answers to the exercises of a concept lie in solutions/answers/<concept>.txt, beside the solution they are
+changes of. They are in no wheel and in no hand-out. One line for an answer; what it changes behind it or indented under it:
+
+    === softmax.fused                                                     the exercise
+    tail-mask  pads-with-zero  other=-float("inf") => other=0.0           the diagnosis it must get, its name, one edit
+    right  stores-y-first                                                 a right one
+        old text => new text                                              more edits, one after the other
+        = a line that stays                                               or whole lines, as in a diff;
+        - a line that goes                                                between two such runs of lines stands a line of
+        + a line that comes                                               three dots
+    right  by-hand
+        | the lines of a whole file
+
+Columns are two spaces apart. The text that an edit replaces occurs exactly once in the exercise's section of the solution
+(between the rules that name the exercises), or, where the section lacks it, in the file.
+
+Answers that try the judge rather than an idea are made for each kernel exercise from its solution (`generated`).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+
+from gpukit import course
+from gpukit.course import CourseError
+from gpukit.grading import registry
+from gpukit.grading.exercise import Exercise, KernelExercise
+from gpukit.grading.judge import judge_source
+
+RIGHT = "right"
+REJECTED = "rejected"  # a diagnosis that any rejection is right for
+_FAR = 1 << 40  # elements: beyond any tensor
+
+
+class AnswerError(CourseError):
+    """An answer that cannot be read or applied. The message names file, line and exercise."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A file that a learner might hand in.
+
+    diagnosis  what the check must say of it: a label, "rejected" for any, "right" if it must pass
+    where      "solutions/answers/softmax.txt, line 12"
+    """
+
+    exercise: str
+    name: str
+    diagnosis: str
+    source: str
+    where: str
+
+
+def answers(concept: str, root: Path | None = None) -> list[Answer]:
+    """The known answers to the exercises of `concept`, wrong and right. Raises AnswerError."""
+    path = (root or course.root()) / "solutions" / "answers" / f"{concept}.txt"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        raise AnswerError(f"{concept} has no known answers: solutions/answers/{path.name} is missing") from None
+    return parse(text, solution(concept, root), f"solutions/answers/{path.name}")
+
+
+def solution(concept: str, root: Path | None = None) -> str:
+    """The text of solutions/<concept>.py."""
+    return course.exercise_file(concept, root or course.root(), "solutions").read_text(encoding="utf-8")
+
+
+# ----------------------------------------------------------------------------------------------- reading the answers
+@dataclass
+class _Item:
+    """One answer as it is written: its edits are (line number, old, new, whether they are whole lines)."""
+
+    exercise: str
+    name: str
+    diagnosis: str
+    line: int
+    edits: list[tuple[int, str, str, bool]] = field(default_factory=list)
+    file: list[str] = field(default_factory=list)
+
+
+def parse(text: str, solution: str, shown: str = "answers") -> list[Answer]:
+    """The answers in `text`, applied to `solution`. `shown` is what messages call the file. Raises AnswerError."""
+    made, names = [], set()
+    for item in _items(text, shown):
+        where = f"{shown}, line {item.line}"
+        if (item.exercise, item.name) in names:
+            raise AnswerError(f"{where}, {item.exercise}: a second answer is called {item.name!r}")
+        names.add((item.exercise, item.name))
+        source = "".join(line + "\n" for line in item.file)
+        if not item.file:
+            source = solution
+            for line, old, new, whole in item.edits:
+                source = _replace(source, item.exercise, old, new, whole, f"{shown}, line {line}")
+        if source == solution:
+            raise AnswerError(f"{where}, {item.exercise}: {item.name!r} changes nothing")
+        made.append(Answer(item.exercise, item.name, item.diagnosis, source, where))
+    return made
+
+
+def _items(text: str, shown: str) -> Iterator[_Item]:
+    exercise, item, run = "", None, None  # run: (line number, old lines, new lines) of a diff
+    for number, line in enumerate((*text.splitlines(), "==="), 1):
+        indented = line.startswith("    ")
+        mark = line[4:5] if indented and " => " not in f"{line} " else ""
+        if run and mark not in ("-", "+", "="):
+            at, old, new = run
+            item.edits.append((at, "".join(old), "".join(new), True))
+            run = None
+        if not line.strip() or line.startswith("#"):
+            continue
+        if not indented:
+            if item:
+                yield item
+            if line.startswith("==="):
+                exercise, item = line[3:].strip(), None
+                continue
+            label, name, edit = (*re.split(r"\s{2,}", line.strip(), maxsplit=2), "", "")[:3]
+            if not name or not exercise:
+                raise AnswerError(f"{shown}, line {number}, {exercise}: expected 'diagnosis  name', got {line[:60]!r}")
+            item = _Item(exercise, name, label, number)
+            if edit:
+                item.edits.append((number, *_fragment(edit, f"{shown}, line {number}, {exercise}"), False))
+        elif item is None:
+            raise AnswerError(f"{shown}, line {number}: an indented line before the first answer of {exercise}")
+        elif mark == "|":
+            item.file.append(line[6:])
+        elif mark in ("-", "+", "="):
+            run = run or (number, [], [])
+            for sign, lines in zip("-+", run[1:], strict=True):
+                if mark in (sign, "="):
+                    lines.append(line[6:] + "\n")
+        elif line.strip() != "...":
+            item.edits.append((number, *_fragment(line, f"{shown}, line {number}, {exercise}"), False))
+
+
+def _fragment(text: str, where: str) -> tuple[str, str]:
+    old, arrow, new = f"{text} ".partition(" => ")
+    if not arrow or not old.strip():
+        raise AnswerError(f"{where}: expected 'old text => new text' or a line of a diff, got {text.strip()[:60]!r}")
+    return old.strip(), new.strip()
+
+
+def _replace(source: str, exercise: str, old: str, new: str, whole: bool, where: str) -> str:
+    """`source` with the one occurrence of `old` replaced: in the exercise's section, or else in the file."""
+    first, last = section(source, exercise)
+    for start, end in ((first, last), (0, len(source))):
+        found = [start + m.start() for m in re.finditer(re.escape(old), source[start:end])]
+        if whole:
+            found = [at for at in found if at == 0 or source[at - 1] == "\n"]
+        if len(found) == 1:
+            return source[: found[0]] + new + source[found[0] + len(old) :]
+        if found:
+            raise AnswerError(
+                f"{where}, {exercise}: {_short(old)} occurs {len(found)} times in the solution; it must once"
+            )
+    raise AnswerError(f"{where}, {exercise}: {_short(old)} occurs nowhere in the solution")
+
+
+def section(source: str, exercise: str) -> tuple[int, int]:
+    """Where the part of the solution's text lies that belongs to `exercise`: between its rule and the next."""
+    rules = list(re.finditer(r"^# -{4,} (\w+\.\w+)$", source, re.MULTILINE))
+    for i, rule in enumerate(rules):
+        if rule[1] == exercise:
+            return rule.start(), rules[i + 1].start() if i + 1 < len(rules) else len(source)
+    return 0, len(source)
+
+
+def _short(text: str) -> str:
+    line = text.strip().splitlines()[0] if text.strip() else text
+    return repr(line if len(line) <= 60 else f"{line[:57]}...")
+
+
+# ------------------------------------------------------------------------------------------------- generated answers
+def generated(exercise: Exercise, source: str) -> list[Answer]:
+    """Wrong answers that try the judge, made from the solution's text: what holds for all kernel exercises alike."""
+    if not isinstance(exercise, KernelExercise):
+        return []
+    made = {
+        "torch-has-the-last-word": ("not-your-kernel", _last_word(exercise, source)),
+        "input-changed": ("input-changed" if not exercise.gradients else REJECTED, _changes_an_input(exercise, source)),
+    }
+    first, last = section(source, exercise.id)
+    for number, call in enumerate(_calls(source, "store", first, last), 1):
+        pointer = _span(source, call.args[0])
+        moved = f"{source[: pointer[0]]}({source[slice(*pointer)]}) + {_FAR}{source[pointer[1] :]}"
+        made[f"store-{number}-far-outside"] = ("out-of-bounds", moved)
+    for what in ("load", "store"):
+        for number, call in enumerate(_calls(source, what, first, last), 1):
+            if any(keyword.arg == "mask" for keyword in call.keywords):
+                made[f"{what}-{number}-without-its-mask"] = (REJECTED, _without_mask(source, call))
+    return [
+        Answer(exercise.id, name, diagnosis, text, f"generated for {exercise.id}")
+        for name, (diagnosis, text) in made.items()
+        if text
+    ]
+
+
+def _calls(source: str, what: str, first: int, last: int) -> list[ast.Call]:
+    """The calls of tl.<what> between two places of the text."""
+    found = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == f"tl.{what}"
+        and first <= _span(source, node)[0] < last
+    ]
+    return sorted(found, key=lambda call: _span(source, call))
+
+
+def _span(source: str, node: ast.expr) -> tuple[int, int]:
+    lines = source.splitlines(keepends=True)
+
+    def place(line: int, column: int) -> int:  # columns of ast are bytes
+        return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
+
+    return place(node.lineno, node.col_offset), place(node.end_lineno, node.end_col_offset)
+
+
+def _without_mask(source: str, call: ast.Call) -> str:
+    start, end = _span(source, call)
+    kept = [keyword for keyword in call.keywords if keyword.arg not in ("mask", "other")]
+    bare = ast.Call(func=call.func, args=call.args, keywords=kept)
+    return source[:start] + ast.unparse(bare) + source[end:]
+
+
+def _last_word(exercise: KernelExercise, source: str) -> str:
+    """The right results, each sent through PyTorch once more: flipped twice, so they stay right."""
+    body = """
+def _by_torch(tensor):
+    return tensor.reshape(-1).flip(0).flip(0).reshape(tensor.shape) if isinstance(tensor, torch.Tensor) else tensor
+
+
+def {function}(*args):
+    results = _of_solution(*args)
+    for i in {in_place}:
+        args[i].copy_(_by_torch(args[i]))
+    return tuple(map(_by_torch, results)) if isinstance(results, tuple) else _by_torch(results)
+"""
+    return _wrapped(exercise, source, body)
+
+
+def _changes_an_input(exercise: KernelExercise, source: str) -> str:
+    """The right results, and the first tensor that is not to be changed is filled with ones."""
+    body = """
+def {function}(*args):
+    results = _of_solution(*args)
+    with torch.no_grad():
+        next(x for i, x in enumerate(args) if i not in {in_place} and isinstance(x, torch.Tensor)).fill_(1)
+    return results
+"""
+    return _wrapped(exercise, source, body)
+
+
+def _wrapped(exercise: KernelExercise, source: str, body: str) -> str:
+    """The solution with the function that the check calls behind another of its name. Empty where it is no function."""
+    if not re.search(rf"^def {exercise.function}\(", source, re.MULTILINE):
+        return ""
+    text = f"\n\n_of_solution = {exercise.function}\n\n" + body
+    return source + text.replace("{function}", exercise.function).replace("{in_place}", repr(tuple(exercise.in_place)))
+
+
+# --------------------------------------------------------------------------------------------------------- the table
+@dataclass
+class Row:
+    """What the check of one exercise said. Counts are (as it must be, of how many)."""
+
+    exercise: str
+    wrong: tuple[int, int]
+    named: tuple[int, int]  # of the known wrong answers: those that got their diagnosis
+    generated: tuple[int, int]
+    right: tuple[int, int]
+    seconds: float
+    misses: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        return all(a == b for a, b in (self.wrong, self.named, self.generated, self.right))
+
+
+def judge_exercise(exercise_id: str, root: Path, seeds: int = 1) -> Row:
+    """Try all answers to one exercise: wrong and generated ones with seed 1, right ones and the solution with `seeds` seeds."""
+    start = time.perf_counter()
+    exercise = registry.exercise(exercise_id)
+    text = solution(exercise.concept, root)
+    known = [answer for answer in answers(exercise.concept, root) if answer.exercise == exercise_id]
+    misses: list[str] = []
+
+    def holds(answer: Answer, seed: int) -> tuple[bool, bool]:
+        """(right verdict, right diagnosis)"""
+        verdict = judge_source(exercise, answer.source, seed=seed)
+        if answer.diagnosis == RIGHT:
+            good = named = verdict.passed
+        else:
+            good = not verdict.passed
+            named = good and answer.diagnosis in (REJECTED, verdict.diagnosis)
+        if not named:
+            wanted = "to pass" if answer.diagnosis == RIGHT else answer.diagnosis
+            said = "passed" if verdict.passed else f"{verdict.diagnosis}: {verdict.lines[0] if verdict.lines else ''}"
+            misses.append(f"{answer.where}: {answer.name}, seed {seed}: expected {wanted}, got {said}")
+        return good, named
+
+    def count(found: list[bool]) -> tuple[int, int]:
+        return sum(found), len(found)
+
+    wrong = [holds(answer, 1) for answer in known if answer.diagnosis != RIGHT]
+    made = [holds(answer, 1) for answer in generated(exercise, text)]
+    rights = [Answer(exercise_id, "the solution", RIGHT, text, f"solutions/{exercise.concept}.py")]
+    rights += [answer for answer in known if answer.diagnosis == RIGHT]
+    right = [all([holds(answer, seed)[0] for seed in range(1, seeds + 1)]) for answer in rights]
+    return Row(
+        exercise_id,
+        wrong=count([good for good, _ in wrong]),
+        named=count([named for _, named in wrong]),
+        generated=count([named for _, named in made]),
+        right=count(right),
+        seconds=time.perf_counter() - start,
+        misses=tuple(misses),
+    )
+
+
+def integrity(
+    ids: list[str], root: Path, jobs: int = 1, seeds: int = 1, show: Callable[[Row], None] = lambda row: None
+) -> list[Row]:
+    """One row for each exercise, `jobs` at a time; `show` is called with each as it comes, in the order of `ids`."""
+    rows = []
+    # Each process has a judge, and a fork server, of its own. Forked before torch is loaded, so nothing runs in threads yet.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
+        for row in pool.map(judge_exercise, ids, [root] * len(ids), [seeds] * len(ids)):
+            rows.append(row)
+            show(row)
+    return rows
+
+
+HEADINGS = ("exercise", "wrong rejected", "diagnosis right", "generated rejected", "right accepted", "seconds")
+
+
+@cache
+def _widths() -> tuple[int, ...]:
+    return (max(map(len, registry.catalog())), *map(len, HEADINGS[1:]))
+
+
+def heading() -> str:
+    return "  ".join((HEADINGS[0].ljust(_widths()[0]), *HEADINGS[1:]))
+
+
+def line(row: Row) -> str:
+    cells = [f"{a} of {b}" for a, b in (row.wrong, row.named, row.generated, row.right)]
+    cells = [row.exercise.ljust(_widths()[0]), *(c.rjust(w) for c, w in zip(cells, _widths()[1:], strict=False))]
+    text = "  ".join((*cells, f"{row.seconds:.1f}".rjust(_widths()[-1])))
+    return "\n".join((text, *(f"    {miss}" for miss in row.misses)))
+
+
+def summary(rows: list[Row]) -> str:
+    """The last line: what of everything is as it must be."""
+
+    def share(name: str) -> str:
+        good, of = (sum(getattr(row, name)[i] for row in rows) for i in (0, 1))
+        return f"{good:,} of {of:,}"
+
+    failed = sum(not row.whole for row in rows)
+    return (
+        f"wrong answers rejected {share('wrong')}, with their diagnosis {share('named')}; generated {share('generated')}; "
+        f"right answers accepted {share('right')}\n"
+        f"{len(rows) - failed} passed{f', {failed} failed' if failed else ''} in {sum(row.seconds for row in rows):.0f} s"
+    )
