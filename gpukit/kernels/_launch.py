@@ -17,7 +17,7 @@ _compiled: dict[tuple, tuple] = {}
 @cache
 def current_stream() -> Callable[[int], int]:
     """What says which stream is PyTorch's current one on a device."""
-    return triton.runtime.driver.active.getcurrent_stream
+    return triton.runtime.driver.active.get_current_stream
 
 
 def interpreted() -> bool:
