@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import platform
 import statistics
@@ -29,6 +30,8 @@ def main() -> None:
     print(f"triton {version('triton')}, {time.strftime('%Y-%m-%d')}\n\n| what | measured | at most |\n|---|---|---|")
     measure_import(args.repeat)
     measure_verdicts(args.repeat)
+    measure_endless()
+    measure_redraws()
     measure_simulator()
     if not args.quick:
         notebooks = [sys.executable, "-m", "pytest", "-q", "--nbval", "notebooks", "--gpukit-impl=solutions"]
@@ -73,21 +76,54 @@ def measure_verdicts(repeat: int) -> None:
     row("median of all exercises, warm", statistics.median(map(statistics.median, warm.values())), 3)
 
 
+def measure_endless() -> None:
+    """How long after its limit a check ends code that never does."""
+    from dataclasses import replace
+
+    from gpukit.grading import judge
+    from tests.grading.test_judge import ADD, DOUBLE, DOUBLE_SOURCE
+
+    loops = {
+        "of Python": (ADD, "def add(a, b):\n    while True: pass\n"),
+        "in a kernel": (
+            DOUBLE,
+            DOUBLE_SOURCE.replace("mask = offs < n\n", "mask = offs < n\n    while True:\n        pass\n"),
+        ),
+    }
+    for where, (exercise, source) in loops.items():
+        judged = functools.partial(judge.judge_source, replace(exercise, timeout_s=2), source)
+        row(f"an endless loop {where}, limit 2 s", seconds(judged), 7)
+
+
+def measure_redraws() -> None:
+    """A picture that follows its slider."""
+    from tests.widgets.test_calculators import CHANGES, MAKERS
+
+    for name, make in MAKERS.items():
+        view = make()
+        slowest = max(seconds(functools.partial(setattr, view, field, value)) for field, value in CHANGES[name].items())
+        row(f"a field of the {name} calculator changed, until its picture is there", slowest, 0.1)
+
+
 def measure_simulator() -> None:
     """Seconds of processor time; nothing is compiled beforehand."""
     os.environ["TRITON_INTERPRET"] = "1"  # also where there is a GPU; Triton is not imported before
     from tests.simulator import speed
 
     programs = 1024
-    plain, layer, traced = (speed.rows_s(programs, how) for how in ("plain", "layer", "trace"))
+
+    def rows_s(programs: int, how: str) -> float:
+        return min(speed.processor_s(speed.rows(programs, how)) for _ in range(3))
+
+    plain, layer, traced = (rows_s(programs, how) for how in ("plain", "layer", "trace"))
     row(f"{programs:,} programs of a row kernel, Triton's own interpreter", plain)
     row(f"the same in gpukit's: {plain / layer:.1f} times as fast", layer, 2)
     row(f"the same traced: {traced / plain:.2f} of the time of Triton's own", traced, min(2, 1.3 * plain))
-    row("the same sampled: 4 of 8,192 programs", speed.rows_s(8192, "sample"))
+    row("the same sampled: 4 of 8,192 programs", rows_s(8192, "sample"))
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GPUKIT_CACHE"] = folder
         for name in speed.REAL_SHAPES:
-            row(f"trace, compile and predict {name}", speed.real_shape_s(name), 5)
+            row(f"trace, compile and predict {name}", speed.processor_s(speed.real_shape(name)), 5)
     del os.environ["GPUKIT_CACHE"]
 
 

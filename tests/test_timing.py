@@ -3,8 +3,8 @@
 import re
 import statistics
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,21 +23,35 @@ def interpreted(device):
         pytest.skip("kernels run on the GPU here")
 
 
-def test_cpu_time_is_real():
-    timing = time_ms(lambda x: time.sleep(0.002), torch.zeros(1), rep_ms=30)
-    assert 2 <= timing.p20_ms <= timing.median_ms <= timing.p80_ms < 50
+@pytest.fixture
+def clock(monkeypatch):
+    """The host's clock, which moves when it is told to: `clock.now` in seconds."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    return clock
+
+
+def test_cpu_time_is_that_of_the_call(clock):
+    taken = []
+
+    def call(x):
+        taken.append((0.002, 0.002, 0.004)[len(taken) % 3])
+        clock.now += taken[-1]
+
+    timing = time_ms(call, torch.zeros(1), rep_ms=30)
+    assert (timing.p20_ms, timing.median_ms, timing.p80_ms) == pytest.approx((2, 2, 4)) and len(taken) >= 11
     assert timing.how == "cpu" and timing.device == "cpu" and not timing.launch_bound
 
 
-def test_wall_is_the_time_from_call_to_call():
+def test_wall_is_the_time_from_call_to_call(clock):
     seen = []
 
     def call(x):
         seen.append(x)
-        time.sleep(0.002)
+        clock.now += 0.002
 
     timing = time_ms(call, torch.zeros(1), wall=True, warmup_ms=1, rep_ms=10)
-    assert timing.how == "wall" and 2 <= timing.p20_ms <= timing.median_ms < 50 and len(seen) >= 9
+    assert timing.how == "wall" and timing.p20_ms == timing.median_ms == pytest.approx(2) and len(seen) >= 9
     with pytest.raises(ValueError, match="graph, wall: one of the two"):
         time_ms(call, torch.zeros(1), graph=True, wall=True)
 

@@ -6,7 +6,6 @@ tests/checks/test_answers.py judges the known answers of all exercises; tests/te
 import io
 import random
 import threading
-import time
 
 import pytest
 from PIL import Image
@@ -23,6 +22,7 @@ from gpukit.widgets.benchmark import bench
 from gpukit.widgets.timeline import MAX_BARS, describe, of_profile, timeline
 from gpukit.widgets.versus import Missing, Versus, show_recorded, versus
 from tests.checks import known
+from tests.waiting import until
 
 ROOT = course.root(__file__)
 STEADY = {"slow": 1.0, "disturbed_every": 0, "jitter": 0.0, "compile_us": 0.0}
@@ -384,13 +384,6 @@ def measured(monkeypatch):
     return gate
 
 
-def until(condition) -> None:
-    end = time.monotonic() + 5
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert condition()
-
-
 def test_panel_measures_and_can_be_cancelled(records, measured):
     panel = bench("softmax")
     panel.live.value = True
@@ -406,7 +399,7 @@ def test_panel_measures_and_can_be_cancelled(records, measured):
     assert "1 of 4" in panel.status.value and "s left" in panel.status.value
     panel.cancel()
     measured.release()
-    panel.thread.join(5)
+    panel.thread.join()
     assert panel.status.value.startswith("cancelled, 2 rows") and "gpukit not timed" in panel.status.value
     panel.providers.value = ()
     panel.start()
@@ -421,7 +414,7 @@ def test_panel_forgets_a_run_that_was_left(records, measured):
     panel.reset()
     shown = list(panel.rows)
     measured.release()
-    left.join(5)
+    left.join()
     assert panel.rows == shown and "nothing is measured here" in panel.status.value
 
 
@@ -433,5 +426,5 @@ def test_panel_shows_what_went_wrong(records, monkeypatch):
     panel = bench("softmax")
     panel.live.value = True
     panel.start()
-    panel.thread.join(5)
+    panel.thread.join()
     assert panel.status.value.startswith("RuntimeError: out of memory, 0 rows")

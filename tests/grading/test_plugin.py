@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import types
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 from gpukit.grading import registry
 from gpukit.grading.check_cells import check_ids, kernel_environment, protect_imports
 from gpukit.grading.verdict import Verdict
+from tests.waiting import until
 
 pytest_plugins = ["pytester"]
 
@@ -322,11 +322,11 @@ def test_no_gpu_is_a_skip_not_a_failure(course):
 # ---- kernels that misbehave
 def test_dead_kernel_is_named_at_once_and_checks_go_on(course):
     course.notebook(cell("import os; os._exit(3)"), cell("print(1)", "1\n"), cell(CHECK_A), cell(CHECK_B))
-    started = time.monotonic()
     course.run()
-    assert time.monotonic() - started < 10  # nbval alone waits for the cell's limit, 120 s
     assert course.outcomes == {"failed": 2, "passed": 2}
+    # nbval alone waits for the cell's limit, and then says that it was too short
     assert "Cell 0 of 01_tiny.ipynb: the kernel died while this cell ran (exit code 3)" in course.output
+    assert "past its limit" not in course.output
     assert "not run: the kernel died in Cell 0 of 01_tiny.ipynb (exit code 3)" in course.output
 
 
@@ -473,23 +473,16 @@ def test_nbval_gets_the_courses_settings(course, given, seconds):
 
 
 def test_killed_grader_leaves_no_kernel(course, tmp_path):
-    source = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    source = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     course.notebook(cell(source))
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     command = [sys.executable, "-m", "pytest", *PLUGIN, "--nbval", "notebooks"]
     grader = subprocess.Popen(command, cwd=course.root, env=environment, stdout=subprocess.DEVNULL)
     pid_file = tmp_path / "pid"
-    _wait(lambda: pid_file.exists() and pid_file.read_text(), 30)
+    until(lambda: pid_file.exists() and pid_file.read_text())
     grader.send_signal(signal.SIGKILL)
     grader.wait()
-    _wait(lambda: not Path(f"/proc/{pid_file.read_text()}").exists(), 5)
-
-
-def _wait(condition, seconds):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: not Path(f"/proc/{pid_file.read_text()}").exists())
 
 
 def test_loading_the_plugin_loads_nothing_heavy():

@@ -1,4 +1,4 @@
-"""What the simulator costs, in seconds of processor time: read by test_speed.py, which bounds it, and by `make measure`."""
+"""Work whose cost is known: test_speed.py counts its calls, `make measure` takes its processor time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import gpukit
 from gpukit.simulator.interpreter import layer as interpreter
 from gpukit.validation.timed import CASES
 
-# A trace of a few programs, the compilation and the prediction: 5 s at most.
+# A trace of a few programs, the compilation and the prediction.
 REAL_SHAPES = {
     "softmax 4096 x 65536": "gpukit softmax 4096 x 65536 bf16, online",
     "matmul 8192^3": "matmul 8192 bf16, groups of 128x256x64",
@@ -43,26 +43,26 @@ def processor_s(call: Callable[[], object]) -> float:
     return now() - before
 
 
-def rows_s(programs: int, how: str, N: int = 1000, best_of: int = 3) -> float:
+def rows(programs: int, how: str, N: int = 1000) -> Callable[[], None]:
     """A launch of `row_kernel` on that many rows. `how`: "plain" for Triton's own interpreter, "layer" for ours, "trace" for
     ours inside gpukit.trace, "sample" where that looks at four programs."""
     x = torch.zeros(programs, N)
     blocks = {"trace": gpukit.trace, "sample": lambda: gpukit.trace(sample=4)}
 
     def launch() -> None:
-        with blocks.get(how, contextlib.nullcontext)():
-            row_kernel[(programs,)](x, torch.empty_like(x), N, BLOCK=1024)
+        if how == "plain":
+            interpreter.uninstall()
+        try:
+            with blocks.get(how, contextlib.nullcontext)():
+                row_kernel[(programs,)](x, torch.empty_like(x), N, BLOCK=1024)
+        finally:
+            interpreter.install()
 
-    if how == "plain":
-        interpreter.uninstall()
-    try:
-        return min(processor_s(launch) for _ in range(best_of))
-    finally:
-        interpreter.install()
+    return launch
 
 
-def real_shape_s(name: str) -> float:
+def real_shape(name: str) -> Callable[[], object]:
     """One of REAL_SHAPES, predicted for an H200."""
     case = CASES[REAL_SHAPES[name]]
     work = case.prepare("meta")
-    return processor_s(lambda: gpukit.predict(work, gpu="h200", sample=case.sample))
+    return lambda: gpukit.predict(work, gpu="h200", sample=case.sample)

@@ -1,7 +1,7 @@
 """The calculators as widgets, without a browser: what they show, their fields, and what a saved notebook keeps."""
 
+import functools
 import re
-import time
 import xml.etree.ElementTree as ElementTree
 
 import ipywidgets as widgets
@@ -18,6 +18,7 @@ from gpukit.widgets.flop_explorer import flop_explorer
 from gpukit.widgets.memory_calculator import memory_calculator
 from gpukit.widgets.roofline import model_roofline
 from gpukit.widgets.training_cost import training_cost
+from tests.calls import REDRAW, calls
 
 MAKERS = {
     "memory": memory_calculator,
@@ -95,11 +96,9 @@ def test_what_is_saved_is_constant_and_small(view):
     assert view.picture_area.value == before
 
 
-def test_redraws_in_a_tenth_of_a_second(view):
+def test_a_redraw_is_quick(view):
     for name, value in view.changes.items():
-        start = time.perf_counter()
-        setattr(view, name, value)
-        assert time.perf_counter() - start < 0.1, name
+        assert calls(functools.partial(setattr, view, name, value)) < REDRAW, name
 
 
 def test_colours_are_those_of_the_course(view):
