@@ -33,7 +33,7 @@ from pathlib import Path
 
 from gpukit import course
 from gpukit.course import CourseError
-from gpukit.grading import registry
+from gpukit.grading import registry, stubs
 from gpukit.grading.exercise import Exercise, KernelExercise
 from gpukit.grading.judge import judge_source
 
@@ -270,6 +270,36 @@ def _wrapped(exercise: KernelExercise, source: str, body: str) -> str:
     return source + text.replace("{function}", exercise.function).replace("{in_place}", repr(tuple(exercise.in_place)))
 
 
+# ------------------------------------------------------------------------------------------------- what is given away
+# The library holds the operations that the lessons build; everything else that a learner gets holds no answer.
+_LIBRARY = frozenset("accounting kernels reference simulator validation".split())
+_TELLING = 30  # characters without spaces: shorter lines, such as `y = torch.empty_like(x)`, stand in any kernel
+
+
+def leaks(folder: Path, root: Path | None = None) -> list[str]:
+    """Where a file under `folder`, an unpacked wheel or a copy of the course, repeats a line of an answer.
+
+    The lines are those of all gaps and all right answers of the course in `root`, without those that a stub shows.
+    """
+    root = root or course.root()
+    secrets: dict[str, str] = {}
+    shown: set[str] = set()
+    for path in sorted((root / "solutions").glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        shown |= set(stubs.normalised(stubs.clear(text)))
+        sources = [(answer.where, answer.source) for answer in answers(path.stem, root) if answer.diagnosis == RIGHT]
+        for where, source in ((f"solutions/{path.name}", text), *sources):
+            secrets |= {line: where for line in stubs.normalised(source) if len(line) >= _TELLING}
+    found = []
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder).parts
+        if path.suffix not in (".py", ".md", ".txt", ".ipynb") or (inside[:1] == ("gpukit",) and inside[1] in _LIBRARY):
+            continue
+        told = set(stubs.normalised(stubs.readable(path))) & secrets.keys() - shown
+        found += [f"{'/'.join(inside)} repeats a line of {secrets[line]}: {line}" for line in sorted(told)]
+    return found
+
+
 # --------------------------------------------------------------------------------------------------------- the table
 @dataclass
 class Row:
@@ -355,7 +385,7 @@ def heading() -> str:
 
 
 def line(row: Row) -> str:
-    cells = [f"{a} of {b}" for a, b in (row.wrong, row.named, row.generated, row.right)]
+    cells = [f"{a} of {b}" if b else "none" for a, b in (row.wrong, row.named, row.generated, row.right)]
     cells = [row.exercise.ljust(_widths()[0]), *(c.rjust(w) for c, w in zip(cells, _widths()[1:], strict=False))]
     text = "  ".join((*cells, f"{row.seconds:.1f}".rjust(_widths()[-1])))
     return "\n".join((text, *(f"    {miss}" for miss in row.misses)))

@@ -128,10 +128,10 @@ BENCHMARK = FunctionExercise(
 # ----------------------------------------------------------------------------------------------------------- timeline
 def _timeline(kernels_us: list[float], launch_us: float, graph: bool) -> tuple[float, float]:
     launched = free = 0.0
-    for i, took in enumerate(kernels_us):
+    for i, kernel_us in enumerate(kernels_us):
         launched += launch_us if i == 0 or not graph else 0.0
-        free = max(launched, free) + took
-    return free, free - sum(kernels_us)
+        free = max(launched, free) + kernel_us
+    return _of_total(kernels_us, free)
 
 
 def _timeline_cases(rng: Random) -> list[Case]:
@@ -200,14 +200,15 @@ TIMELINE = FunctionExercise(
 
 
 def _of_total(kernels_us: list[float], total: float) -> tuple[float, float]:
-    return total, total - sum(kernels_us)
+    busy = sum(kernels_us)
+    return total, total - busy
 
 
 # --------------------------------------------------------------------------------------------------------------- rate
 def _rate(M, N, K, itemsize, ms, peak_tflops, peak_gbps) -> tuple[float, float, bool]:
     tflops = 2 * M * N * K / ms / 1e9
     gbps = (M * K + K * N + M * N) * itemsize / ms / 1e6
-    return tflops, gbps, tflops <= peak_tflops and gbps <= peak_gbps
+    return tflops, gbps, not (tflops > peak_tflops or gbps > peak_gbps)
 
 
 def _rate_cases(rng: Random) -> list[Case]:
@@ -282,7 +283,7 @@ RATE = FunctionExercise(
 
 def _with_bytes(M, N, K, itemsize, ms, peak_tflops, peak_gbps, moved) -> tuple[float, float, bool]:
     tflops, gbps = _rate(M, N, K, itemsize, ms, peak_tflops, peak_gbps)[0], moved / ms / 1e6
-    return tflops, gbps, tflops <= peak_tflops and gbps <= peak_gbps
+    return tflops, gbps, not (tflops > peak_tflops or gbps > peak_gbps)
 
 
 def _first_ratio(evidence: Evidence, index: int) -> float | None:

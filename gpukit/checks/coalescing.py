@@ -22,7 +22,8 @@ def _warps(trips: list[int]) -> list[list[int]]:
 
 
 def _cost(issued: float, trips: list[int]) -> tuple[float, float]:
-    return issued, sum(trips) / issued if issued else 0.0
+    share = sum(trips) / issued if issued else 0.0
+    return issued, share
 
 
 def _loop_cost(trips: list[int]) -> tuple[float, float]:

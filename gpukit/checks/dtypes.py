@@ -102,8 +102,8 @@ DECODE = FunctionExercise(
 # ------------------------------------------------------------------------------------------------------- dtypes.round
 def _steps(value: float, mantissa_bits: int) -> tuple[float, int]:
     """(value in units of its spacing, exponent of the spacing)."""
-    fraction, exponent = math.frexp(value)
-    return fraction * 2 ** (mantissa_bits + 1), exponent - mantissa_bits - 1
+    significand, power = math.frexp(value)
+    return significand * 2 ** (mantissa_bits + 1), power - mantissa_bits - 1
 
 
 def _round(value: float, mantissa_bits: int) -> float:
@@ -178,8 +178,8 @@ ROUND = FunctionExercise(
 
 # -------------------------------------------------------------------------------------------------- dtypes.accumulate
 def _ceil_log2(step: float) -> int:
-    fraction, exponent = math.frexp(step)
-    return exponent - 1 if fraction == 0.5 else exponent
+    significand, power = math.frexp(step)
+    return power - (significand == 0.5)
 
 
 def _floor_log2(step: float) -> int:
@@ -359,7 +359,7 @@ LOSS_SCALE = FunctionExercise(
 
 # ------------------------------------------------------------------------------------------------- dtypes.block_scale
 def _clamp(exponent: int) -> int:
-    return max(-127, min(127, exponent))
+    return min(max(exponent, -127), 127)
 
 
 def _scale_of(largest: float, max_exponent: int) -> int:

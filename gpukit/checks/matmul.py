@@ -259,11 +259,11 @@ def _precision_cases(rng: Random) -> list[Case]:
 
 def _which(a: Tensor, b: Tensor, c: Tensor, reads: str = "ab") -> str:
     """reads: the operands that somebody converts."""
-    terms = a.double().abs() @ b.double().abs()
+    magnitude = a.abs().double() @ b.abs().double()
     for name in WAYS[:-1]:
         left, right = (_read(name, x) if which in reads else x for x, which in ((a, "a"), (b, "b")))
         error = (c.double() - left.double() @ right.double()).abs()
-        if bool((error <= 2**-20 * terms).all()):
+        if bool((error <= magnitude * 2**-20).all()):
             return name
     return WAYS[-1]
 

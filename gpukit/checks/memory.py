@@ -395,9 +395,10 @@ def _saved(
     def count(operations: list[Operation], elements: dict[str, int], weights: list[str], itemsize: int) -> int:
         base: dict[str, str] = {}
         kept: list[str] = []
-        for kind, inputs, output in operations:
+        for kind, inputs, output in map(tuple, operations):
             if kind == "view" and views:
-                base[output] = base.get(inputs[0], inputs[0])
+                viewed = inputs[0]
+                base[output] = base.get(viewed, viewed)
             if kind in inputs_of:
                 kept += inputs[:1] if first_only and kind == "mul" else inputs
             if kind in output_of:

@@ -124,7 +124,7 @@ def leaks(root: Path) -> list[str]:
     for path in sorted((root / "exercises").glob("*.py")):
         found += _leaked(path.read_text(encoding="utf-8"), secrets, f"exercises/{path.name}")
     for path in sorted((root / "notebooks").glob("*.ipynb")):
-        found += _leaked(_notebook_text(path), secrets, f"notebooks/{path.name}")
+        found += _leaked(readable(path), secrets, f"notebooks/{path.name}")
     return found
 
 
@@ -145,8 +145,10 @@ def _leaked(text: str, secrets: dict[tuple[str, ...], str], where: str) -> list[
     return sorted({f"{where} shows the solution in {secrets[run]}" for run in common})
 
 
-def _notebook_text(path: Path) -> str:
-    """Everything in a notebook that a person can read: sources and text outputs, one after the other."""
+def readable(path: Path) -> str:
+    """Everything in a file that a person can read; of a notebook the sources and text outputs, one after the other."""
+    if path.suffix != ".ipynb":
+        return path.read_text(encoding="utf-8")
 
     def strings(value) -> list[str]:
         if isinstance(value, str):
