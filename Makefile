@@ -1,4 +1,5 @@
-# `make lab` opens the course, `make test` runs every test; each sets up .venv first where that is needed.
+# `make lab` opens the course, `make test` runs every test, `make prove` tries every known answer on the checks; each sets up
+# .venv first where that is needed.
 # PYTHON=python3.12 names a Python, VENV=.venv-other another environment, ARGS="--port 9000" is passed on.
 VENV = .venv
 BIN = "$(VENV)"/bin
@@ -18,7 +19,7 @@ fi; \
 "$$python" -I gpukit/bootstrap.py --venv "$(VENV)"
 endef
 
-.PHONY: lab test test-gpu test-triton grade measure clean
+.PHONY: lab test prove test-gpu test-triton grade measure clean
 
 lab:
 	$(SETUP) --last-step "starting JupyterLab"
@@ -31,6 +32,10 @@ test:
 	$(BIN)/gpukit nb clean --check
 	$(BIN)/python -m pytest --nbval notebooks --gpukit-impl=solutions
 	$(BIN)/python -m pytest tests -n 2 $(ARGS)
+
+prove:
+	$(SETUP) --extra dev --last-step "proving the checks"
+	$(BIN)/gpukit integrity --jobs 2 --seeds 5 $(ARGS)
 
 test-gpu:
 	$(SETUP) --extra dev --last-step "running the tests that need a GPU"
