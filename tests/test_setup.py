@@ -252,5 +252,6 @@ def test_lab_starts_at_the_first_notebook_and_passes_options_on(tmp_path):
 def test_ci_runs_the_documented_test_command():
     ci = ROOT / ".ci" / "run"
     assert os.access(ci, os.X_OK)
-    assert re.search(r"^[A-Z0-9_= ]*make test\b", ci.read_text(), re.MULTILINE)
+    assert re.search(r"^for target in test prove; do\n +PY_COLORS=0 make ", ci.read_text(), re.MULTILINE)
     assert "make test" in (ROOT / "README.md").read_text()
+    assert "make prove" in (ROOT / "CONTRIBUTING.md").read_text()
