@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpukit.kernels._arguments import check_tensors
-from gpukit.kernels._autograd import differentiable
+from gpukit.kernels._autograd import differentiable, operator, through_pytorch
 from gpukit.kernels._device import properties
 from gpukit.kernels._dtypes import DTYPES, acc_dtype, torch_acc_dtype
 from gpukit.kernels._launch import interpreted, launch, power_of_2
@@ -169,7 +169,7 @@ def _stream_config(V: int) -> dict:
 
 
 def cross_entropy_fwd(
-    x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, scale: Tensor | None = None
+    x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, *, scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Losses [M] and stats [M, 2] of x [M, V]. With `scale`, a scalar tensor, x becomes scale times its gradient."""
     M, V = x.shape
@@ -227,23 +227,23 @@ def _plain(x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float,
     return losses + z_loss * torch.where(target == ignore_index, 0.0, x.logsumexp(-1).square()) if z_loss else losses
 
 
-class CrossEntropyFunction(torch.autograd.Function):
-    """The losses of the rows. Their gradient reads the logits again."""
+def _second(ctx, dloss: Tensor) -> tuple:
+    x, target, _ = ctx.saved_tensors
+    return through_pytorch(lambda x: _plain(x, target, *ctx.settings), (x,), (dloss,))
 
-    @staticmethod
-    def forward(ctx, x: Tensor, target: Tensor, *settings) -> Tensor:
-        losses, stats = cross_entropy_fwd(x, target, *settings)
-        ctx.save_for_backward(x, target, stats)
-        ctx.settings = settings
-        return losses
 
-    @staticmethod
-    def backward(ctx, dloss: Tensor):
-        if torch.is_grad_enabled():  # create_graph=True
-            x, target, _ = ctx.saved_tensors
-            (dx,) = differentiable(lambda x: _plain(x, target, *ctx.settings), (x,), (dloss,))
-            return dx, None, None, None, None
-        return cross_entropy_bwd(*ctx.saved_tensors, dloss, *ctx.settings), None, None, None, None
+# The losses of the rows, whose gradient reads the logits again. The reduction is outside, where torch.compile can fuse it.
+_losses = differentiable(
+    operator(
+        "cross_entropy",
+        cross_entropy_fwd,
+        like=lambda x, *_: tuple(x.new_empty(n, dtype=torch_acc_dtype(x.dtype)) for n in (len(x), (len(x), 2))),
+    ),
+    operator("cross_entropy_bwd", cross_entropy_bwd, like=lambda x, *_: x.new_empty(x.shape)),
+    keep=lambda inputs, results: ((*inputs[:2], results[1]), inputs[2:]),
+    gradients=lambda backward, ctx, dloss: backward(*ctx.saved_tensors, dloss, *ctx.settings),
+    again=_second,
+)
 
 
 class InplaceFunction(torch.autograd.Function):
@@ -254,7 +254,7 @@ class InplaceFunction(torch.autograd.Function):
         scale = torch.ones((), dtype=torch_acc_dtype(x.dtype), device=x.device)
         if reduction == "mean":
             scale /= (target != settings[0]).sum()
-        losses, _ = cross_entropy_fwd(x, target, *settings, scale)
+        losses, _ = cross_entropy_fwd(x, target, *settings, scale=scale)
         # Autograd stops whoever saved the logits for a gradient and would find ours there.
         torch.autograd.graph.increment_version(x)
         ctx.dx = x.detach()  # save_for_backward refuses what was changed
@@ -271,40 +271,6 @@ class InplaceFunction(torch.autograd.Function):
         dx, ctx.dx = ctx.dx, None
         scale_rows(dx, dloss.reshape(-1).expand(len(dx)))
         return dx, None, None, None, None, None
-
-
-# What torch.compile sees: operators that it does not look into. The reduction is outside and can be fused.
-@torch.library.custom_op("gpukit::cross_entropy", mutates_args=())
-def cross_entropy_op(
-    x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float
-) -> tuple[Tensor, Tensor]:
-    return cross_entropy_fwd(x, target, ignore_index, label_smoothing, z_loss)
-
-
-@torch.library.custom_op("gpukit::cross_entropy_bwd", mutates_args=())
-def cross_entropy_bwd_op(
-    x: Tensor, target: Tensor, stats: Tensor, dloss: Tensor, ignore_index: int, label_smoothing: float, z_loss: float
-) -> Tensor:
-    return cross_entropy_bwd(x, target, stats, dloss, ignore_index, label_smoothing, z_loss)
-
-
-def _setup_context(ctx, inputs, output) -> None:
-    x, target, *ctx.settings = inputs
-    ctx.save_for_backward(x, target, output[1])
-    ctx.mark_non_differentiable(output[1])
-
-
-cross_entropy_op.register_fake(
-    lambda x, *_: (
-        x.new_empty(len(x), dtype=torch_acc_dtype(x.dtype)),
-        x.new_empty((len(x), 2), dtype=torch_acc_dtype(x.dtype)),
-    )
-)
-cross_entropy_bwd_op.register_fake(lambda x, *_: x.new_empty(x.shape))
-cross_entropy_op.register_autograd(
-    lambda ctx, dloss, _: (cross_entropy_bwd_op(*ctx.saved_tensors, dloss, *ctx.settings), None, None, None, None),
-    setup_context=_setup_context,
-)
 
 
 def _lies_apart(x: Tensor) -> bool:
@@ -386,12 +352,7 @@ def cross_entropy(
         loss = InplaceFunction.apply(x, flat, reduction, *settings)
         return loss.view(target.shape) if reduction == "none" else loss
     x = as_rows(logits)
-    losses = (
-        cross_entropy_op(x, flat, *settings)[0]
-        if torch.compiler.is_compiling()
-        else CrossEntropyFunction.apply(x, flat, *settings)
-    )
-    return reduced(losses, target, ignore_index, reduction)
+    return reduced(_losses(x, flat, *settings), target, ignore_index, reduction)
 
 
 def cross_entropy_inplace(logits: Tensor, target: Tensor, **options) -> Tensor:

@@ -37,6 +37,7 @@ from torch import Tensor
 
 from gpukit.kernels._arguments import check_runs, check_tensors
 from gpukit.kernels._attention import LOG2E, _add_product, check_scale
+from gpukit.kernels._autograd import operator
 from gpukit.kernels._device import properties
 from gpukit.kernels._launch import interpreted, launch, power_of_2
 from gpukit.kernels._tiles import counters, is_last
@@ -308,6 +309,7 @@ def decode_attention_fwd(
     v_scales: Tensor | None,
     scale: float,
     precision: str,
+    *,
     splits: int | None = None,
     config: Config | None = None,
     keep: bool = True,
@@ -361,17 +363,9 @@ def _in_pairs(cache: Tensor, strides: tuple[int, ...]) -> bool:
     return strides[3] == 1 and not (strides[0] | strides[1] | strides[2] | cache.data_ptr()) & 1
 
 
-# What torch.compile sees: an operator that it does not look into.
-@torch.library.custom_op("gpukit::decode_attention", mutates_args=())
-def decode_attention_op(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, k_scales: Tensor | None, v_scales: Tensor | None,
-    scale: float, precision: str,
-) -> Tensor:  # fmt: skip
-    inputs = q, k_cache, v_cache, lengths, k_scales, v_scales, scale, precision
-    return decode_attention_fwd(*inputs, keep=False)
-
-
-decode_attention_op.register_fake(lambda q, *_: torch.empty_like(q))
+_decode_attention = operator(
+    "decode_attention", decode_attention_fwd, like=lambda q, *_: torch.empty_like(q), keep=False
+)
 
 
 # --------------------------------------------------------------------------------------------------------------- public
@@ -476,5 +470,5 @@ def decode_attention(
             raise ValueError(
                 f"decode_attention: lengths must be 0 to {k_cache.shape[1]}, the caches' tokens, got {low} to {high}"
             )
-    call = decode_attention_op if compiling else decode_attention_fwd
+    call = _decode_attention.op if compiling else decode_attention_fwd
     return call(q, k_cache, v_cache, lengths.contiguous(), k_scales, v_scales, float(scale), precision)

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpukit.kernels._arguments import check, check_device
-from gpukit.kernels._autograd import apply
+from gpukit.kernels._autograd import differentiable, operator
 from gpukit.kernels._dtypes import acc_dtype
 from gpukit.kernels._launch import launch
 from gpukit.kernels._rows import as_rows, empty
@@ -80,31 +80,15 @@ def dropout_fwd(x: Tensor, p: float, seed: int, seed_tensor: Tensor | None) -> T
     return y
 
 
-class DropoutFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, p: float, seed: int, seed_tensor: Tensor | None) -> Tensor:
-        ctx.save_for_backward(seed_tensor)  # which also notices if the seed has been changed before the backward pass
-        ctx.p, ctx.seed = p, seed
-        return dropout_fwd(x, p, seed, seed_tensor)
-
-    @staticmethod
-    def backward(ctx, dy: Tensor):
-        again = DropoutFunction.apply if torch.is_grad_enabled() else dropout_fwd  # enabled: create_graph=True
-        return again(dy, ctx.p, ctx.seed, *ctx.saved_tensors), None, None, None
-
-
-# What torch.compile sees, as in gpukit.kernels.softmax: an operator that it does not look into.
-dropout_op = torch.library.custom_op("gpukit::dropout", dropout_fwd, mutates_args=())
-dropout_op.register_fake(lambda x, p, seed, seed_tensor: empty(x))
-
-
-def _save(ctx, inputs, output: Tensor) -> None:
-    _, ctx.p, ctx.seed, seed_tensor = inputs
-    ctx.save_for_backward(seed_tensor)
-
-
-dropout_op.register_autograd(
-    lambda ctx, dy: (dropout_op(dy, ctx.p, ctx.seed, *ctx.saved_tensors), None, None, None), setup_context=_save
+# The gradient is the same kernel over dy: forward and backward are one operator, and the second derivative is there.
+_operator = operator("dropout", dropout_fwd, like=lambda x, p, seed, seed_tensor: empty(x))
+_dropout = differentiable(
+    _operator,
+    _operator,
+    # The seed's tensor is saved, so that autograd notices when it has been changed before the backward pass.
+    keep=lambda inputs, y: (inputs[3:], inputs[1:3]),
+    gradients=lambda backward, ctx, dy: backward(dy, *ctx.settings, *ctx.saved_tensors),
+    again=lambda ctx, dy: _dropout(dy, *ctx.settings, *ctx.saved_tensors),
 )
 
 
@@ -138,6 +122,4 @@ def dropout(x: Tensor, p: float, seed: int | Tensor) -> Tensor:
         raise ValueError(f"dropout: seed must be 0 to 2^63 - 1, got {seed}")
     else:
         number = seed
-    if torch.compiler.is_compiling():
-        return dropout_op(x, p, number, seed_tensor)
-    return apply(DropoutFunction, x, p, number, seed_tensor)
+    return _dropout(x, p, number, seed_tensor)

@@ -37,7 +37,7 @@ from torch import Tensor
 from gpukit.kernels import _flash_descriptors as descriptors
 from gpukit.kernels._arguments import check_runs, check_tensors
 from gpukit.kernels._attention import LOG2E, SIZES, _add_product, _beyond, _ranges, _seen, _softmax_step, check_scale
-from gpukit.kernels._autograd import apply, refuse_second
+from gpukit.kernels._autograd import differentiable, operator
 from gpukit.kernels._device import for_hopper, properties
 from gpukit.kernels._flash_descriptors import DescriptorConfig
 from gpukit.kernels._launch import launch, power_of_2
@@ -478,6 +478,7 @@ def flash_attention_fwd(
     right: int,
     scale: float,
     precision: str,
+    *,
     packed: Packed | None = None,
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -516,6 +517,7 @@ def flash_attention_bwd(
     right: int,
     scale: float,
     precision: str,
+    *,
     packed: Packed | None = None,
     configs: tuple[Config | DescriptorConfig, Config] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -564,53 +566,27 @@ def flash_attention_bwd(
     return dq, dk, dv
 
 
-class FlashAttentionFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, *settings) -> tuple[Tensor, Tensor]:
-        o, lse = flash_attention_fwd(q, k, v, *settings)
-        ctx.save_for_backward(q, k, v, o, lse)
-        ctx.settings = settings
-        ctx.set_materialize_grads(False)
-        return o, lse
-
-    @staticmethod
-    def backward(ctx, do: Tensor | None, dlse: Tensor | None):
-        refuse_second("flash_attention")
-        q, k, v, o, lse = ctx.saved_tensors
-        do = torch.zeros_like(o) if do is None else do
-        return *flash_attention_bwd(do, dlse, q, k, v, o, lse, *ctx.settings), *(None,) * len(ctx.settings)
+def gradients(backward, ctx, do: Tensor | None, dlse: Tensor | None) -> tuple:
+    """Of q, k and v, from what `flash_attention_fwd` was given and returned."""
+    o = ctx.saved_tensors[3]
+    return backward(torch.zeros_like(o) if do is None else do, dlse, *ctx.saved_tensors, *ctx.settings)
 
 
-# What torch.compile sees, as in gpukit.kernels.softmax: operators that it does not look into.
-@torch.library.custom_op("gpukit::flash_attention", mutates_args=())
-def flash_attention_op(
-    q: Tensor, k: Tensor, v: Tensor, left: int, right: int, scale: float, precision: str
-) -> tuple[Tensor, Tensor]:
-    return flash_attention_fwd(q, k, v, left, right, scale, precision)
-
-
-@torch.library.custom_op("gpukit::flash_attention_bwd", mutates_args=())
-def flash_attention_bwd_op(
-    do: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
-    left: int, right: int, scale: float, precision: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return flash_attention_bwd(do, dlse, q, k, v, o, lse, left, right, scale, precision)
-
-
-def _setup_context(ctx, inputs, output) -> None:
-    q, k, v, *ctx.settings = inputs
-    ctx.save_for_backward(q, k, v, *output)
-
-
-flash_attention_op.register_fake(
-    lambda q, *_: (torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)),
-)
-flash_attention_bwd_op.register_fake(
-    lambda do, dlse, q, k, v, *_: (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
-)
-flash_attention_op.register_autograd(
-    lambda ctx, do, dlse: (*flash_attention_bwd_op(do, dlse, *ctx.saved_tensors, *ctx.settings), *(None,) * 4),
-    setup_context=_setup_context,
+_attention = differentiable(
+    operator(
+        "flash_attention",
+        flash_attention_fwd,
+        like=lambda q, *_: (torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)),
+    ),
+    operator(
+        "flash_attention_bwd",
+        flash_attention_bwd,
+        like=lambda do, dlse, q, k, v, *_: tuple(map(torch.empty_like, (q, k, v))),
+    ),
+    keep=lambda inputs, results: ((*inputs[:3], *results), inputs[3:]),
+    gradients=gradients,
+    public=2,
+    materialize=False,
 )
 
 
@@ -693,10 +669,7 @@ def flash_attention(
     if len(k) != len(q):
         raise ValueError(f"flash_attention: q and k must have one batch size, got {len(q)} and {len(k)}")
     settings = *reach(causal, window), scale, precision
-    if torch.compiler.is_compiling():
-        o, lse = flash_attention_op(q, k, v, *settings)
-    else:
-        o, lse = apply(FlashAttentionFunction, q, k, v, *settings)
+    o, lse = _attention(q, k, v, *settings)
     return (o, lse) if return_lse else o
 
 

@@ -10,8 +10,16 @@ import torch
 from torch import Tensor
 
 from gpukit.kernels._arguments import check_tensors
-from gpukit.kernels._autograd import refuse_second
-from gpukit.kernels.flash_attention import Packed, cast, check, flash_attention_bwd, flash_attention_fwd, reach
+from gpukit.kernels._autograd import differentiable, operator
+from gpukit.kernels.flash_attention import (
+    Packed,
+    cast,
+    check,
+    flash_attention_bwd,
+    flash_attention_fwd,
+    gradients,
+    reach,
+)
 
 
 def _as_one_batch(x: Tensor) -> Tensor:
@@ -29,7 +37,7 @@ def varlen_fwd(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """o, laid out as q, and the LSE [H, total_q]."""
     packed = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    o, lse = flash_attention_fwd(*map(_as_one_batch, (q, k, v)), left, right, scale, precision, packed)
+    o, lse = flash_attention_fwd(*map(_as_one_batch, (q, k, v)), left, right, scale, precision, packed=packed)
     return _as_packed(o), lse.squeeze(0)
 
 
@@ -42,49 +50,27 @@ def varlen_bwd(
     packed = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     gradients = flash_attention_bwd(
         _as_one_batch(do), dlse if dlse is None else dlse.unsqueeze(0), *map(_as_one_batch, (q, k, v, o)),
-        lse.unsqueeze(0), left, right, scale, precision, packed,
+        lse.unsqueeze(0), left, right, scale, precision, packed=packed,
     )  # fmt: skip
     return tuple(map(_as_packed, gradients))
 
 
-class FlashAttentionVarlenFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *settings
-    ) -> tuple[Tensor, Tensor]:
-        o, lse = varlen_fwd(q, k, v, cu_seqlens_q, cu_seqlens_k, *settings)
-        # Saved, so that autograd notices when somebody fills them anew before the backward pass.
-        ctx.save_for_backward(q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k)
-        ctx.settings = settings
-        ctx.set_materialize_grads(False)
-        return o, lse
-
-    @staticmethod
-    def backward(ctx, do: Tensor | None, dlse: Tensor | None):
-        refuse_second("flash_attention_varlen")
-        o = ctx.saved_tensors[3]
-        do = torch.zeros_like(o) if do is None else do
-        return *varlen_bwd(do, dlse, *ctx.saved_tensors, *ctx.settings), *(None,) * (2 + len(ctx.settings))
+def _like(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(_as_packed(torch.empty_like(_as_one_batch(x))) for x in tensors)
 
 
-varlen_op = torch.library.custom_op("gpukit::flash_attention_varlen", varlen_fwd, mutates_args=())
-varlen_bwd_op = torch.library.custom_op("gpukit::flash_attention_varlen_bwd", varlen_bwd, mutates_args=())
-
-
-def _setup_context(ctx, inputs, output) -> None:
-    q, k, v, cu_seqlens_q, cu_seqlens_k, *ctx.settings = inputs
-    ctx.save_for_backward(q, k, v, *output, cu_seqlens_q, cu_seqlens_k)
-
-
-varlen_op.register_fake(
-    lambda q, *_: (_as_packed(torch.empty_like(_as_one_batch(q))), q.new_empty(q.shape[1::-1], dtype=torch.float32))
-)
-varlen_bwd_op.register_fake(
-    lambda do, dlse, *inputs: tuple(_as_packed(torch.empty_like(_as_one_batch(x))) for x in inputs[:3])
-)
-varlen_op.register_autograd(
-    lambda ctx, do, dlse: (*varlen_bwd_op(do, dlse, *ctx.saved_tensors, *ctx.settings), *(None,) * 8),
-    setup_context=_setup_context,
+_attention = differentiable(
+    operator(
+        "flash_attention_varlen",
+        varlen_fwd,
+        like=lambda q, *_: (*_like(q), q.new_empty(q.shape[1::-1], dtype=torch.float32)),
+    ),
+    operator("flash_attention_varlen_bwd", varlen_bwd, like=lambda do, dlse, q, k, v, *_: _like(q, k, v)),
+    # cu_seqlens are saved, so that autograd notices when somebody fills them anew before the backward pass.
+    keep=lambda inputs, results: ((*inputs[:3], *results, *inputs[3:5]), inputs[5:]),
+    gradients=gradients,
+    public=2,
+    materialize=False,
 )
 
 
@@ -159,8 +145,7 @@ def flash_attention_varlen(
             f"flash_attention_varlen: cu_seqlens_q and cu_seqlens_k must describe as many sequences, got "
             f"{len(cu_seqlens_q) - 1} and {len(cu_seqlens_k) - 1}"
         )
-    call = varlen_op if torch.compiler.is_compiling() else FlashAttentionVarlenFunction.apply
     settings = *reach(causal, window), scale, precision
     cu_seqlens_q, cu_seqlens_k = (cu.int().contiguous() for cu in (cu_seqlens_q, cu_seqlens_k))
-    o, lse = call(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *settings)
+    o, lse = _attention(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *settings)
     return (o, lse) if return_lse else o

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpukit.kernels._arguments import check, check_alike, check_vector
-from gpukit.kernels._autograd import apply, differentiable
+from gpukit.kernels._autograd import differentiable, operator, through_pytorch
 from gpukit.kernels._device import multiprocessors
 from gpukit.kernels._dtypes import acc_dtype, torch_acc_dtype
 from gpukit.kernels._launch import launch, power_of_2
@@ -276,75 +276,29 @@ def swiglu_bwd(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     return dgate, dup
 
 
-class GeluFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
-        ctx.save_for_backward(x, bias)
-        ctx.approximate = approximate
-        return gelu_fwd(x, bias, approximate)
-
-    @staticmethod
-    def backward(ctx, dy: Tensor):
-        x, bias = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True
-
-            def plain(x: Tensor, bias: Tensor | None) -> Tensor:
-                return F.gelu(x if bias is None else x + bias, approximate=ctx.approximate)
-
-            return *differentiable(plain, (x, bias), (dy,)), None
-        return *gelu_bwd(dy, x, bias, ctx.approximate), None
+def _second(ctx, dy: Tensor) -> tuple:
+    (approximate,) = ctx.settings
+    plain = lambda x, bias: F.gelu(x if bias is None else x + bias, approximate=approximate)  # noqa: E731
+    return through_pytorch(plain, ctx.saved_tensors, (dy,))
 
 
-class SwigluFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        return swiglu_fwd(gate, up)
-
-    @staticmethod
-    def backward(ctx, dy: Tensor):
-        gate, up = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True
-            return tuple(differentiable(lambda gate, up: F.silu(gate) * up, (gate, up), (dy,)))
-        return swiglu_bwd(dy, gate, up)
-
-
-# What torch.compile sees, as in gpukit.kernels.softmax: operators that it does not look into.
-@torch.library.custom_op("gpukit::gelu", mutates_args=())
-def gelu_op(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
-    return gelu_fwd(x, bias, approximate)
-
-
-@torch.library.custom_op("gpukit::gelu_bwd", mutates_args=())
-def gelu_bwd_op(dy: Tensor, x: Tensor, bias: Tensor | None, approximate: str) -> tuple[Tensor, Tensor]:
-    dx, dbias = gelu_bwd(dy, x, bias, approximate)
-    return dx, x.new_empty(0) if dbias is None else dbias  # an operator cannot return None
-
-
-swiglu_op = torch.library.custom_op("gpukit::swiglu", swiglu_fwd, mutates_args=())
-swiglu_bwd_op = torch.library.custom_op("gpukit::swiglu_bwd", swiglu_bwd, mutates_args=())
-
-gelu_op.register_fake(lambda x, bias, approximate: empty(x))
-gelu_bwd_op.register_fake(lambda dy, x, bias, approximate: (empty(x), x.new_empty(0) if bias is None else empty(bias)))
-swiglu_op.register_fake(lambda gate, up: empty(gate))
-swiglu_bwd_op.register_fake(lambda dy, gate, up: (empty(gate), empty(up)))
-
-
-def _save_gelu(ctx, inputs, output) -> None:
-    *tensors, ctx.approximate = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _backward_gelu(ctx, dy: Tensor):
-    x, bias = ctx.saved_tensors
-    dx, dbias = gelu_bwd_op(dy, x, bias, ctx.approximate)
-    return dx, None if bias is None else dbias, None
-
-
-gelu_op.register_autograd(_backward_gelu, setup_context=_save_gelu)
-swiglu_op.register_autograd(
-    lambda ctx, dy: swiglu_bwd_op(dy, *ctx.saved_tensors),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+gelu_bwd_operator = operator(
+    "gelu_bwd", gelu_bwd, like=lambda dy, x, bias, approximate: (empty(x), None if bias is None else empty(bias))
+)
+swiglu_bwd_operator = operator("swiglu_bwd", swiglu_bwd, like=lambda dy, gate, up: (empty(gate), empty(up)))
+_gelu_of_sum = differentiable(
+    operator("gelu", gelu_fwd, like=lambda x, bias, approximate: empty(x)),
+    gelu_bwd_operator,
+    keep=lambda inputs, y: (inputs[:2], inputs[2:]),
+    gradients=lambda backward, ctx, dy: backward(dy, *ctx.saved_tensors, *ctx.settings),
+    again=_second,
+)
+_swiglu = differentiable(
+    operator("swiglu", swiglu_fwd, like=lambda gate, up: empty(gate)),
+    swiglu_bwd_operator,
+    keep=lambda inputs, y: (inputs, ()),
+    gradients=lambda backward, ctx, dy: backward(dy, *ctx.saved_tensors),
+    again=lambda ctx, dy: through_pytorch(lambda gate, up: F.silu(gate) * up, ctx.saved_tensors, (dy,)),
 )
 
 
@@ -362,7 +316,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """
     check("gelu", x=x)
     _check_approximate("gelu", approximate)
-    return gelu_op(x, None, approximate) if torch.compiler.is_compiling() else apply(GeluFunction, x, None, approximate)
+    return _gelu_of_sum(x, None, approximate)
 
 
 def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
@@ -375,7 +329,7 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
     check("bias_gelu", x=x)
     check_vector("bias_gelu", "bias", bias, x)
     _check_approximate("bias_gelu", approximate)
-    return gelu_op(x, bias, approximate) if torch.compiler.is_compiling() else apply(GeluFunction, x, bias, approximate)
+    return _gelu_of_sum(x, bias, approximate)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -387,4 +341,4 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """
     check("swiglu", gate=gate, up=up)
     check_alike("swiglu", "up", up, "gate", gate)
-    return swiglu_op(gate, up) if torch.compiler.is_compiling() else apply(SwigluFunction, gate, up)
+    return _swiglu(gate, up)

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpukit.kernels._arguments import check_tensors
+from gpukit.kernels._autograd import differentiable, operator
 from gpukit.kernels._dtypes import DTYPES, acc_dtype, torch_acc_dtype
 from gpukit.kernels._launch import interpreted, launch
 
@@ -92,46 +93,25 @@ def kl_div_bwd(t: Tensor, dloss: Tensor, log_target: bool, reduced: bool, scale:
     return dx
 
 
-class KLDivFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, t: Tensor, log_target: bool, reduced: bool, scale: float) -> Tensor:
-        ctx.save_for_backward(t)
-        ctx.settings = (log_target, reduced, scale)
-        out = kl_div_fwd(x, t, log_target, reduced)
-        return (out.sum() * scale).to(x.dtype) if reduced else out
-
-    @staticmethod
-    def backward(ctx, dloss: Tensor):
-        if torch.is_grad_enabled():  # create_graph=True
-            (t,) = ctx.saved_tensors
-            log_target, reduced, scale = ctx.settings
-            dx = -(t.exp() if log_target else t) * dloss
-            return dx * scale if reduced else dx, None, None, None, None
-        return kl_div_bwd(*ctx.saved_tensors, dloss, *ctx.settings), None, None, None, None
-
-
-@torch.library.custom_op("gpukit::kl_div", mutates_args=())
-def kl_div_op(x: Tensor, t: Tensor, log_target: bool, reduced: bool, scale: float) -> Tensor:
+def _loss(x: Tensor, t: Tensor, log_target: bool, reduced: bool, scale: float) -> Tensor:
     out = kl_div_fwd(x, t, log_target, reduced)
     return (out.sum() * scale).to(x.dtype) if reduced else out
 
 
-@torch.library.custom_op("gpukit::kl_div_bwd", mutates_args=())
-def kl_div_bwd_op(t: Tensor, dloss: Tensor, log_target: bool, reduced: bool, scale: float) -> Tensor:
-    return kl_div_bwd(t, dloss, log_target, reduced, scale)
+def _second(ctx, dloss: Tensor) -> Tensor:
+    (t,), (log_target, reduced, scale) = ctx.saved_tensors, ctx.settings
+    dx = -(t.exp() if log_target else t) * dloss
+    return dx * scale if reduced else dx
 
 
-def _setup_context(ctx, inputs, output) -> None:
-    _, t, *ctx.settings = inputs
-    ctx.save_for_backward(t)
-
-
-kl_div_op.register_fake(lambda x, t, log_target, reduced, scale: x.new_empty(() if reduced else x.shape))
-kl_div_bwd_op.register_fake(lambda t, *_: t.new_empty(t.shape))
-kl_div_op.register_autograd(
-    lambda ctx, dloss: (kl_div_bwd_op(*ctx.saved_tensors, dloss, *ctx.settings), None, None, None, None),
-    setup_context=_setup_context,
+_kl_div = differentiable(
+    operator("kl_div", _loss, like=lambda x, t, log_target, reduced, scale: x.new_empty(() if reduced else x.shape)),
+    operator("kl_div_bwd", kl_div_bwd, like=lambda t, *_: t.new_empty(t.shape)),
+    keep=lambda inputs, _: (inputs[1:2], inputs[2:]),
+    gradients=lambda backward, ctx, dloss: backward(*ctx.saved_tensors, dloss, *ctx.settings),
+    again=_second,
 )
+
 
 _REDUCTIONS = ("mean", "batchmean", "sum", "none")
 
@@ -169,5 +149,4 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: b
         return F.kl_div(input, target, reduction=reduction, log_target=log_target)
     count = {"mean": input.numel(), "batchmean": len(input) if input.ndim else 1}.get(reduction, 1)
     scale = 1 / count if count else float("nan")  # the mean of nothing, as in PyTorch
-    call = kl_div_op if torch.compiler.is_compiling() else KLDivFunction.apply
-    return call(input, target, log_target, reduction != "none", scale)
+    return _kl_div(input, target, log_target, reduction != "none", scale)

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpukit.kernels._arguments import check_tensors
+from gpukit.kernels._autograd import operator
 from gpukit.kernels._launch import INTERPRETED, launch, power_of_2
 from gpukit.kernels.decode_attention import DTYPES, decode_attention
 from gpukit.kernels.flash_attention import flash_attention
@@ -89,18 +90,6 @@ def kv_append_kernel(
     )  # fmt: skip
 
 
-# One launch for what would be two slices, four with scales; an operator, so that torch.compile knows what it writes.
-@torch.library.custom_op("gpukit::kv_append", mutates_args=("k_cache", "v_cache", "k_scales", "v_scales", "lengths"))
-def kv_append_op(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, k_scales: Tensor | None, v_scales: Tensor | None,
-    lengths: Tensor, counts: Tensor | None,
-) -> None:  # fmt: skip
-    kv_append(k, v, k_cache, v_cache, k_scales, v_scales, lengths, counts)
-
-
-kv_append_op.register_fake(lambda *_: None)
-
-
 def kv_append(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, k_scales: Tensor | None, v_scales: Tensor | None,
     lengths: Tensor, counts: Tensor | None,
@@ -119,6 +108,15 @@ def kv_append(
     )  # fmt: skip
     if T > 1:
         lengths += T if counts is None else counts
+
+
+# One launch for what would be two slices, four with scales; an operator, so that torch.compile knows what it writes.
+_kv_append = operator(
+    "kv_append",
+    kv_append,
+    like=lambda *_: None,
+    mutates=("k_cache", "v_cache", "k_scales", "v_scales", "lengths"),
+)
 
 
 class KVCache:
@@ -215,7 +213,7 @@ class KVCache:
             )
         new = None if counts is None else torch.tensor([int(n) for n in counts], dtype=torch.int32).to(self.k.device)
         if torch.compiler.is_compiling():
-            append, k, v = kv_append_op, k.detach(), v.detach()
+            append, k, v = _kv_append.op, k.detach(), v.detach()
         else:
             append = kv_append
         append(k, v, self.k, self.v, self.k_scales, self.v_scales, self.lengths, new)

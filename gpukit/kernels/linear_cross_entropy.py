@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gpukit.kernels._arguments import check_tensors
-from gpukit.kernels._autograd import refuse_second
+from gpukit.kernels._autograd import operator, refuse_second
 from gpukit.kernels._dtypes import DTYPES, torch_acc_dtype
 from gpukit.kernels.cross_entropy import check, cross_entropy_fwd, reduced
 
@@ -54,7 +54,12 @@ def linear_cross_entropy_fwd(
         rows = slice(start, start + chunk)
         logits = x[rows] @ weight.mT
         losses[rows], _ = cross_entropy_fwd(
-            logits, target[rows], ignore_index, label_smoothing, z_loss, scale if need_x or need_weight else None
+            logits,
+            target[rows],
+            ignore_index,
+            label_smoothing,
+            z_loss,
+            scale=scale if need_x or need_weight else None,
         )
         dlogits = logits  # what the kernel left there
         if need_x:
@@ -83,16 +88,13 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
         return *scaled, *(None,) * 6
 
 
-# What torch.compile sees: one operator that gives the gradients with the loss.
-linear_cross_entropy_op = torch.library.custom_op(
-    "gpukit::linear_cross_entropy", linear_cross_entropy_fwd, mutates_args=()
-)
-
-
-@linear_cross_entropy_op.register_fake
-def _fake(x, weight, target, need_x, need_weight, *_):
+def _like(x, weight, target, need_x, need_weight, *_):
     loss = x.new_empty((), dtype=torch_acc_dtype(x.dtype))
     return loss, x.new_empty(x.shape if need_x else 0), x.new_empty(weight.shape if need_weight else 0)
+
+
+# What torch.compile sees: one operator that gives the gradients with the loss.
+linear_cross_entropy_op = operator("linear_cross_entropy", linear_cross_entropy_fwd, like=_like).op
 
 
 def _setup_context(ctx, inputs, output) -> None:

@@ -25,13 +25,13 @@ import triton.language as tl
 from torch import Tensor
 
 from gpukit.kernels._arguments import check_runs, check_tensors
-from gpukit.kernels._autograd import differentiable
+from gpukit.kernels._autograd import differentiable, operator, through_pytorch
 from gpukit.kernels._device import for_hopper, multiprocessors, properties
 from gpukit.kernels._dtypes import DTYPES, acc_dtype, torch_acc_dtype
 from gpukit.kernels._launch import interpreted, launch
 from gpukit.kernels._matmul_persistent import described, matmul_persistent
 from gpukit.kernels._tiles import added, counters, epilogue, is_last, tile_at
-from gpukit.kernels.gelu import gelu_bwd_op, swiglu_bwd_op
+from gpukit.kernels.gelu import gelu_bwd_operator, swiglu_bwd_operator
 
 GLUON = "_matmul_hopper"
 FP8 = torch.float8_e4m3fn
@@ -297,6 +297,7 @@ def matmul_fwd(
     precision: str,
     autotune: bool,
     save: bool,
+    *,
     config: Config | None = None,
     keep: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
@@ -378,82 +379,55 @@ def _run(
     )  # fmt: skip
 
 
-# What torch.compile sees, as in gpukit.kernels.softmax: an operator that it does not look into.
-@torch.library.custom_op("gpukit::matmul", mutates_args=())
-def matmul_op(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    scale: Tensor | None,
-    activation: str,
-    precision: str,
-    autotune: bool,
-    save: bool,
-) -> tuple[Tensor, Tensor]:
-    c, z = matmul_fwd(a, b, bias, residual, scale, activation, precision, autotune, save, keep=False)
-    return c, c.new_empty(0) if z is None else z  # an operator cannot return None
-
-
-@matmul_op.register_fake
-def _fake(a, b, bias, residual, scale, activation, precision, autotune, save):
+def _like(a, b, bias, residual, scale, activation, precision, autotune, save):
     (batches, M, _), columns = a.shape, b.shape[2]
     dtype = torch.bfloat16 if a.dtype == FP8 else a.dtype
     N = columns // 2 if activation == "swiglu" else columns
-    return (
-        a.new_empty((batches, M, N), dtype=dtype),
-        a.new_empty((batches, M, columns) if save else 0, dtype=dtype),
-    )
+    z = a.new_empty((batches, M, columns), dtype=dtype) if save else None
+    return a.new_empty((batches, M, N), dtype=dtype), z
 
 
-def _save(ctx, inputs, output) -> None:
-    a, b, bias, _, scale, *ctx.settings, _ = inputs
-    ctx.save_for_backward(a, b, bias, scale, output[1])
-    ctx.mark_non_differentiable(output[1])
+_operator = operator("matmul", matmul_fwd, like=_like, keep=False)
 
 
-def _backward(ctx, dc: Tensor, _dz=None):
-    """Gradients of a, b, bias and residual: da = dz b^T and db = a^T dz, where dz is dc through the activation."""
+def product(a: Tensor, b: Tensor, precision: str, autotune: bool = False) -> Tensor:
+    """a @ b of [batches, M, K] and [batches, K, N], in a backward pass: as an operator, also outside torch.compile."""
+    return _operator.op(a, b, None, None, None, "", precision, autotune, False)[0]
+
+
+def _keep(inputs: tuple, results: tuple) -> tuple:
+    a, b, bias, _, scale, *settings, _ = inputs
+    return (a, b, bias, scale, results[1]), settings
+
+
+def _gradients(_, ctx, dc: Tensor) -> tuple:
+    """Of a, b, bias and residual: da = dz b^T and db = a^T dz, where dz is dc through the activation."""
     a, b, bias, scale, z = ctx.saved_tensors
     activation, precision, autotune = ctx.settings
-    need = ctx.needs_input_grad
+    need_a, need_b, need_bias, need_residual, *_ = ctx.needs_input_grad
     dz = dc
     if activation == "swiglu":
-        dz = torch.cat(swiglu_bwd_op(dc, *z.chunk(2, dim=-1)), dim=-1)
+        dz = torch.cat(swiglu_bwd_operator.op(dc, *z.chunk(2, dim=-1)), dim=-1)
     elif activation:
-        dz, _ = gelu_bwd_op(dc, z, None, "tanh" if activation == "gelu_tanh" else "none")
-    dbias = dz.sum((0, 1), dtype=torch_acc_dtype(dz.dtype)).to(bias.dtype) if need[2] else None
+        dz, _ = gelu_bwd_operator.op(dc, z, None, "tanh" if activation == "gelu_tanh" else "none")
+    dbias = dz.sum((0, 1), dtype=torch_acc_dtype(dz.dtype)).to(bias.dtype) if need_bias else None
     if scale is not None:
         dz = (dz * scale).to(dz.dtype)
-
-    def product(x: Tensor, y: Tensor) -> Tensor:
-        return matmul_op(x, y, None, None, None, "", precision, autotune, False)[0]
-
-    da = product(dz, b.mT) if need[0] else None
-    db = product(a.mT, dz) if need[1] else None
-    return da, db, dbias, dc if need[3] else None, *(None,) * 5
+    da = product(dz, b.mT, precision, autotune) if need_a else None
+    db = product(a.mT, dz, precision, autotune) if need_b else None
+    return da, db, dbias, dc if need_residual else None
 
 
-matmul_op.register_autograd(_backward, setup_context=_save)
+def _second(ctx, dc: Tensor) -> tuple:
+    a, b, bias, scale, _ = ctx.saved_tensors
+    plain = lambda *given: _plain(*given, scale, ctx.settings[0])  # noqa: E731
+    wanted = any(ctx.needs_input_grad[:3])
+    found = through_pytorch(plain, (a, b, bias), (dc,)) if wanted else (None,) * 3
+    return *found, dc if ctx.needs_input_grad[3] else None
 
 
-class MatmulFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *inputs) -> Tensor:
-        c, z = matmul_fwd(*inputs)
-        a, b, bias, _, scale, *ctx.settings, _ = inputs
-        ctx.save_for_backward(a, b, bias, scale, z)
-        return c
-
-    @staticmethod
-    def backward(ctx, dc: Tensor):
-        if torch.is_grad_enabled():  # create_graph=True: a second derivative needs operations that PyTorch can follow
-            a, b, bias, scale, _ = ctx.saved_tensors
-            plain = lambda *given: _plain(*given, scale, ctx.settings[0])  # noqa: E731
-            wanted = any(ctx.needs_input_grad[:3])
-            gradients = differentiable(plain, (a, b, bias), (dc,)) if wanted else [None] * 3
-            return *gradients, dc if ctx.needs_input_grad[3] else None, *(None,) * 5
-        return _backward(ctx, dc)
+# The gradient is made of several operators, so that torch.compile can fuse what lies between them.
+_matmul = differentiable(_operator, _operator, keep=_keep, gradients=_gradients, again=_second)
 
 
 def _plain(a: Tensor, b: Tensor, bias: Tensor | None, scale: Tensor | None, activation: str) -> Tensor:
@@ -584,10 +558,7 @@ def matmul(
         residual = residual.reshape(a.shape[0], a.shape[1], N)
     grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, bias, residual))
     inputs = (a, b, bias, residual, scale, activation or "", precision, autotune, grad and activation is not None)
-    if torch.compiler.is_compiling():
-        c = matmul_op(*inputs)[0]
-    else:
-        c = MatmulFunction.apply(*inputs) if grad else matmul_fwd(*inputs)[0]
+    c = _matmul(*inputs) if grad or torch.compiler.is_compiling() else matmul_fwd(*inputs)[0]
     return c.view(*leading, M, N)
 
 
@@ -603,7 +574,7 @@ def matmul_by_pointers(a: Tensor, b: Tensor) -> Tensor:
     (M, K), N = a.shape, b.shape[1]
     a, b = a[None], b[None]
     config = choices(1, M, N, K, a.dtype, "ieee", False, _wide(a) and _wide(b), False, False, a.device)[0]
-    return matmul_fwd(a, b, None, None, None, "", "ieee", False, False, config)[0][0]
+    return matmul_fwd(a, b, None, None, None, "", "ieee", False, False, config=config)[0][0]
 
 
 def matmul_bias_gelu(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:

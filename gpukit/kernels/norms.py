@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpukit.kernels._arguments import check, check_alike, check_vector
-from gpukit.kernels._autograd import apply, differentiable
+from gpukit.kernels._autograd import differentiable, operator, through_pytorch
 from gpukit.kernels._device import multiprocessors, properties
 from gpukit.kernels._dtypes import acc_dtype, torch_acc_dtype
 from gpukit.kernels._launch import launch, power_of_2
@@ -383,75 +383,46 @@ def _plain(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, ce
     return F.rms_norm(wide[0], x.shape[-1:], wide[1], eps).to(x.dtype)
 
 
-class NormFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, residual, weight, bias, eps: float, centre: bool):
-        y, u, stats = norm_fwd(x, residual, weight, bias, eps, centre)
-        ctx.save_for_backward(x if u is None else u, weight, bias, stats)
-        ctx.eps, ctx.has_residual = eps, u is not None
-        ctx.set_materialize_grads(False)  # the last block of a model hands no gradient to u: no zeros need be read
-        return (y, u) if ctx.has_residual else y
-
-    @staticmethod
-    def backward(ctx, dy: Tensor | None, du: Tensor | None = None):
-        x, weight, bias, stats = ctx.saved_tensors
-        if dy is None:
-            dy = torch.zeros_like(x)
-        if torch.is_grad_enabled():  # create_graph=True
-            plain = partial(_plain, eps=ctx.eps, centre=len(stats) == 2)
-            dx, dweight, dbias = differentiable(plain, (x, weight, bias), (dy,))
-            dx = dx if du is None else dx + du
-        else:
-            dx, dweight, dbias = norm_bwd(dy, du, x, weight, bias, stats)
-        return dx, dx if ctx.has_residual else None, dweight, dbias, None, None
-
-
-# What torch.compile sees, as in gpukit.kernels.softmax. An operator cannot return None: an empty tensor stands for it.
-@torch.library.custom_op("gpukit::norm", mutates_args=())
-def norm_op(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centre: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    y, u, stats = norm_fwd(x, residual, weight, bias, eps, centre)
-    return y, x.new_empty(0) if u is None else u, stats
-
-
-@torch.library.custom_op("gpukit::norm_bwd", mutates_args=())
-def norm_bwd_op(
-    dy: Tensor, du: Tensor | None, x: Tensor, weight: Tensor | None, bias: Tensor | None, stats: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    dx, *others = norm_bwd(dy, du, x, weight, bias, stats)
-    return dx, *(x.new_empty(0) if d is None else d for d in others)
-
-
-@norm_op.register_fake
-def _(x, residual, weight, bias, eps, centre):
-    return empty(x), x.new_empty(0) if residual is None else empty(x), _empty_stats(x, centre)
-
-
-@norm_bwd_op.register_fake
-def _(dy, du, x, weight, bias, stats):
-    return empty(x), *(x.new_empty(0) if w is None else empty(w) for w in (weight, bias))
-
-
-def _save(ctx, inputs, output) -> None:
-    x, residual, weight, bias, _, _ = inputs
-    _, u, stats = output
-    ctx.save_for_backward(x if residual is None else u, weight, bias, stats)
-    ctx.has_residual = residual is not None
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx, dy: Tensor | None, du: Tensor | None, _):
+def _gradients(backward, ctx, dy: Tensor | None, du: Tensor | None = None) -> tuple:
     x, weight, bias, stats = ctx.saved_tensors
     dy = torch.zeros_like(x) if dy is None else dy
-    dx, dweight, dbias = norm_bwd_op(dy, du if ctx.has_residual else None, x, weight, bias, stats)
-    return (
-        dx, dx if ctx.has_residual else None,
-        None if weight is None else dweight, None if bias is None else dbias, None, None,
-    )  # fmt: skip
+    if not ctx.given[1]:
+        du = None  # without a residual there is no u, and an operator's empty tensor in its place has no gradient
+    dx, dweight, dbias = backward(dy, du, x, weight, bias, stats)
+    return dx, dx, dweight, dbias  # of x and of the residual alike
 
 
-norm_op.register_autograd(_backward, setup_context=_save)
+def _second(ctx, dy: Tensor | None, du: Tensor | None = None) -> tuple:
+    x, weight, bias, _ = ctx.saved_tensors
+    eps, centre = ctx.settings
+    dy = torch.zeros_like(x) if dy is None else dy
+    dx, dweight, dbias = through_pytorch(partial(_plain, eps=eps, centre=centre), (x, weight, bias), (dy,))
+    dx = dx if du is None else dx + du
+    return dx, dx, dweight, dbias
+
+
+def _keep(inputs: tuple, results: tuple) -> tuple:
+    x, residual, weight, bias, *settings = inputs
+    _, u, stats = results
+    return (x if residual is None else u, weight, bias, stats), settings
+
+
+_norm = differentiable(
+    operator(
+        "norm", norm_fwd,
+        like=lambda x, residual, weight, bias, eps, centre: (
+            empty(x), None if residual is None else empty(x), _empty_stats(x, centre)
+        ),
+    ),
+    operator(
+        "norm_bwd", norm_bwd,
+        like=lambda dy, du, x, weight, bias, stats: (
+            empty(x), *(None if w is None else empty(w) for w in (weight, bias))
+        ),
+    ),
+    keep=_keep, gradients=_gradients, again=_second, public=2,
+    materialize=False,  # the last block of a model hands no gradient to u: no zeros need be read
+)  # fmt: skip
 
 
 def _check(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
@@ -475,9 +446,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tens
     device that Triton cannot use.
     """
     _check("rms_norm", x, weight, None, eps)
-    if torch.compiler.is_compiling():
-        return norm_op(x, None, weight, None, eps, False)[0]
-    return apply(NormFunction, x, None, weight, None, eps, False)
+    return _norm(x, None, weight, None, eps, False)[0]
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
@@ -486,9 +455,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     x, weight and the errors as in `rms_norm`; bias [N] as weight, or None. Returns y, contiguous, in x's shape and dtype.
     """
     _check("layer_norm", x, weight, bias, eps)
-    if torch.compiler.is_compiling():
-        return norm_op(x, None, weight, bias, eps, True)[0]
-    return apply(NormFunction, x, None, weight, bias, eps, True)
+    return _norm(x, None, weight, bias, eps, True)[0]
 
 
 def residual_rms_norm(
@@ -501,6 +468,4 @@ def residual_rms_norm(
     """
     _check("residual_rms_norm", x, weight, None, eps)
     check_alike("residual_rms_norm", "residual", residual, "x", x)
-    if torch.compiler.is_compiling():
-        return norm_op(x, residual, weight, None, eps, False)[:2]
-    return apply(NormFunction, x, residual, weight, None, eps, False)
+    return _norm(x, residual, weight, None, eps, False)

@@ -20,11 +20,12 @@ import triton.language as tl
 from torch import Tensor
 
 from gpukit.kernels._arguments import check_runs, check_tensors
+from gpukit.kernels._autograd import differentiable, operator
 from gpukit.kernels._device import properties
 from gpukit.kernels._dtypes import DTYPES
 from gpukit.kernels._launch import interpreted, launch, power_of_2
 from gpukit.kernels._tiles import added, counters, epilogue, is_last, tile_at
-from gpukit.kernels.matmul import matmul_op
+from gpukit.kernels.matmul import product
 
 GROUP = 128  # rows that share a scale, unless told otherwise
 PACKED_ROWS = 64  # rows of weights in 16 rows of int16
@@ -142,7 +143,7 @@ def _config(M: int, N: int, K: int, group: int, bits: int, dtype: torch.dtype, s
 
 
 def quantized_matmul_fwd(
-    a: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, bits: int, keep: bool = True
+    a: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, bits: int, *, keep: bool = True
 ) -> Tensor:
     """c [M, N] of a [M, K], weight [K, N] or for 4 bits [K / 4, N], and scales [K / group, N]. keep: see `counters`."""
     (M, K), N = a.shape, weight.shape[1]
@@ -167,31 +168,30 @@ def quantized_matmul_fwd(
     return c
 
 
-@torch.library.custom_op("gpukit::quantized_matmul", mutates_args=())
-def quantized_matmul_op(a: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, bits: int) -> Tensor:
-    return quantized_matmul_fwd(a, weight, scales, bias, bits, keep=False)
-
-
-quantized_matmul_op.register_fake(lambda a, weight, scales, bias, bits: a.new_empty((a.shape[0], weight.shape[1])))
-
-
-def _save(ctx, inputs, output) -> None:
-    _, weight, scales, bias, ctx.bits = inputs
-    ctx.save_for_backward(weight, scales, bias)
-
-
-def _backward(ctx, dc: Tensor):
+def _gradients(_, ctx, dc: Tensor) -> tuple:
     weight, scales, bias = ctx.saved_tensors
     need_a, _, _, need_bias, _ = ctx.needs_input_grad
     da = None
     if need_a:
         transposed = dequantize(weight, scales, dc.dtype).mT
-        da = matmul_op(dc[None], transposed[None], None, None, None, "", "ieee", False, False)[0][0]
+        da = product(dc[None], transposed[None], "ieee")[0]
     dbias = dc.sum(0, dtype=torch.float32).to(bias.dtype) if need_bias else None
-    return da, None, None, dbias, None
+    return da, None, None, dbias
 
 
-quantized_matmul_op.register_autograd(_backward, setup_context=_save)
+_operator = operator(
+    "quantized_matmul",
+    quantized_matmul_fwd,
+    like=lambda a, weight, scales, bias, bits: a.new_empty((a.shape[0], weight.shape[1])),
+    keep=False,
+)
+_quantized = differentiable(
+    _operator,
+    _operator,  # of which the gradient makes no use: its product is an ordinary one
+    keep=lambda inputs, c: (inputs[1:4], inputs[4:]),
+    gradients=_gradients,
+    again=lambda ctx, dc: _gradients(None, ctx, dc),
+)
 
 
 # ---------------------------------------------------------------------------------------------------------- the weights
@@ -295,11 +295,9 @@ def _quantized_matmul(op: str, a: Tensor, weight: Tensor, scales: Tensor, bias: 
     if len(shape) != 2:
         a = a.reshape(shape[:-1].numel(), K)
     inputs = a, weight, scales, bias, bits
-    # A custom operator costs the CPU more than a launch does, and a decoding step has many: only where it is needed.
-    needs_operator = torch.compiler.is_compiling() or (
-        torch.is_grad_enabled() and (a.requires_grad or (bias is not None and bias.requires_grad))
-    )
-    c = quantized_matmul_op(*inputs) if needs_operator else quantized_matmul_fwd(*inputs)
+    # Autograd's part of a call costs the CPU more than a launch does, and a decoding step has many: only where it is needed.
+    grad = torch.is_grad_enabled() and (a.requires_grad or (bias is not None and bias.requires_grad))
+    c = _quantized(*inputs) if grad or torch.compiler.is_compiling() else quantized_matmul_fwd(*inputs)
     return c if len(shape) == 2 else c.view(*shape[:-1], N)
 
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpukit.kernels._arguments import check, check_device
-from gpukit.kernels._autograd import apply
+from gpukit.kernels._autograd import differentiable, operator
 from gpukit.kernels._dtypes import acc_dtype
 from gpukit.kernels._launch import launch, power_of_2
 from gpukit.kernels._rows import empty
@@ -97,33 +97,15 @@ def rope_turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, backwards: bool) -
     return q_out, k_out
 
 
-class RopeFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor):
-        ctx.save_for_backward(cos, sin)
-        return rope_turn(q, k, cos, sin, False)
-
-    @staticmethod
-    def backward(ctx, dq: Tensor, dk: Tensor):
-        # The turn back is a rope too, so a gradient of this gradient needs nothing new.
-        if torch.is_grad_enabled():  # create_graph=True
-            cos, sin = ctx.saved_tensors
-            return *RopeFunction.apply(dq, dk, cos, -sin), None, None
-        return *rope_turn(dq, dk, *ctx.saved_tensors, True), None, None
-
-
-# What torch.compile sees, as in gpukit.kernels.softmax.
-rope_op = torch.library.custom_op("gpukit::rope", rope_turn, mutates_args=())
-rope_op.register_fake(lambda q, k, cos, sin, backwards: (empty(q), empty(k)))
-
-
-def _save(ctx, inputs, output) -> None:
-    _, _, cos, sin, ctx.backwards = inputs
-    ctx.save_for_backward(cos, sin)
-
-
-rope_op.register_autograd(
-    lambda ctx, dq, dk: (*rope_op(dq, dk, *ctx.saved_tensors, not ctx.backwards), None, None, None), setup_context=_save
+# The turn back is a rope too: forward and backward are one operator, and the second derivative is there.
+_operator = operator("rope", rope_turn, like=lambda q, k, cos, sin, backwards: (empty(q), empty(k)))
+_rope = differentiable(
+    _operator,
+    _operator,
+    keep=lambda inputs, _: (inputs[2:4], inputs[4:]),
+    gradients=lambda backward, ctx, dq, dk: backward(dq, dk, *ctx.saved_tensors, not ctx.settings[0]),
+    again=lambda ctx, dq, dk: _rope(dq, dk, *ctx.saved_tensors, not ctx.settings[0]),
+    public=2,
 )
 
 
@@ -156,4 +138,4 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor
         raise ValueError(f"rope: sin must have the shape of cos, {list(cos.shape)}, got {list(sin.shape)}")
     for name, x in (("k", k), ("cos", cos), ("sin", sin)):
         check_device("rope", name, x, "q", q)
-    return rope_op(q, k, cos, sin, False) if torch.compiler.is_compiling() else apply(RopeFunction, q, k, cos, sin)
+    return _rope(q, k, cos, sin, False)

@@ -43,7 +43,7 @@ def split_by(splits, BLOCK_M=16, BLOCK_N=16):
     def fn(q, k, v, lengths, k_scales=None, v_scales=None):
         config = Config(BLOCK_M, BLOCK_N, 4, 2, 2)
         scale = q.shape[-1] ** -0.5
-        return decode_attention_fwd(q, k, v, lengths, k_scales, v_scales, scale, "ieee", splits, config)
+        return decode_attention_fwd(q, k, v, lengths, k_scales, v_scales, scale, "ieee", splits=splits, config=config)
 
     return fn
 
@@ -558,7 +558,7 @@ def test_every_configuration(dtype, device):
         configs = {config_of(groups * T_q, D, dtype, cache[0].dtype, n * 1024) for n in {kib, min(kib, 100)}}
         for config, splits in itertools.product(configs, (1, 4)):
             fn = lambda q, k, v, n, ks=None, vs=None, c=config, s=splits: decode_attention_fwd(  # noqa: E731
-                q, k, v, n, ks, vs, q.shape[-1] ** -0.5, "ieee", s, c
+                q, k, v, n, ks, vs, q.shape[-1] ** -0.5, "ieee", splits=s, config=c
             )
             check(inputs, device, fn=fn, what=f"{config}, {splits} splits")
 

@@ -131,7 +131,7 @@ def test_descriptors_of_every_layout(device):
         for pieces, flatten in ((1, False), (4, True)):
             config = BY_TMA._replace(BLOCK_N=64, PIECES=pieces, FLATTEN=flatten)
             x, y = left(a.to(device))[None], right(b.to(device))[None]
-            c, _ = matmul_fwd(x, y, None, None, None, "", "ieee", False, False, config)
+            c, _ = matmul_fwd(x, y, None, None, None, "", "ieee", False, False, config=config)
             assert_close(c[0].cpu(), truth, a @ b, what=f"{left.__name__} {right.__name__}")
 
 
@@ -230,7 +230,7 @@ def test_fp8(device):
     assert_close(c, truth, truth.to(torch.bfloat16), what="fp8")
     for config in (BY_TMA._replace(BLOCK_K=32), Config(16, 16, 32, 4, 1, 1)):
         x, y = a.to(device)[None], b.contiguous().to(device)[None]
-        c, _ = matmul_fwd(x, y, None, None, scale, "", "ieee", False, False, config)
+        c, _ = matmul_fwd(x, y, None, None, scale, "", "ieee", False, False, config=config)
         assert_close(c[0].cpu(), truth, truth.to(torch.bfloat16), what="fp8")
 
 
@@ -268,7 +268,7 @@ def test_deterministic_and_inputs_unchanged(device):
     before = a.clone(), b.clone()
     for config in (None, SPLIT):
         first, again = (
-            matmul_fwd(a[None], b[None], None, None, None, "", "ieee", False, False, config) for _ in range(2)
+            matmul_fwd(a[None], b[None], None, None, None, "", "ieee", False, False, config=config) for _ in range(2)
         )
         assert torch.equal(first[0], again[0])
     assert torch.equal(a, before[0]) and torch.equal(b, before[1])
@@ -337,7 +337,7 @@ def test_traffic_is_that_of_the_tiles(device):
     for BLOCK_M, BLOCK_N in ((32, 32), (64, 32), (128, 64)):
         config = Config(BLOCK_M, BLOCK_N, 32, 4, 1, 1)
         with gpukit.trace() as t:
-            matmul_fwd(a[None], b[None], None, None, None, "", "ieee", False, False, config)
+            matmul_fwd(a[None], b[None], None, None, None, "", "ieee", False, False, config=config)
         assert t.read_bytes == reference.tiled_traffic(shape, torch.float32, BLOCK_M, BLOCK_N)
         assert t.write_bytes == 256 * 192 * 4
     assert 64 * reference.tiled_traffic(shape, torch.float32, 64, 64) == reference.naive_traffic(shape, torch.float32)
@@ -504,8 +504,8 @@ def test_every_configuration(case, device):
     configs = module.choices(1, M, N, K, dtype, precision, gated, wide, tma, in_gluon, a.device)
     for config in configs:
         if config.SPLIT_K in (1, 4):
-            after = (bias, None, None, activation or "", precision, False, False, config)
-            c, _ = matmul_fwd(a[None], b[None], *after)
+            after = (bias, None, None, activation or "", precision, False, False)
+            c, _ = matmul_fwd(a[None], b[None], *after, config=config)
             if dtype == torch.float64:  # PyTorch's own is the truth here
                 torch.testing.assert_close(c[0], truth, rtol=1e-12, atol=1e-13)
             else:

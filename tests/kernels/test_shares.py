@@ -59,7 +59,7 @@ def gpu(monkeypatch):
     now = {"stream": 7, "capturing": False, "device": None}
     monkeypatch.setattr(_tiles, "interpreted", lambda: False)
     monkeypatch.setattr(_tiles, "_counters", {})
-    monkeypatch.setattr(_tiles, "_current_stream", lambda: lambda device: now["stream"])
+    monkeypatch.setattr(_tiles, "current_stream", lambda: lambda device: now["stream"])
     monkeypatch.setattr(torch.cuda, "current_device", lambda: now["device"])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now["capturing"])
     monkeypatch.setattr(torch.cuda, "device", lambda device: now.update(device=device.index) or nullcontext())
