@@ -14,9 +14,8 @@ Sources: https://triton-lang.org/main/getting-started/tutorials/03-matrix-multip
 https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html
 """
 
-from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,13 +27,12 @@ from gpukit.kernels._arguments import check_runs, check_tensors
 from gpukit.kernels._autograd import differentiable, operator, through_pytorch
 from gpukit.kernels._device import for_hopper, multiprocessors, properties
 from gpukit.kernels._dtypes import DTYPES, acc_dtype, torch_acc_dtype
-from gpukit.kernels._launch import interpreted, launch
+from gpukit.kernels._launch import launch
+from gpukit.kernels._matmul_choices import FP8, GLUON, GROUP_M, Config, choices, fastest, problem
 from gpukit.kernels._matmul_persistent import described, matmul_persistent
 from gpukit.kernels._tiles import added, counters, epilogue, is_last, tile_at
 from gpukit.kernels.gelu import gelu_bwd_operator, swiglu_bwd_operator
 
-GLUON = "_matmul_hopper"
-FP8 = torch.float8_e4m3fn
 ACTIVATIONS = ("gelu", "gelu_tanh", "swiglu")
 PRECISIONS = ("ieee", "tf32")
 
@@ -109,180 +107,16 @@ def matmul_kernel(
     tl.store(c_ptr + before + offs_m * N + offs_n, y, mask=mask)
 
 
-# ------------------------------------------------------------------------------------------------------ configurations
-class Config(NamedTuple):
-    """One way to compute a matmul. rate: about how many TFLOP/s of 16-bit operands when every SM of an H200 has such a tile;
-    only their order matters."""
-
-    BLOCK_M: int
-    BLOCK_N: int
-    BLOCK_K: int
-    num_warps: int
-    num_stages: int
-    rate: float
-    SPLIT_K: int = 1
-    PIECES: int = 0  # not 0: by tensor descriptors, c stored in so many pieces
-    FLATTEN: bool = False
-    GLUON: bool = False  # by gpukit.kernels._matmul_hopper
-
-    @property
-    def descriptors(self) -> bool:
-        return self.PIECES > 0
-
-
-# BLOCK_K in bytes of an operand's row. Tiles of a few rows read more of b for each FLOP, and are for those that must.
-HOPPER = (
-    Config(128, 256, 128, 4, 4, 760, PIECES=2, GLUON=True),
-    Config(128, 256, 128, 8, 3, 740, PIECES=2, FLATTEN=True),
-    Config(128, 128, 128, 8, 4, 620, PIECES=1),
-    Config(128, 128, 128, 4, 3, 700),  # two programs on an SM: 203 us for 4096 x 4096 x 4096, 273 with 128 x 256
-    Config(64, 128, 128, 4, 4, 480),
-    Config(64, 64, 128, 4, 4, 330),
-    Config(16, 64, 256, 4, 4, 120),
-    Config(128, 16, 256, 4, 4, 130),
-)
-AMPERE = (
-    Config(128, 128, 64, 4, 4, 560),
-    Config(64, 128, 64, 4, 4, 480),
-    Config(64, 64, 64, 4, 4, 330),
-    Config(16, 64, 128, 4, 4, 80),
-    Config(64, 16, 128, 4, 4, 80),
-)
-# Triton has no tensor cores before Ampere: without them every operand is in registers.
-OLDER = (Config(64, 64, 32, 4, 2, 30), Config(16, 64, 32, 4, 2, 15), Config(64, 16, 32, 4, 2, 15))
-# float32 with "ieee" has no tensor cores anywhere, float64 those of Ampere and later.
-PLAIN = (Config(64, 64, 64, 4, 3, 30), Config(16, 64, 64, 4, 3, 15), Config(64, 16, 64, 4, 3, 15))
-INTERPRETER = (Config(32, 32, 64, 4, 1, 1),)
-SPLITS = (1, 2, 4, 8, 16)
-GROUP_M = 8
-# From here on, in 2 M N K, descriptors gain more than they cost: on the CPU as much as three launches, and for operands
-# without wide loads copies into padded rows.
-WORTH_DESCRIPTORS = 2e10
-WORTH_A_COPY = 4e9
-
-
-def _candidates(dtype: torch.dtype, precision: str, gated: bool, wide: bool, device: torch.device) -> list[Config]:
-    """The configurations for these operands on this GPU, BLOCK_K in elements. wide: `_wide` holds for both operands."""
-    gpu = properties(device)
-    if gpu is None:
-        table = INTERPRETER
-    elif dtype == torch.float64 or (dtype == torch.float32 and precision == "ieee"):
-        table = PLAIN
-    else:
-        table = HOPPER if gpu.compute_capability[0] >= 9 else AMPERE if gpu.compute_capability[0] == 8 else OLDER
-    configs = []
-    for config in table:
-        if config.descriptors and dtype.itemsize == 4:
-            continue  # tf32 operands would have to be transposed on the way
-        # SwiGLU has two sums in registers, and so has fp8: the one within a block of K, and the whole. float64 is as wide.
-        sums = (2 if gated else 1) * (2 if dtype in (FP8, torch.float64) else 1)
-        BLOCK_N = max(config.BLOCK_N // sums, 16)
-        BLOCK_K = max(config.BLOCK_K // dtype.itemsize, 16)
-        if not (wide or config.descriptors):
-            # Single elements, each with an address of two registers: smaller blocks in more threads.
-            if config.BLOCK_M * config.BLOCK_N > 128 * 128:
-                continue
-            BLOCK_K = min(BLOCK_K, 32)
-            config = config._replace(num_warps=max(config.num_warps, config.BLOCK_M * BLOCK_N // 2048))
-        configs.append(config._replace(BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K))
-    return configs
-
-
-def _seconds(config: Config, batches: int, M: int, N: int, K: int, itemsize: int, sms: int) -> float:
-    """A model of an H200, good enough to rank configurations: waves of tiles, each limited by its arithmetic or by what
-    one SM draws from memory, and for shares of K their sums, written and read."""
-    BLOCK_M, BLOCK_N, split = config.BLOCK_M, config.BLOCK_N, config.SPLIT_K
-    tiles = batches * -(-M // BLOCK_M) * -(-N // BLOCK_N)
-    waves = -(-tiles * split // sms)
-    arithmetic = BLOCK_M * BLOCK_N * K * itemsize / (config.rate * 1e12 / 132)
-    traffic = (BLOCK_M + BLOCK_N) * K * itemsize / 60e9
-    again = 0 if split == 1 else 2e-6 + batches * M * N * 8 * split / 4e12
-    return waves * max(arithmetic, traffic) / split + again
-
-
-@cache
-def choices(
-    batches: int,
-    M: int,
-    N: int,
-    K: int,
-    dtype: torch.dtype,
-    precision: str,
-    gated: bool,
-    wide: bool,
-    by_tma: bool,
-    in_gluon: bool,
-    device: torch.device,
-) -> tuple[Config, ...]:
-    """The configurations that can compute this product, the fastest by `_seconds` first.
-
-    wide    whether `_wide` holds for both operands; by_tma: whether tensor descriptors can be used; in_gluon: whether
-            gpukit.kernels._matmul_hopper can"""
-    gpu = properties(device)
-    sms = gpu.sms if gpu else 2
-    able = lambda config: in_gluon if config.GLUON else by_tma or not config.descriptors  # noqa: E731
-    configs = [config for config in _candidates(dtype, precision, gated, wide, device) if able(config)]
-    for config in list(configs):
-        # Shares of at least 512 bytes of a row, and only where tiles alone leave SMs idle.
-        tiles = batches * -(-M // config.BLOCK_M) * -(-N // config.BLOCK_N)
-        for split in SPLITS[1:]:
-            if gpu and not config.descriptors and tiles * split <= 4 * sms and K * dtype.itemsize >= 512 * split:
-                configs.append(config._replace(SPLIT_K=split))
-    return tuple(sorted(configs, key=lambda c: _seconds(c, batches, M, N, K, dtype.itemsize, sms)))
-
-
-def _wide(x: Tensor) -> bool:
-    """Whether Triton loads x [batches, R, C] 16 bytes at a time: it looks at strides and sizes for multiples of 16."""
-    batch, *strides = x.stride()
-    along = strides.index(1) if 1 in strides else None
-    if along is None or x.data_ptr() % 16:
-        return False
-    return (batch if x.shape[0] > 1 else 0) % 16 == strides[1 - along] % 16 == x.shape[1 + along] % 16 == 0
-
-
-def _by_tma(a: Tensor, b: Tensor, gated: bool) -> bool:
-    """Whether a [1, M, K] @ b [1, K, N] should go through tensor descriptors, copied for them if need be."""
-    gpu = properties(a.device)
-    batches, M, K = a.shape
-    N = b.shape[2]
-    if gpu is None or gpu.compute_capability[0] < 9 or batches != 1 or a.dtype.itemsize > 2 or min(M, N, K) < 128:
-        return False
-    if gated and N // 2 * b.dtype.itemsize % 16:
-        return False  # the columns of `up` would not begin where a load can
-    return 2 * M * N * K >= (WORTH_DESCRIPTORS if _wide(a) and _wide(b) else WORTH_A_COPY)
-
-
-def _in_gluon(a: Tensor, b: Tensor, gated: bool) -> bool:
-    """Whether gpukit.kernels._matmul_hopper can compute a @ b, which goes by tensor descriptors: it stores c by one too."""
-    aligned = a.dtype.itemsize == 2 and b.shape[2] % 8 == 0
-    return aligned and not gated and for_hopper(GLUON, a.device) is not None
-
-
-_tuned: dict[tuple, Config] = {}
-
-
-def _fastest(key: tuple, configs: tuple[Config, ...], run: Callable[[Config], object]) -> Config:
-    """The configuration that takes the least time here, measured once for each key. Not inside a CUDA graph's capture,
-    which cannot wait for a result."""
-    if key not in _tuned:
-        if interpreted() or torch.cuda.is_current_stream_capturing():
-            return configs[0]
-        times = {}
-        for config in configs:
-            for _ in range(3):
-                run(config)
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            for _ in range(10):
-                run(config)
-            end.record()
-            end.synchronize()
-            times[config] = start.elapsed_time(end)
-        _tuned[key] = min(times, key=times.get)
-    return _tuned[key]
-
-
 # ------------------------------------------------------------------------------------------------------------ launchers
+def _like(a, b, bias, residual, scale, activation, precision, autotune, save):
+    """Room for c and z."""
+    (batches, M, _), columns = a.shape, b.shape[2]
+    dtype = torch.bfloat16 if a.dtype == FP8 else a.dtype
+    N = columns // 2 if activation == "swiglu" else columns
+    z = a.new_empty((batches, M, columns), dtype=dtype) if save else None
+    return a.new_empty((batches, M, N), dtype=dtype), z
+
+
 # What `choices` said of these shapes and strides: asking costs the CPU 20 us.
 _known: dict[tuple, tuple[Config, ...]] = {}
 
@@ -303,13 +137,7 @@ def matmul_fwd(
 ) -> tuple[Tensor, Tensor | None]:
     """c [batches, M, N] of a [batches, M, K] and b [batches, K, N] (2 N columns for "swiglu"), both of any strides, and
     with `save` what went into the activation. keep: see `counters`."""
-    batches, M, K = a.shape
-    gated = activation == "swiglu"
-    columns = b.shape[2]
-    N = columns // 2 if gated else columns
-    dtype = torch.bfloat16 if a.dtype == FP8 else a.dtype
-    c = torch.empty((batches, M, N), dtype=dtype, device=a.device)
-    z = torch.empty((batches, M, columns), dtype=dtype, device=a.device) if save else None
+    c, z = _like(a, b, bias, residual, scale, activation, precision, autotune, save)
     if c.numel() == 0:
         return c, z
     bias = None if bias is None else bias.contiguous()
@@ -317,12 +145,10 @@ def matmul_fwd(
     after = (z, bias, residual, scale)
     if config is None:
         key = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, precision, activation, a.device)
-        at = (*key, (a.data_ptr() | b.data_ptr()) % 16, id(properties(a.device)))
+        at = (*key, (a.data_ptr() | b.data_ptr()) % 16, properties(a.device))
         configs = _known.get(at)
         if configs is None:
-            by_tma, wide = _by_tma(a, b, gated), _wide(a) and _wide(b)
-            in_gluon = by_tma and _in_gluon(a, b, gated)
-            configs = choices(batches, M, N, K, a.dtype, precision, gated, wide, by_tma, in_gluon, a.device)
+            configs = choices(problem(a, b, activation, precision))
             if len(_known) >= 10_000:  # sizes that always change
                 _known.clear()
             _known[at] = configs
@@ -330,7 +156,7 @@ def matmul_fwd(
         if autotune:
             run = lambda config: _run(config, a, b, c, after, activation, precision, keep)  # noqa: E731
             with torch.cuda.device_of(a):
-                config = _fastest(key, configs, run)
+                config = fastest(key, configs, run)
     _run(config, a, b, c, after, activation, precision, keep)
     return c, z
 
@@ -377,14 +203,6 @@ def _run(
         matmul_kernel, tiles * config.SPLIT_K, a, b, c, *after, parts, count, *a.stride(), *b.stride(), M, N, K, batches,
         **constants,
     )  # fmt: skip
-
-
-def _like(a, b, bias, residual, scale, activation, precision, autotune, save):
-    (batches, M, _), columns = a.shape, b.shape[2]
-    dtype = torch.bfloat16 if a.dtype == FP8 else a.dtype
-    N = columns // 2 if activation == "swiglu" else columns
-    z = a.new_empty((batches, M, columns), dtype=dtype) if save else None
-    return a.new_empty((batches, M, N), dtype=dtype), z
 
 
 _operator = operator("matmul", matmul_fwd, like=_like, keep=False)
@@ -571,9 +389,8 @@ def matmul_by_pointers(a: Tensor, b: Tensor) -> Tensor:
     """a [M, K] @ b [K, N] by `matmul_kernel`, whatever else the GPU could do: what benchmarks compare."""
     _check_device("matmul_by_pointers", a, b)
     _check_operands("matmul_by_pointers", a, b)
-    (M, K), N = a.shape, b.shape[1]
     a, b = a[None], b[None]
-    config = choices(1, M, N, K, a.dtype, "ieee", False, _wide(a) and _wide(b), False, False, a.device)[0]
+    config = choices(replace(problem(a, b, "", "ieee"), by_tma=False, in_gluon=False))[0]
     return matmul_fwd(a, b, None, None, None, "", "ieee", False, False, config=config)[0][0]
 
 

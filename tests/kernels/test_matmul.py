@@ -9,7 +9,9 @@ import torch.nn.functional as F
 
 import gpukit
 from gpukit import hardware
-from gpukit.kernels.matmul import ACTIVATIONS, FP8, HOPPER, Config, Linear, matmul, matmul_fwd
+from gpukit.kernels._device import properties
+from gpukit.kernels._matmul_choices import FP8, HOPPER, Config, Problem, _in_gluon, choices
+from gpukit.kernels.matmul import ACTIVATIONS, Linear, matmul, matmul_fwd
 from gpukit.op import Cost
 from gpukit.reference import matmul as reference
 from gpukit.reference.matmul import OP
@@ -56,6 +58,7 @@ def full_check(M, N, K, dtype, device, activation=None, bias=False, residual=Fal
     ours = [None if x is None else x.to(device).requires_grad_() for x in tensors]
     if config is not None:
         monkeypatch.setattr(module, "choices", lambda *_: (config,))
+        monkeypatch.setattr(module, "_known", {})  # else what was chosen for these sizes before would be used
     y = matmul(ours[0], ours[1], ours[2], activation, residual=ours[3])
     given = [y.detach(), *torch.autograd.grad(y, [x for x in ours if x is not None], dy.to(device))]
     for i, (result, truth, native) in enumerate(zip(given, *results, strict=True)):
@@ -137,7 +140,8 @@ def test_descriptors_of_every_layout(device):
 
 FOR_HOPPER = """
 from gpukit.kernels import _matmul_hopper as hopper
-from gpukit.kernels.matmul import HOPPER, _constants
+from gpukit.kernels._matmul_choices import HOPPER
+from gpukit.kernels.matmul import _constants
 
 hopper.launch = launch
 config = next(config for config in HOPPER if config.GLUON)._replace(BLOCK_K=64)
@@ -285,14 +289,10 @@ def imagined(gpu):
 
 
 def chosen(gpu, M, N, K, dtype=torch.bfloat16, precision="ieee", gated=False, by_tma=None, wide=True):
-    module.choices.cache_clear()
-    try:
-        with imagined(gpu):
-            tma = hardware.gpu(gpu).compute_capability >= (9, 0) and dtype.itemsize <= 2 if by_tma is None else by_tma
-            in_gluon = tma and dtype.itemsize == 2 and not gated and hardware.gpu(gpu).compute_capability < (10, 0)
-            return module.choices(1, M, N, K, dtype, precision, gated, wide, tma, in_gluon, torch.device("cpu"))
-    finally:
-        module.choices.cache_clear()
+    gpu = hardware.gpu(gpu)
+    tma = gpu.compute_capability >= (9, 0) and dtype.itemsize <= 2 if by_tma is None else by_tma
+    in_gluon = tma and dtype.itemsize == 2 and not gated and gpu.compute_capability < (10, 0)
+    return choices(Problem(1, M, N, K, dtype, gpu, precision, gated, wide, tma, in_gluon))
 
 
 def test_large_products_take_large_tiles_by_descriptors():
@@ -500,9 +500,9 @@ def test_every_configuration(case, device):
     native = reference.matmul(*(keep(x.to(out)) for x in exact), bias, activation)
     wide = M % 16 == N % 16 == K % 16 == 0
     tma = torch.cuda.get_device_capability() >= (9, 0) and dtype.itemsize <= 2
-    in_gluon = tma and module._in_gluon(a[None], b[None], gated)
-    configs = module.choices(1, M, N, K, dtype, precision, gated, wide, tma, in_gluon, a.device)
-    for config in configs:
+    in_gluon = tma and _in_gluon(a[None], b[None], gated)
+    gpu = properties(a.device)
+    for config in choices(Problem(1, M, N, K, dtype, gpu, precision, gated, wide, tma, in_gluon)):
         if config.SPLIT_K in (1, 4):
             after = (bias, None, None, activation or "", precision, False, False)
             c, _ = matmul_fwd(a[None], b[None], *after, config=config)
