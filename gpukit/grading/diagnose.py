@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import signal
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from dataclasses import dataclass
 
-from gpukit.grading import wire
-from gpukit.grading.evidence import Evidence, Outcome, Wrong
-from gpukit.grading.exercise import Case, Exercise, FunctionExercise, KernelExercise, Misconception
+from gpukit.grading.evidence import Evidence, Outcome
+from gpukit.grading.exercise import Case, Exercise, Misconception
+from gpukit.grading.messages import Failure
 from gpukit.grading.verdict import MAX_LINES
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gpukit.testing import Mismatch
 
 WIDTH = 118
 # How a tag reads after "fails for every case".
@@ -71,188 +67,251 @@ TAGS = {
 }
 
 
-def compare_function(exercise: FunctionExercise, actual: Any, expected: Any) -> Wrong | None:
-    """Whether a plain result is the expected one."""
+class Diagnosis(Exception):
+    """A verdict that is reached: its state, the label of what was found and the lines that the learner reads."""
 
-    def wrong(kind: str, text: str) -> Wrong:
-        return Wrong(kind, text, actual=actual, expected=expected)
-
-    if isinstance(actual, wire.Foreign):
-        return wrong("type", f"returned a {actual.type}, expected {_kind(expected)}")
-    if hasattr(expected, "untyped_storage"):
-        return _compare_plain_tensor(exercise, actual, expected)
-    if isinstance(expected, list | tuple):
-        if not isinstance(actual, list | tuple):
-            return wrong("type", f"returned {_kind(actual)}, expected {len(expected)} values")
-        if len(actual) != len(expected):
-            return wrong("shape", f"returned {len(actual)} values, expected {len(expected)}")
-        for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
-            if (item := compare_function(exercise, a, e)) is not None:
-                return wrong(item.kind, f"value {i}: {item.text}")
-        return None
-    if isinstance(expected, bool) or not isinstance(expected, int | float):
-        if type(actual) is not type(expected):
-            return wrong("type", f"returned {_kind(actual)}, expected {_kind(expected)}")
-        return None if actual == expected else wrong("values", f"expected {expected!r}, yours {actual!r}")
-    if isinstance(actual, bool) or not isinstance(actual, int | float):
-        return wrong("type", f"returned {_kind(actual)}, expected a number")
-    if actual == expected or (actual != actual and expected != expected):
-        return None
-    close = exercise.tolerance and all(map(math.isfinite, (actual, expected)))
-    if close and abs(actual - expected) <= exercise.tolerance * abs(expected):
-        return None
-    unit = f" {exercise.unit}" if exercise.unit else ""
-    return wrong("values", f"expected {_number(expected)}{unit}, yours {_number(actual)}")
+    def __init__(self, state: str, label: str, lines: tuple[str, ...]):
+        super().__init__(state, label, lines)
+        self.state, self.label, self.lines = state, label, lines
 
 
-def _compare_plain_tensor(exercise: FunctionExercise, actual: Any, expected: Tensor) -> Wrong | None:
-    """A tensor that plain PyTorch made; `tolerance` is relative to the largest element."""
+@dataclass(frozen=True)
+class Words:
+    """How a learner reads what the judge found in one exercise. `shown` is what the file is called, `hint` the last line.
 
-    def wrong(kind: str, text: str) -> Wrong:
-        return Wrong(kind, text, actual=actual, expected=expected)
+    Each method gives a Diagnosis; whether there is one is decided in gpukit.grading.judge.
+    """
 
-    if not hasattr(actual, "untyped_storage"):
-        return wrong("type", f"returned {_kind(actual)}, expected a torch.Tensor")
-    if actual.shape != expected.shape:
-        return wrong("shape", f"shape {list(actual.shape)}, expected {list(expected.shape)}")
-    if actual.dtype != expected.dtype:
-        return wrong("dtype", f"{_dtype(actual)}, expected {_dtype(expected)}")
-    near = (actual - expected).abs() <= exercise.tolerance * expected.abs().max() if expected.numel() else actual == 0
-    far = ~(near | (actual == expected) | (actual.isnan() & expected.isnan()))
-    if not bool(far.any()):
-        return None
-    at = tuple(_first(far))
-    text = f"element {list(at)} expected {float(expected[at]):.5g}, yours {float(actual[at]):.5g}"
-    return wrong("values", f"{text} ({int(far.sum()):,} of {far.numel():,} elements differ)")
+    exercise: Exercise
+    shown: str
+    hint: str
 
+    # -- the file ------------------------------------------------------------------------------------------------------
 
-def compare_tensor(
-    name: str, actual: Any, truth: Tensor, native: Tensor, *, gradient: bool, shown: str = ""
-) -> Wrong | None:
-    """Whether one output tensor is right: type, shape, dtype, every element written, values. `shown`: what the exercise
-    calls it, where that is not its name."""
-    import torch
+    def unreadable(self, error: Exception) -> Diagnosis:
+        if not isinstance(error, SyntaxError):  # NUL bytes, nesting beyond the parser
+            return self._found("error", "syntax", f"Python cannot read {self.shown}: {error}")
+        caret = " " * (max(1, error.offset or 1) - 1) + "^"
+        text = f"Python cannot read {self.shown}, line {error.lineno}: {error.msg}"
+        return self._found("error", "syntax", text, f"    {(error.text or '').rstrip(chr(10))}", f"    {caret}")
 
-    from gpukit.testing import compare
+    def forbidden(self, line: int, what: str) -> Diagnosis:
+        more = "exercises work with torch, Triton and arithmetic only; this is outside what the check can vouch for"
+        return self._found("error", "forbidden", f"{self.shown}, line {line} uses {what}", more)
 
-    shown = shown or name
+    def no_function(self) -> Diagnosis:
+        text = f"{self.shown} defines no function {self.exercise.function}"
+        return self._found("missing", "missing-function", text)
 
-    def wrong(kind: str, text: str, mismatch: Mismatch | None = None) -> Wrong:
-        return Wrong(kind, text, name, actual, truth, mismatch)
+    # -- the run; `case` is None while the file is loading -------------------------------------------------------------
 
-    if actual is None:
-        return wrong("no-gradient", f"{shown} is missing: the result does not know how to differentiate itself")
-    if type(actual) is not torch.Tensor:
-        kind = actual.type if isinstance(actual, wire.Foreign) else type(actual).__name__
-        return wrong("type", f"{shown} is a {kind}, expected a torch.Tensor")
-    if actual.shape != native.shape:
-        return wrong("shape", f"{shown} has shape {list(actual.shape)}, expected {list(native.shape)}")
-    if actual.dtype != native.dtype:
-        return wrong("dtype", f"{shown} is {_dtype(actual)}, expected {_dtype(native)}")
-    mismatch = compare(actual, truth, native, gradient=gradient)
-    if mismatch is None:
-        return None
-    stray = torch.isnan(actual) & ~torch.isnan(truth)
-    at = f"{shown}{list(mismatch.index)}" if mismatch.index else shown
-    if bool(stray.any()):
-        count = f"{int(stray.sum()):,} of {actual.numel():,} elements of {shown} are NaN; first at {_first(stray)}"
-        return wrong("nan", count, mismatch)
-    text = f"{at} expected {mismatch.expected:.5g}, yours {mismatch.actual:.5g}"
-    text += f" ({mismatch.wrong:,} of {mismatch.total:,} elements differ)"
-    return wrong("values", text, mismatch)
+    def no_answer(self, case: Case | None) -> Diagnosis:
+        where = f", in case {case.name}" if case else ", while the file was loading"
+        text = f"no answer within {self.exercise.timeout_s:g} s{where}"
+        return self._found("timeout", "timeout", text, "does every loop end?")
 
+    def crashed(self, code: int, case: Case | None) -> Diagnosis:
+        """`code` is the exit code of the process, negative for a signal."""
+        known = -code in set(signal.Signals)
+        how = f"ended with exit code {code}"
+        if code < 0:
+            how = f"died of {signal.Signals(-code).name if known else f'signal {-code}'}"
+        where = f" in case {case.name}" if case else " while the file was loading"
+        text = f"the process that ran your code {how}{where}"
+        return self._found("crashed", "crashed", text, "it ran in a process of its own: this notebook is unharmed")
 
-def values_differ(exercise: Exercise, outcomes: list[Outcome], hint: str) -> tuple[str, tuple[str, ...]]:
-    """Label and lines for results that are not right."""
-    evidence = Evidence(outcomes)
-    wrong = evidence.first.wrong
-    known = _recognise(exercise, evidence)
-    head = {
-        "values": "values differ",
-        "nan": "some results are NaN",
-        "shape": "wrong shape",
-        "dtype": "wrong dtype",
-        "type": "wrong type",
-        "no-gradient": "no gradient",
-    }[wrong.kind]
-    lines = [f"{exercise.id}: {head} ({len(evidence.passed)} of {len(outcomes)} cases pass)"]
-    if pattern := _pattern(evidence):
-        lines += wrap(f"  {pattern}")
-    detail = f"  {evidence.case.name}: {wrong.text}"
-    rows = evidence.row_ratio
-    if rows is not None:
-        factor = float(rows.reshape(-1)[(rows.reshape(-1) - 1).abs().argmax()])
-        every = "every element" if evidence.ratio is not None else "each element of a row"
-        detail += f"; {every} is off by the same factor, {factor:.4g}" if factor else f"; {every} is 0 in yours"
-    lines += wrap(detail)[:2]
-    say = ""
-    if known is not None:
-        say = exercise.sentence(known, evidence)
-    elif wrong.kind == "nan":
-        say = "fresh buffers are filled with NaN here: was every element stored, and is NaN what the arithmetic gives?"
-    lines += wrap(f"  {say}") if say else []
-    return known.label if known else wrong.kind, finish(lines, hint)
+    def malformed(self, error: Exception, case: Case | None) -> Diagnosis:
+        where = f" in case {case.name}" if case else " while the file was loading"
+        text = f"the process that ran your code sent an answer that cannot be judged{where}"
+        more = f"{error}: an exercise returns its results and leaves the process around it alone"
+        return self._found("error", "malformed", text, more)
 
+    def check_failed(self, error: Exception) -> Diagnosis:
+        text = f"the check itself failed on what your code did: {type(error).__name__}: {error}"
+        return self._found("error", "grader", text[:300], f"gpukit check -v {self.exercise.id} shows where")
 
-def extra_sentence(exercise: Exercise, label: str) -> list[str]:
-    """What the exercise adds to the judge's own diagnosis of `label`."""
-    remark = exercise.remark(label)
-    return wrap(f"  {remark}") if remark else []
+    def raised(self, error: Failure, case: Case | None) -> Diagnosis:
+        at = f"{self.shown}, line {error.line}" if error.line else self.shown
+        where = f", in case {case.name}" if case else ""
+        if error.todo:
+            text = f"not written yet: {at} still raises NotImplementedError"
+            return self._found("todo", "todo", text, "replace that line by your code, then run this cell again")
+        if error.fault:
+            fault = error.fault
+            first = {"race": "two programs race"}.get(fault.what, f"{fault.kind} outside {fault.tensor}")
+            code = [f"line {error.line}: {error.source}"] if error.source else []
+            more = [fault.text.partition(": ")[2] or fault.text, *code, *self._remark(fault.what)]
+            more.append("nothing was damaged: the check runs your code on copies")
+            return self._found("fail", fault.what, first + where, *more)
+        more = [f"    {error.source}"] if error.source else []
+        more += [error.message] if error.message else []
+        more += [say for message, say in self.exercise.slips.items() if message in error.message]
+        return self._found("error", "exception", f"{error.type} in {at}{where}", *more)
 
+    # -- the results ---------------------------------------------------------------------------------------------------
 
-def finish(lines: list[str], hint: str) -> tuple[str, ...]:
-    """At most MAX_LINES lines, the last one the hint's."""
-    return (*lines[: MAX_LINES - 1], f"  {hint}")
+    def values(self, outcomes: list[Outcome], where: str = "") -> Diagnosis:
+        """Results that are not right, and the idea that explains them if one does."""
+        evidence = Evidence(outcomes)
+        wrong = evidence.first.wrong
+        known = _recognise(self.exercise, evidence)
+        head = {
+            "values": "values differ",
+            "nan": "some results are NaN",
+            "shape": "wrong shape",
+            "dtype": "wrong dtype",
+            "type": "wrong type",
+            "no-gradient": "no gradient",
+        }[wrong.kind]
+        passed = f"{len(evidence.passed)} of {len(outcomes)} cases pass"
+        lines = [f"{self.exercise.id}: {head} ({passed}){where}"]
+        if pattern := _pattern(evidence):
+            lines += _wrap(f"  {pattern}")
+        detail = f"  {evidence.case.name}: {wrong.text}"
+        rows = evidence.row_ratio
+        if rows is not None:
+            factor = float(rows.reshape(-1)[(rows.reshape(-1) - 1).abs().argmax()])
+            every = "every element" if evidence.ratio is not None else "each element of a row"
+            detail += f"; {every} is off by the same factor, {factor:.4g}" if factor else f"; {every} is 0 in yours"
+        lines += _wrap(detail)[:2]
+        say = ""
+        if known is not None:
+            say = self.exercise.sentence(known, evidence)
+        elif wrong.kind == "nan":
+            say = "fresh buffers are filled with NaN here: was every element stored, and is NaN what the arithmetic gives?"
+        lines += _wrap(f"  {say}") if say else []
+        return Diagnosis("fail", known.label if known else wrong.kind, self._with_hint(lines))
+
+    def input_changed(self, outcome: Outcome) -> Diagnosis:
+        text = f"{' and '.join(outcome.reply.changed)} was changed by the call, in case {outcome.case.name}"
+        more = self._remark("input-changed") or ["the caller still needs it: store into a buffer of your own"]
+        return self._found("fail", "input-changed", text, *more)
+
+    def aliases_input(self, outcome: Outcome) -> Diagnosis:
+        text = f"{outcome.reply.aliases[0]} shares its memory with an input, in case {outcome.case.name}"
+        return self._found("fail", "aliases-input", text, "a result lives in a buffer of its own")
+
+    def on_cpu(self, outcome: Outcome) -> Diagnosis:
+        return self._found("fail", "device", f"the result is not on the GPU, in case {outcome.case.name}")
+
+    def disagrees(self, outcome: Outcome) -> Diagnosis:
+        text = f"three runs on the GPU gave different results, in case {outcome.case.name}"
+        return self._found("fail", "race", text, "do two programs write one address?")
+
+    # -- whose work it was ---------------------------------------------------------------------------------------------
+
+    def computes_outside(self, outcome: Outcome, operation: str, line: int) -> Diagnosis:
+        at = f" (line {line} of {self.shown})" if line else ""
+        launched = outcome.reply.launches
+        many = "computes outside its kernel" if launched else "launched no Triton kernel of its own"
+        return self._not_your_kernel(f"{self.shown} {many}: aten::{operation} ran{at}, in case {outcome.case.name}")
+
+    def launches_nothing(self, outcome: Outcome) -> Diagnosis:
+        return self._not_your_kernel(f"{self.shown} launched no Triton kernel of its own in case {outcome.case.name}")
+
+    def stores_nothing(self) -> Diagnosis:
+        return self._not_your_kernel("its kernels did not store the result")
+
+    def loads_nothing(self) -> Diagnosis:
+        return self._not_your_kernel("its kernels did not load the input")
+
+    def same_without_kernels(self) -> Diagnosis:
+        return self._not_your_kernel("the result is the same when its kernels do nothing")
+
+    def _not_your_kernel(self, reason: str) -> Diagnosis:
+        return self._found("fail", "not-your-kernel", "right values, but not your kernel", reason)
+
+    # -- what it cost --------------------------------------------------------------------------------------------------
+
+    def breaks_rule(self, label: str, sentence: str, case: Case) -> Diagnosis:
+        return self._found("fail", label, f"right values, but {sentence}", f"in case {case.name}")
+
+    def launches(self, outcome: Outcome) -> Diagnosis:
+        launches = outcome.reply.launches
+        text = f"{len(launches)} kernel launches (bound {self.exercise.traffic.launches})"
+        counts = Counter(launch.kernel for launch in launches)
+        names = ", ".join(f"{name}, {count} times" for name, count in counts.items())
+        return self._costs("launches", text, f"launched: {names}")
+
+    def traffic(self, outcome: Outcome, size: int) -> Diagnosis:
+        """`size` is the bytes of the first argument, of which the bound is a multiple."""
+        bound, reply = self.exercise.traffic, outcome.reply
+        moved, allowed = (reply.read_bytes + reply.written_bytes) / size, bound.reads + bound.writes
+        lines = [
+            f"{outcome.case.name}: {_mib(reply.read_bytes)} read and {_mib(reply.written_bytes)} written, where "
+            f"{bound.reads:g} reads and {bound.writes:g} writes of {_mib(size)} are enough"
+        ]
+        count: Counter[tuple[str, str]] = Counter()
+        at: dict[tuple[str, str], set[int]] = {}
+        sizes: dict[str, int] = {}  # of each tensor: "loaded twice" is said of its own bytes
+        for launch in reply.launches:
+            sizes |= launch.sizes
+            for access in launch.accesses:
+                key = ("loaded" if access.kind == "load" else "stored", access.tensor)
+                count[key] += access.bytes
+                at.setdefault(key, set()).add(access.line)
+        most = [key for key, _ in count.most_common()]
+        times = {key: count[key] / max(sizes.get(key[1], size), 1) for key in most}
+        for key in [key for key in most if times[key] > 1.05][:2] or most[:3]:
+            verb, tensor = key
+            often = "once" if f"{times[key]:.2g}" == "1" else f"{times[key]:.2g} times"
+            where = f"line{'s' if len(at[key]) > 1 else ''} {', '.join(map(str, sorted(at[key])))} of {self.shown}"
+            lines.append(f"{tensor} is {verb} {often}: {where}")
+        copied = reply.copied_read_bytes + reply.copied_write_bytes
+        if copied > 0.05 * size:
+            lines.append(f"{_mib(copied)} of that are copies and fills by PyTorch around your kernel")
+        return self._costs("traffic", f"{moved / allowed:.1f}x the memory traffic (bound 1.0x)", *lines)
+
+    def sectors(self, outcome: Outcome, times: float) -> Diagnosis:
+        """`times`: the sectors touched, as a multiple of those that the bytes fill."""
+        accesses = [access for launch in outcome.reply.launches for access in launch.accesses]
+        worst = max(accesses, key=lambda access: 32 * access.sectors - access.bytes)
+        text = f"{times:.1f}x the sectors that its bytes fill (bound {self.exercise.traffic.sectors:g}x)"
+        detail = (
+            f"{outcome.case.name}: the {worst.kind} of {worst.tensor} in line {worst.line} of {self.shown} moves "
+            f"{worst.bytes:,} bytes and touches {worst.sectors:,} sectors of 32 bytes, where {-(-worst.bytes // 32):,} hold "
+            "as much"
+        )
+        return self._costs("sectors", text, detail)
+
+    def flops(self, outcome: Outcome, done: Counter[str], enough: float) -> Diagnosis:
+        """`done`: the FLOPs of each kernel."""
+        kernel, most = done.most_common(1)[0]
+        text = f"{done.total() / enough:.1f}x the FLOPs (bound 1.0x)"
+        detail = f"{outcome.case.name}: {enough:,.0f} are enough; tl.dot does {most:,} of {done.total():,} in {kernel}"
+        return self._costs("flops", text, detail)
+
+    # -- how it is put -------------------------------------------------------------------------------------------------
+
+    def _costs(self, label: str, text: str, *more: str) -> Diagnosis:
+        return self._found("fail", label, f"right values, but {text}", *more, *self._remark(label))
+
+    def _remark(self, label: str) -> list[str]:
+        remark = self.exercise.remark(label)
+        return [remark] if remark else []
+
+    def _found(self, state: str, label: str, text: str, *more: str) -> Diagnosis:
+        lines = _wrap(f"{self.exercise.id}: {text}")
+        for line in more:  # the learner's own code, indented by four, stays as it is
+            lines += [line] if line.startswith("    ") else _wrap(f"  {line.strip()}")
+        return Diagnosis(state, label, self._with_hint(lines))
+
+    def _with_hint(self, lines: list[str]) -> tuple[str, ...]:
+        return (*lines[: MAX_LINES - 1], f"  {self.hint}")
 
 
 def _recognise(exercise: Exercise, evidence: Evidence) -> Misconception | None:
+    """The first of the exercise's wrong ideas that explains what was seen."""
+    comparable = all(outcome.wrong.kind in ("values", "nan") for outcome in evidence.outcomes if outcome.wrong)
     for known in exercise.misconceptions:
         try:
-            if known.gives is not None and _explains(exercise, known, evidence):
+            if known.gives is not None and comparable and exercise.explains(known.gives, evidence.outcomes):
                 return known
             if known.when is not None and known.when(evidence):
                 return known
         except (ArithmeticError, ValueError, TypeError, IndexError, RuntimeError, AttributeError):
             continue  # its formula does not apply to these arguments
     return None
-
-
-def _explains(exercise: Exercise, known: Misconception, evidence: Evidence) -> bool:
-    """Whether the wrong idea gives the learner's result in every case that failed, and the right one where it passed."""
-    failed = [outcome for outcome in evidence.outcomes if outcome.wrong]
-    if any(outcome.wrong.kind not in ("values", "nan") for outcome in failed):
-        return False
-    if isinstance(exercise, FunctionExercise):
-        exact = all(
-            compare_function(exercise, outcome.reply.output, known.gives(*outcome.case.args)) is None
-            for outcome in evidence.outcomes
-        )
-        return exact
-    assert isinstance(exercise, KernelExercise)
-    return all(_same_tensors(known.gives(*_doubled(o.case.args)), o.reply.outputs) for o in failed[:4])
-
-
-def _same_tensors(predicted: Any, outputs: dict[str, Any]) -> bool:
-    import torch
-
-    if not isinstance(predicted, dict):
-        predicted = {next(iter(outputs)): predicted}
-    for name, wrong in predicted.items():
-        actual = outputs.get(name)
-        if type(actual) is not torch.Tensor or actual.shape != wrong.shape:
-            return False
-        eps = torch.finfo(actual.dtype).eps if actual.dtype.is_floating_point else 0.0
-        actual, wrong = actual.double(), wrong.double()
-        size = wrong[torch.isfinite(wrong)].abs().max() if bool(torch.isfinite(wrong).any()) else torch.tensor(1.0)
-        if not torch.allclose(actual, wrong, rtol=16 * eps, atol=float(16 * eps * size), equal_nan=True):
-            return False
-    return True
-
-
-def _doubled(args: tuple) -> tuple:
-    import torch
-
-    return tuple(a.double() if isinstance(a, torch.Tensor) and a.dtype.is_floating_point else a for a in args)
 
 
 def _pattern(evidence: Evidence) -> str:
@@ -274,24 +333,9 @@ def _some(cases: tuple[Case, ...], width: int) -> str:
     return " | ".join(shown) + (f" and {more} more" if more else "")
 
 
-def wrap(text: str) -> list[str]:
+def _wrap(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent="  ", drop_whitespace=True, replace_whitespace=False) or []
 
 
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) and abs(value) < 10**18 else f"{value!r}"
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "nothing (None)"
-    name = value.type if isinstance(value, wire.Foreign) else type(value).__name__
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _first(where: Tensor) -> list[int]:
-    return [int(i) for i in where.nonzero()[0]]
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpukit.grading import prose
+from gpukit.grading import compare, prose
+from gpukit.grading.messages import Job
 from gpukit.grading.prose import Label, Prose
 
 if TYPE_CHECKING:
-    from gpukit.grading.evidence import Evidence
-    from gpukit.grading.messages import LaunchFacts
+    from gpukit.grading.evidence import Evidence, Outcome, Wrong
+    from gpukit.grading.messages import LaunchFacts, Reply
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,36 @@ class FunctionExercise(Exercise):
     setup: str = ""
     memory_rule: Callable[[Case, int], tuple[str, str] | None] | None = None
 
+    kernel: ClassVar[bool] = False
+    slips: ClassVar[dict[str, str]] = {}
+
+    @property
+    def watched(self) -> bool:
+        """Whether the worker looks at the tensors of the call."""
+        return self.memory_rule is not None
+
+    @property
+    def bounds(self) -> int:
+        """How many things are proved beside the values."""
+        return int(self.memory_rule is not None)
+
+    def job(self, path: str, device: str) -> Job:
+        return Job(path, self.function, "function", setup=self.setup, memory=self.memory_rule is not None)
+
+    def differs(self, actual: Any, expected: Any) -> Wrong | None:
+        return compare.plain(actual, expected, self.tolerance, self.unit)
+
+    def compare(self, case: Case, reply: Reply) -> Wrong | None:
+        """How the result is not the right one."""
+        return self.differs(reply.output, self.expected(*case.args))
+
+    def explains(self, gives: Callable[..., Any], outcomes: list[Outcome]) -> bool:
+        """Whether a wrong idea gives the learner's result in every case, where it is right too."""
+        return all(self.differs(outcome.reply.output, gives(*outcome.case.args)) is None for outcome in outcomes)
+
+    def broken_rule(self, case: Case, reply: Reply) -> tuple[str, str] | None:
+        return self.memory_rule(case, reply.peak_bytes) if self.memory_rule else None
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -176,3 +207,33 @@ class KernelExercise(Exercise):
     traffic: Traffic | None = None
     launch_rule: Callable[[Case, tuple[LaunchFacts, ...]], tuple[str, str] | None] | None = None
     caches: tuple[int, int] | None = None
+
+    kernel: ClassVar[bool] = True
+    watched: ClassVar[bool] = True
+    # What to say where the interpreter raises and a GPU would not, by a part of the exception's message.
+    slips: ClassVar[dict[str, str]] = {
+        "'int' object has no attribute 'to'": "a loop counts in Python numbers here and in tensors on a GPU: "
+        "tl.cast(i, tl.int64) does on both what i.to(tl.int64) does there"
+    }
+
+    @property
+    def bounds(self) -> int:
+        """No access outside a tensor (which raises), inputs unchanged, the learner's own kernel; then what it may cost."""
+        return 3 + (self.traffic is not None) + (self.launch_rule is not None)
+
+    def job(self, path: str, device: str) -> Job:
+        return Job(path, self.function, device, self.gradients, self.in_place, caches=self.caches)
+
+    def compare(self, case: Case, reply: Reply) -> Wrong | None:
+        """How the results are not the right ones."""
+        truths = compare.reference(self.reference, compare.doubled(case.args), self.gradients)
+        natives = compare.reference(self.reference, case.args, self.gradients)
+        return compare.tensors(reply.outputs, truths, natives, self.returns)
+
+    def explains(self, gives: Callable[..., Any], outcomes: list[Outcome]) -> bool:
+        """Whether a wrong idea gives the learner's results in the first cases that failed."""
+        failed = [outcome for outcome in outcomes if outcome.wrong]
+        return all(compare.same(gives(*compare.doubled(o.case.args)), o.reply.outputs) for o in failed[:4])
+
+    def broken_rule(self, case: Case, reply: Reply) -> tuple[str, str] | None:
+        return self.launch_rule(case, reply.launches) if self.launch_rule else None

@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from gpukit import hardware
 from gpukit.accounting import flops, models, roofline, training
 from gpukit.checks.flops import AUDIT, CRITICAL, DAYS, EINSUM, EXERCISES, LAYER, MFU, ROOFLINE
-from gpukit.grading.diagnose import compare_function
 from gpukit.grading.judge import judge_source
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "03_flops.ipynb"
@@ -188,7 +187,7 @@ def _answer(known, case):
 
 
 def _same(exercise, one, other) -> bool:
-    return all(compare_function(exercise, a, b) is None for a, b in zip(one, other, strict=True))
+    return all(exercise.differs(a, b) is None for a, b in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,196 @@
+"""Whether a result is the right one, and in a sentence how it is not."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from gpukit.grading import wire
+from gpukit.grading.evidence import Wrong
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from gpukit.testing import Mismatch
+
+_LONG_INT_BITS = 256  # 78 digits; of more than 4,300 Python refuses to make text
+
+
+def plain(actual: Any, expected: Any, tolerance: float = 0.0, unit: str = "") -> Wrong | None:
+    """Whether a plain result is the expected one; `tolerance` and `unit` as in FunctionExercise."""
+
+    def wrong(kind: str, text: str) -> Wrong:
+        return Wrong(kind, text, actual=actual, expected=expected)
+
+    if isinstance(actual, wire.Foreign):
+        return wrong("type", f"returned a {actual.type}, expected {_kind(expected)}")
+    if hasattr(expected, "untyped_storage"):
+        return _plain_tensor(actual, expected, tolerance)
+    if isinstance(expected, list | tuple):
+        if not isinstance(actual, list | tuple):
+            return wrong("type", f"returned {_kind(actual)}, expected {len(expected)} values")
+        if len(actual) != len(expected):
+            return wrong("shape", f"returned {len(actual)} values, expected {len(expected)}")
+        for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+            if (item := plain(a, e, tolerance, unit)) is not None:
+                return wrong(item.kind, f"value {i}: {item.text}")
+        return None
+    if isinstance(expected, bool) or not isinstance(expected, int | float):
+        if type(actual) is not type(expected):
+            return wrong("type", f"returned {_kind(actual)}, expected {_kind(expected)}")
+        return None if actual == expected else wrong("values", f"expected {_short(expected)}, yours {_short(actual)}")
+    if isinstance(actual, bool) or not isinstance(actual, int | float):
+        return wrong("type", f"returned {_kind(actual)}, expected a number")
+    if actual == expected or (actual != actual and expected != expected):
+        return None
+    if tolerance and _near(actual, expected, tolerance):
+        return None
+    unit = f" {unit}" if unit else ""
+    return wrong("values", f"expected {_number(expected)}{unit}, yours {_number(actual)}")
+
+
+def _near(actual: float, expected: float, tolerance: float) -> bool:
+    try:
+        return math.isfinite(actual) and math.isfinite(expected) and abs(actual - expected) <= tolerance * abs(expected)
+    except OverflowError:  # an integer beyond the largest float
+        return False
+
+
+def _plain_tensor(actual: Any, expected: Tensor, tolerance: float) -> Wrong | None:
+    """A tensor that plain PyTorch made; `tolerance` is relative to the largest element."""
+
+    def wrong(kind: str, text: str) -> Wrong:
+        return Wrong(kind, text, actual=actual, expected=expected)
+
+    if not hasattr(actual, "untyped_storage"):
+        return wrong("type", f"returned {_kind(actual)}, expected a torch.Tensor")
+    if actual.shape != expected.shape:
+        return wrong("shape", f"shape {list(actual.shape)}, expected {list(expected.shape)}")
+    if actual.dtype != expected.dtype:
+        return wrong("dtype", f"{_dtype(actual)}, expected {_dtype(expected)}")
+    near = (actual - expected).abs() <= tolerance * expected.abs().max() if expected.numel() else actual == 0
+    far = ~(near | (actual == expected) | (actual.isnan() & expected.isnan()))
+    if not bool(far.any()):
+        return None
+    at = tuple(_first(far))
+    text = f"element {list(at)} expected {float(expected[at]):.5g}, yours {float(actual[at]):.5g}"
+    return wrong("values", f"{text} ({int(far.sum()):,} of {far.numel():,} elements differ)")
+
+
+def tensors(
+    outputs: dict[str, Any], truths: Sequence[Tensor], natives: Sequence[Tensor], shown: Sequence[str] = ()
+) -> Wrong | None:
+    """Whether a kernel exercise's results are right, each against its reference in float64 and in the case's dtype. A name
+    that begins with d is a gradient's; `shown` is what the exercise calls the first ones, where that is not their name."""
+    if len(outputs) != len(truths):
+        text = f"returned {len(outputs)} tensors, expected {len(truths)}"
+        return Wrong("type", text, actual=outputs, expected=truths)
+    called = dict(zip(outputs, shown, strict=False))
+    for (name, actual), truth, native in zip(outputs.items(), truths, natives, strict=True):
+        wrong = tensor(name, actual, truth, native, gradient=name.startswith("d"), shown=called.get(name, ""))
+        if wrong is not None:
+            return wrong
+    return None
+
+
+def tensor(name: str, actual: Any, truth: Tensor, native: Tensor, *, gradient: bool, shown: str = "") -> Wrong | None:
+    """Whether one output tensor is right: type, shape, dtype, every element written, values. `shown`: what the exercise
+    calls it, where that is not its name."""
+    import torch
+
+    from gpukit.testing import compare
+
+    shown = shown or name
+
+    def wrong(kind: str, text: str, mismatch: Mismatch | None = None) -> Wrong:
+        return Wrong(kind, text, name, actual, truth, mismatch)
+
+    if actual is None:
+        return wrong("no-gradient", f"{shown} is missing: the result does not know how to differentiate itself")
+    if type(actual) is not torch.Tensor:
+        kind = actual.type if isinstance(actual, wire.Foreign) else type(actual).__name__
+        return wrong("type", f"{shown} is a {kind}, expected a torch.Tensor")
+    if actual.shape != native.shape:
+        return wrong("shape", f"{shown} has shape {list(actual.shape)}, expected {list(native.shape)}")
+    if actual.dtype != native.dtype:
+        return wrong("dtype", f"{shown} is {_dtype(actual)}, expected {_dtype(native)}")
+    mismatch = compare(actual, truth, native, gradient=gradient)
+    if mismatch is None:
+        return None
+    stray = torch.isnan(actual) & ~torch.isnan(truth)
+    at = f"{shown}{list(mismatch.index)}" if mismatch.index else shown
+    if bool(stray.any()):
+        count = f"{int(stray.sum()):,} of {actual.numel():,} elements of {shown} are NaN; first at {_first(stray)}"
+        return wrong("nan", count, mismatch)
+    text = f"{at} expected {mismatch.expected:.5g}, yours {mismatch.actual:.5g}"
+    text += f" ({mismatch.wrong:,} of {mismatch.total:,} elements differ)"
+    return wrong("values", text, mismatch)
+
+
+def same(predicted: Any, outputs: dict[str, Any]) -> bool:
+    """Whether `outputs` are what a wrong idea gives: a tensor for the first of them, or some of them by name."""
+    import torch
+
+    if not isinstance(predicted, dict):
+        predicted = {next(iter(outputs)): predicted}
+    for name, wrong in predicted.items():
+        actual = outputs.get(name)
+        if type(actual) is not torch.Tensor or actual.shape != wrong.shape:
+            return False
+        eps = torch.finfo(actual.dtype).eps if actual.dtype.is_floating_point else 0.0
+        actual, wrong = actual.double(), wrong.double()
+        size = wrong[torch.isfinite(wrong)].abs().max() if bool(torch.isfinite(wrong).any()) else torch.tensor(1.0)
+        if not torch.allclose(actual, wrong, rtol=16 * eps, atol=float(16 * eps * size), equal_nan=True):
+            return False
+    return True
+
+
+def doubled(args: tuple) -> tuple:
+    """The arguments with float64 for every floating-point tensor."""
+    import torch
+
+    return tuple(a.double() if isinstance(a, torch.Tensor) and a.dtype.is_floating_point else a for a in args)
+
+
+def reference(function: Callable, args: tuple, gradients: int) -> list[Tensor]:
+    """What `function` returns, then the gradients of its first arguments; the last argument is then dy."""
+    import torch
+
+    if not gradients:
+        with torch.no_grad():
+            result = function(*args)
+        return list(result) if isinstance(result, tuple | list) else [result]
+    *inputs, dy = args
+    for i in range(gradients):
+        inputs[i] = inputs[i].detach().requires_grad_()
+    y = function(*inputs)
+    return [y.detach(), *torch.autograd.grad(y, inputs[:gradients], dy)]
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) and abs(value) < 10**18 else _short(value)
+
+
+def _short(value: Any) -> str:
+    """The beginning of what Python writes for `value`."""
+    if isinstance(value, int) and value.bit_length() > _LONG_INT_BITS:
+        return f"an integer of {value.bit_length():,} bits"
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "nothing (None)"
+    name = value.type if isinstance(value, wire.Foreign) else type(value).__name__
+    return f"{'an' if name[:1] in tuple('aeiou') else 'a'} {name}"
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _first(where: Tensor) -> list[int]:
+    return [int(i) for i in where.nonzero()[0]]
