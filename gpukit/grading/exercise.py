@@ -69,7 +69,7 @@ class Exercise:
     cases: Callable[[Random], list[Case]]  # fresh cases for a fresh seed; always the same number of them
     misconceptions: tuple[Misconception, ...] = ()
     timeout_s: float = 60.0
-    prose: Prose | None = None  # None: that of gpukit/checks/<concept>.md
+    prose: Prose | None = field(default=None, hash=False)  # None: that of gpukit/checks/<concept>.md
 
     def __post_init__(self) -> None:
         if self.prose is None:
