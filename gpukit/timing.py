@@ -28,7 +28,7 @@ LAUNCH_BOUND_MS = 0.020
 _HOST_MATTERS_MS = 0.3  # hardly a call takes the CPU as long, and looking costs 20 more of them
 _GRAPH_CALLS = 50
 _BUNCH_MS = 2  # of calls between two looks at the clock: the wait for the GPU at the end is a small share of it
-_INTERPRETERS = ("triton.runtime.interpreter", "gpukit.simulator.interpreter.layer")
+_INTERPRETERS = ("triton.runtime.interpreter", "gpukit.simulator.interpreter.executor")
 _PEAK_NAME = {
     torch.float64: "fp64", torch.float32: "tf32", torch.float16: "fp16", torch.bfloat16: "bf16",
     torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8", torch.int8: "int8",

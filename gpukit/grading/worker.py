@@ -45,9 +45,9 @@ def preload() -> None:
 
     if os.environ["TRITON_INTERPRET"] == "1":
         import gpukit.simulator.trace.tracer  # noqa: F401
-        from gpukit.simulator.interpreter import layer as interpreter
+        from gpukit.simulator.interpreter import layer
 
-        interpreter.install()
+        layer.install()
 
 
 def run(sock: socket.socket) -> None:
@@ -109,7 +109,7 @@ def _call_kernel(function: Any, args: tuple, job: Job) -> Reply:
     """One call in Triton's interpreter, traced, and one in which launches do nothing."""
     import torch
 
-    from gpukit.simulator.interpreter import layer as interpreter
+    from gpukit.simulator.interpreter import bounds
     from gpukit.simulator.trace.tracer import trace
 
     inputs = {f"argument {i + 1}": arg for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
@@ -117,7 +117,7 @@ def _call_kernel(function: Any, args: tuple, job: Job) -> Reply:
     before = [_bytes(arg).clone() if isinstance(arg, torch.Tensor) else None for arg in args]
     for name, arg in zip(names, args, strict=False):
         if isinstance(arg, torch.Tensor):
-            interpreter.guard(arg, name)
+            bounds.guard(arg, name)
     watch = _host_watch(job.path)
     with watch, trace(raises=False) as traced:
         outputs = _outputs(function, args, job, names)
@@ -300,13 +300,14 @@ def _describe(error: BaseException, path: str) -> Failure:
     fault = None
     line = 0
     if "triton" in sys.modules:
-        from gpukit.simulator.interpreter import layer as interpreter
+        from gpukit.simulator.interpreter import faults
+        from gpukit.simulator.interpreter.frames import original
 
-        error, file, line = interpreter.original(error)
+        error, file, line = original(error)
         line = line if file == path else 0  # autograd raises in ours, and our line is not one of the learner's
-        if isinstance(error, interpreter.MemoryFault | interpreter.RaceFault):
+        if isinstance(error, faults.MemoryFault | faults.RaceFault):
             fault = Fault(
-                what="race" if isinstance(error, interpreter.RaceFault) else "out-of-bounds",
+                what="race" if isinstance(error, faults.RaceFault) else "out-of-bounds",
                 text=str(error),
                 kind=getattr(error, "kind", ""),
                 tensor=getattr(error, "tensor", ""),

@@ -15,7 +15,7 @@ from gpukit.grading.judge import judge_source
 from gpukit.grading.stubs import clear
 from gpukit.reference import triton_basics as reference
 from gpukit.simulator.compiler.compile import CompileError
-from gpukit.simulator.interpreter.bounds import MemoryFault, RaceFault
+from gpukit.simulator.interpreter.faults import MemoryFault, RaceFault
 from tests.checks.known import ids
 
 ROOT = course.root(__file__)

@@ -11,7 +11,7 @@ from gpukit.kernels import _launch, _tiles, decode_attention, int4_matmul, matmu
 from gpukit.kernels._tiles import added, counters, is_last
 from gpukit.kernels.quantized_matmul import quantize_int4
 from gpukit.reference.decode_attention import OP
-from gpukit.simulator.interpreter.bounds import RaceFault
+from gpukit.simulator.interpreter.faults import RaceFault
 from tests.kernels.cases import seeded
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 import gpukit
-from gpukit.simulator.interpreter import layer as interpreter
+from gpukit.simulator.interpreter import layer
 from gpukit.validation.timed import CASES
 
 # A trace of a few programs, the compilation and the prediction.
@@ -51,12 +51,12 @@ def rows(programs: int, how: str, N: int = 1000) -> Callable[[], None]:
 
     def launch() -> None:
         if how == "plain":
-            interpreter.uninstall()
+            layer.uninstall()
         try:
             with blocks.get(how, contextlib.nullcontext)():
                 row_kernel[(programs,)](x, torch.empty_like(x), N, BLOCK=1024)
         finally:
-            interpreter.install()
+            layer.install()
 
     return launch
 

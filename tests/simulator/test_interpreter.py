@@ -21,8 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gpukit.simulator.interpreter import layer as interpreter
-from gpukit.simulator.interpreter.bounds import Memory, MemoryFault, RaceFault, guard, unguard_all
+from gpukit.simulator.interpreter import executor, layer, running
+from gpukit.simulator.interpreter.bounds import Memory, guard, unguard_all
+from gpukit.simulator.interpreter.faults import MemoryFault, RaceFault
+from gpukit.simulator.interpreter.frames import original
+from gpukit.simulator.interpreter.libdevice import Unsupported
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
@@ -41,9 +44,9 @@ def row(plain_fails=True):
 
 @pytest.fixture(autouse=True)
 def installed():
-    interpreter.install()
+    layer.install()
     yield
-    interpreter.install()
+    layer.install()
     unguard_all()
 
 
@@ -466,8 +469,8 @@ def libdevice_functions_without_an_equal_say_what_to_write():
     for op, text in want.items():
         with pytest.raises(triton.runtime.errors.InterpreterError, match="has no equal in the interpreter") as caught:
             with_libdevice[(1,)](torch.ones(8), torch.zeros(8), OP=op, BLOCK=8)
-        error, file, line = interpreter.original(caught.value)
-        assert isinstance(error, interpreter.Unsupported) and re.search(text, str(error))
+        error, file, line = original(caught.value)
+        assert isinstance(error, Unsupported) and re.search(text, str(error))
         assert (file, line) == (__file__, line_of(with_libdevice, f"libdevice.{op}"))
     with pytest.raises(triton.runtime.errors.InterpreterError, match=r"libdevice\.tanh does not take .*bfloat16"):
         with_libdevice[(1,)](torch.ones(8).bfloat16(), torch.zeros(8), OP="tanh", BLOCK=8)
@@ -742,9 +745,9 @@ def test_guards_of_any_strides(shape):
     base = torch.zeros(2048)
     view = base.as_strided(shape, [s * 2 for s in torch.empty(shape).stride()], 100).transpose(0, -1)
     guard(view)
-    from gpukit.simulator.interpreter import bounds as memory
+    from gpukit.simulator.interpreter import bounds
 
-    legal = memory._legal[base.untyped_storage().data_ptr()]
+    legal = bounds._legal[base.untyped_storage().data_ptr()]
     want = torch.zeros(2048, dtype=torch.bool)
     want.as_strided(view.shape, view.stride(), 100)[...] = True
     assert np.array_equal(legal.ok(np.arange(0, 8192, 4), 4), want.numpy())
@@ -869,12 +872,12 @@ def test_original_finds_the_exception_and_the_line():
     for kernel, text in ((mistake, "undefined_name"), (mistake_in_a_reduction, "axis=3")):
         with pytest.raises(triton.runtime.errors.InterpreterError) as caught:
             kernel[(1,)](torch.zeros(8), BLOCK=8)
-        exc, file, line = interpreter.original(caught.value)
+        exc, file, line = original(caught.value)
         assert isinstance(exc, NameError if kernel is mistake else ValueError)
         assert (file, line) == (__file__, line_of(kernel, text))
     fault = fault_of(lambda: uses_helper[(1,)](torch.zeros(4), torch.zeros(8), BLOCK=8))
-    assert interpreter.original(fault) == (fault, __file__, line_of(helper, "tl.load"))
-    assert interpreter.original(ValueError("x"))[1:] == (None, None)
+    assert original(fault) == (fault, __file__, line_of(helper, "tl.load"))
+    assert original(ValueError("x"))[1:] == (None, None)
 
 
 def test_the_traceback_of_a_fault_ends_in_the_kernel():
@@ -895,7 +898,7 @@ def test_triton_is_left_as_it_was_after_a_launch():
     with pytest.raises(triton.runtime.errors.InterpreterError):
         mistake[(1,)](torch.zeros(8), BLOCK=8)
     assert (tl.load, tl.core.load, tl.sum, tl.range, tl.core.tensor.__dict__.get("__index__")) == before
-    assert not interpreter.busy()
+    assert not running.busy()
 
 
 @triton.jit
@@ -929,33 +932,33 @@ def test_a_cpu_tensor_beside_one_on_a_gpu(monkeypatch):
     with pytest.raises(ValueError, match=r"sum_blocks: y_ptr is on the CPU and x_ptr on the GPU; .*y_ptr\.to\("):
         sum_blocks[(1,)](OnGpu(), torch.zeros(4), 4, BLOCK=4)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)  # which a GPU can read
-    assert interpreter._refuse_cpu_tensors(sum_blocks, {"x_ptr": OnGpu(), "y_ptr": torch.zeros(4)}) is None
+    assert executor._refuse_cpu_tensors(sum_blocks, {"x_ptr": OnGpu(), "y_ptr": torch.zeros(4)}) is None
 
 
 def test_cpu_tensors_for_a_launch_on_a_gpu(monkeypatch):
     """Where kernels are compiled, and a trace interprets them first."""
-    interpreter._refuse_cpu_tensors(sum_blocks, {"x_ptr": torch.zeros(4)})  # interpreted for good
+    executor._refuse_cpu_tensors(sum_blocks, {"x_ptr": torch.zeros(4)})  # interpreted for good
     compiled = SimpleNamespace(__name__="sum_blocks", compiled=object())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    interpreter._refuse_cpu_tensors(compiled, {"x_ptr": torch.zeros(4)})  # nothing to run it on
+    executor._refuse_cpu_tensors(compiled, {"x_ptr": torch.zeros(4)})  # nothing to run it on
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ValueError, match="sum_blocks: x_ptr is on the CPU; a GPU reads no tensor there"):
-        interpreter._refuse_cpu_tensors(compiled, {"x_ptr": torch.zeros(4), "n": 4})
+        executor._refuse_cpu_tensors(compiled, {"x_ptr": torch.zeros(4), "n": 4})
 
 
 def test_a_triton_outside_the_range_is_named(monkeypatch):
-    interpreter.uninstall()
-    missing = (*interpreter._PATCHES, ("triton.runtime.interpreter", "InterpreterBuilder.create_nothing", None))
-    monkeypatch.setattr(interpreter, "_PATCHES", missing)
+    layer.uninstall()
+    missing = (*layer._PATCHES, ("triton.runtime.interpreter", "InterpreterBuilder.create_nothing", None))
+    monkeypatch.setattr(layer, "_PATCHES", missing)
     with pytest.raises(RuntimeError, match=rf"3\.6 to 3\.9, and Triton {triton.__version__} has no .*create_nothing"):
-        interpreter.install()
-    assert not interpreter._installed
+        layer.install()
+    assert not layer._installed
 
 
 def test_install_twice_is_install_once():
-    names = [(owner, name) for owner, name, _ in interpreter._installed]
-    interpreter.install()
-    assert [(owner, name) for owner, name, _ in interpreter._installed] == names
+    names = [(owner, name) for owner, name, _ in layer._installed]
+    layer.install()
+    assert [(owner, name) for owner, name, _ in layer._installed] == names
 
 
 def test_importing_triton_installs_the_layer():
@@ -1038,7 +1041,7 @@ def test_row(name):
 
 @pytest.mark.parametrize("name", [name for name, (_, plain_fails) in ROWS.items() if plain_fails])
 def test_row_fails_without_the_layer(name):
-    interpreter.uninstall()
+    layer.uninstall()
     with pytest.raises((AssertionError, triton.runtime.errors.InterpreterError, Exception, pytest.fail.Exception)):
         ROWS[name][0]()
 
@@ -1056,8 +1059,8 @@ def test_what_is_compiled_after_an_interpreted_launch_has_tritons_own_min():
     """The compiler's module is imported with the first kernel; it must not find the interpreter's functions then."""
     code = """
 import sys, torch, triton, triton.language as tl
-from gpukit.simulator.interpreter import layer as interpreter
-interpreter.install()
+from gpukit.simulator.interpreter import layer
+layer.install()
 from tests.simulator.test_interpreter import copy_rows
 assert "triton.compiler.code_generator" not in sys.modules
 copy_rows[(1,)](torch.ones(8), torch.empty(8), 8, 8, BLOCK=8, MASK_LOAD=True, MASK_STORE=True)

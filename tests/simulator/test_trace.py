@@ -14,7 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import gpukit
 from gpukit import launches
-from gpukit.simulator.interpreter import layer as interpreter
+from gpukit.simulator.interpreter.faults import MemoryFault, UnwrittenFault
 from gpukit.simulator.trace import tracer as trace_module
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
@@ -181,7 +181,7 @@ def test_on_launch_sees_the_real_arguments():
 
 def test_a_fault_ends_the_block_and_the_trace_stays_usable():
     x, y = torch.zeros(16), torch.zeros(32)
-    with pytest.raises(interpreter.MemoryFault), gpukit.trace() as t:
+    with pytest.raises(MemoryFault), gpukit.trace() as t:
         copy[(2,)](x, y, 32, 1, BLOCK=16)
     assert t.launches[0].accesses[0].count == 1 and not launches.watched()
     with gpukit.trace() as t:
@@ -241,7 +241,7 @@ def test_a_launch_knows_its_arguments_and_options():
 
 
 def test_a_load_of_fresh_memory_is_a_fault():
-    with pytest.raises(interpreter.UnwrittenFault) as caught, gpukit.trace():
+    with pytest.raises(UnwrittenFault) as caught, gpukit.trace():
         x = torch.empty(64)
         copy[(2,)](torch.zeros(64), x, 20, 1, BLOCK=16)
         copy[(2,)](x, torch.zeros(64), 24, 1, BLOCK=16)
@@ -250,7 +250,7 @@ def test_a_load_of_fresh_memory_is_a_fault():
         f"load of x_ptr: program 1, line {line}: 4 elements of x_ptr [64] that nobody has written; first at index 20"
     )
     assert traceback.extract_tb(caught.value.__traceback__)[-1].lineno == line
-    with pytest.raises(interpreter.UnwrittenFault, match="atomic of y_ptr"), gpukit.trace():
+    with pytest.raises(UnwrittenFault, match="atomic of y_ptr"), gpukit.trace():
         histogram[(1,)](torch.zeros(8, dtype=torch.int64), torch.empty(3, dtype=torch.int32), 8, BLOCK=8)
 
 
@@ -345,7 +345,7 @@ def softmax_of_long_rows(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
 
 def test_a_sampled_launch_keeps_to_its_tensors_and_reads_indices():
     x, y = (torch.zeros(100, device="meta") for _ in range(2))
-    with pytest.raises(interpreter.MemoryFault, match="load outside x_ptr: program 1, line"):
+    with pytest.raises(MemoryFault, match="load outside x_ptr: program 1, line"):
         with gpukit.trace(sample=4):
             copy[(4,)](x, y, 100, 2, BLOCK=32)
     table, index = torch.zeros(1 << 20, device="meta"), torch.arange(64) * 64
@@ -442,7 +442,7 @@ def test_a_custom_op_made_of_launches_counts_once():
 
 
 def test_without_triton_ops_are_counted_all_the_same(monkeypatch):
-    monkeypatch.setattr(trace_module, "interpreter", None)
+    monkeypatch.setattr(trace_module, "layer", None)
     with gpukit.trace() as t:
         torch.ones(4) + 1
     assert (t.read_bytes, t.write_bytes) == (16, 32)

@@ -9,7 +9,7 @@ from types import FrameType
 
 from gpukit import launches
 from gpukit.simulator.compiler.compile import path, sources
-from gpukit.simulator.interpreter import layer as interpreter
+from gpukit.simulator.interpreter import executor, layer
 from gpukit.simulator.prediction.mix import statements
 
 
@@ -27,7 +27,7 @@ class LineCounter:
         self._known: dict[str, tuple[str, dict[int, int]] | None] = {}  # by the file name of a code object
 
     def __enter__(self) -> LineCounter:
-        interpreter.install()
+        layer.install()
         launches.watch(self)
         self._outer = sys.gettrace()
         return self
@@ -97,7 +97,7 @@ class LineCounter:
 
     def _callers(self, frame: FrameType) -> tuple[tuple[str, int], ...]:
         found = []
-        while (frame := frame.f_back) is not None and frame.f_code is not interpreter._launch.__code__:
+        while (frame := frame.f_back) is not None and frame.f_code is not executor.launch.__code__:
             file = path(frame.f_code.co_filename)
             first = self._first_lines.get(file, {}).get(frame.f_lineno)
             if first is not None:

@@ -41,7 +41,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpukit import hardware, tables
 from gpukit.simulator.compiler import assembly
 from gpukit.simulator.compiler.compile import Compiled, begin, compile
-from gpukit.simulator.interpreter.bounds import SECTOR_BYTES
+from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
 from gpukit.simulator.prediction import mix, scoreboard
 from gpukit.simulator.prediction.machine import Machine, machine
 from gpukit.simulator.trace.tracer import Launch, TorchOp, Trace, trace

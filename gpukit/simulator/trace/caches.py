@@ -31,7 +31,7 @@ import numpy as np
 from gpukit import tables
 from gpukit.hardware import KIB, Gpu
 from gpukit.simulator.compiler.occupancy import occupancy, reserved_shared_bytes
-from gpukit.simulator.interpreter.bounds import SECTOR_BYTES, grid_offsets, touched
+from gpukit.simulator.interpreter.addresses import SECTOR_BYTES, grid_offsets, touched
 from gpukit.simulator.trace import coalesce
 from gpukit.simulator.trace.recording import STORAGE_ALIGNMENT, Recording, Site
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gpukit.simulator.compiler.layouts import Layout
-from gpukit.simulator.interpreter.bounds import Tile
+from gpukit.simulator.interpreter.addresses import Tile
 from gpukit.simulator.trace.recording import Site
 
 _VECTOR_BYTES = 16

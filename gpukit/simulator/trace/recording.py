@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpukit.simulator.interpreter.bounds import Access, Tile, touched
+from gpukit.simulator.interpreter.addresses import Access, Tile, touched
 
 STORAGE_ALIGNMENT = 1 << 21
 MAX_IRREGULAR_LANES = 1 << 24  # of accesses that are no tiles, 8 bytes each

@@ -17,7 +17,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpukit import hardware, launches, tables
-from gpukit.simulator.interpreter import bounds as memory
+from gpukit.simulator.interpreter import bounds
+from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
+from gpukit.simulator.interpreter.faults import UnwrittenFault, program_ids
 from gpukit.simulator.trace.recording import Recording, Site
 
 if TYPE_CHECKING:
@@ -25,11 +27,11 @@ if TYPE_CHECKING:
     from gpukit.simulator.trace.caches import Traffic
 
 try:
-    from gpukit.simulator.interpreter import layer as interpreter
+    from gpukit.simulator.interpreter import layer, running
 except ModuleNotFoundError as exc:  # no wheels outside Linux; PyTorch ops can be counted all the same
     if exc.name != "triton":
         raise
-    interpreter = None
+    layer = None
 
 MAX_DETAIL_PROGRAMS = 1024
 
@@ -128,13 +130,13 @@ class Launch:
             [
                 f"{a.kind} {a.tensor}, line {a.line}" + (" (descriptor)" if a.via == "tma" else ""),
                 *map(_cell, (a.count, a.bytes, a.sectors)),
-                f"{a.bytes / (a.sectors * memory.SECTOR_BYTES):.0%}" if a.sectors else "",
+                f"{a.bytes / (a.sectors * SECTOR_BYTES):.0%}" if a.sectors else "",
                 *map(_cell, (a.run_bytes, a.vector_bytes)),
             ]
             for a in self.accesses
         ]
         sectors = sum(a.sectors for a in self.accesses)
-        used = f"{self.bytes / (sectors * memory.SECTOR_BYTES):.0%}" if sectors else ""
+        used = f"{self.bytes / (sectors * SECTOR_BYTES):.0%}" if sectors else ""
         total = ["total", *map(_cell, (sum(a.count for a in self.accesses), self.bytes, sectors)), used, "", ""]
         return titles, [*rows, total]
 
@@ -234,7 +236,7 @@ class _Marks:
         elif size > self.unit:
             per = size // self.unit
             marks = marks[: marks.size // per * per].reshape(-1, per).any(axis=1)
-        return memory.mark(marks, tensor, 0).copy()
+        return bounds.mark(marks, tensor, 0).copy()
 
 
 class _Recorder:
@@ -289,7 +291,7 @@ class _Recorder:
         if access.lanes:
             own = access.parameter.tensor
             offsets = access.offsets // own.element_size() - own.storage_offset()
-        program = memory.program_ids(linear, self.launch.grid)
+        program = program_ids(linear, self.launch.grid)
         self.launch.events.append(Event(program, access.kind, tensor, line, offsets, access.masked))
 
     def dot(self, flops: int) -> None:
@@ -349,24 +351,24 @@ class Trace:
         self.dry, self.detail, self.on_launch, self.sample = dry, detail, on_launch, sample
         self.gpu = gpu if isinstance(gpu, hardware.Gpu) else hardware.gpu(gpu)
         self.raises = raises
-        self.unwritten: list[memory.UnwrittenFault] = []
+        self.unwritten: list[UnwrittenFault] = []
         self.events: list[Launch | TorchOp] = []
         self._marks: dict[int, _Marks] = {}
         self._mode = _CountOps(self)
 
     def __enter__(self) -> Trace:
-        if interpreter is not None:
-            interpreter.install()
+        if layer is not None:
+            layer.install()
             launches.watch(self)
         self._mode.__enter__()
         return self
 
     def __exit__(self, *exc_info) -> None:
         self._mode.__exit__(*exc_info)
-        if interpreter is not None:
+        if layer is not None:
             launches.unwatch(self)
             if not launches.watched():
-                memory.forget_allocations()
+                bounds.forget_allocations()
 
     def begin(self, call) -> _Recorder:
         """Called by the interpreter before each launch."""
@@ -630,14 +632,14 @@ def _note_memory(func, args, kwargs, out) -> None:
     if name in _ALLOCATE:
         for tensor in _flat(out):
             if tensor.layout is torch.strided:
-                memory.note_allocation(tensor)
+                bounds.note_allocation(tensor)
         return
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[i] if i < len(args) else kwargs.get(argument.name)
             for tensor in _flat(value):
                 if tensor.layout is torch.strided:
-                    memory.note_written(tensor)
+                    bounds.note_written(tensor)
 
 
 class _CountOps(TorchDispatchMode):
@@ -655,7 +657,7 @@ class _CountOps(TorchDispatchMode):
         before = len(events)
         out = func(*args, **kwargs)
         launched = len(events) > before  # a custom op that is made of launches: they have been counted
-        if not launched and (interpreter is None or not interpreter.busy()):
+        if not launched and (layer is None or not running.busy()):
             read, write = _count(func, args, kwargs, out)
             _note_memory(func, args, kwargs, out)
             events.append(TorchOp(func._schema.name.replace("::", "."), read, write))

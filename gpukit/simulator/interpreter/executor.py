@@ -1,0 +1,278 @@
+"""One launch in the interpreter: what the kernel gets for its arguments, and its programs, one after another.
+
+A launch makes one `Memory`. Each pointer argument carries its `Parameter` through the pointer arithmetic, so that an access
+knows the tensor it was meant for, however far off it lands. Whoever watches launches (gpukit/launches.py) is told of each.
+"""
+
+import importlib
+import inspect
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import triton
+import triton.language as tl
+from triton.runtime.errors import InterpreterError
+
+from gpukit import hardware
+from gpukit.launches import watchers
+from gpukit.simulator.interpreter import running
+from gpukit.simulator.interpreter.arithmetic import bind_libdevice, min_dot_size
+from gpukit.simulator.interpreter.bounds import Memory, note_written
+from gpukit.simulator.interpreter.faults import Fault
+from gpukit.simulator.interpreter.frames import frames_of, user_frames, where
+from gpukit.simulator.interpreter.running import Call, interpreter_module
+from gpukit.simulator.interpreter.type_cache import cache_types
+
+PARAMETER = "gpukit.parameter"  # key under which a pointer handle carries the Parameter it came from
+_MAX_GRID = (2**31 - 1, 65_535, 65_535)  # CUDA C++ Programming Guide, table of compute capabilities
+
+
+def run(plain):
+    def run(self, *args, grid, warmup, **kwargs):
+        if warmup:
+            return
+        if running.now is not None:
+            raise RuntimeError(f"{self.__name__} was launched from inside another kernel")
+        running.now = running.Running()
+        try:
+            launch(self, args, kwargs, grid)
+        except Fault as fault:
+            raise fault.with_traceback(user_frames(frames_of(fault.__traceback__))) from None
+        finally:
+            running.now = None
+
+    return run
+
+
+def launch(function, args, kwargs, grid) -> None:
+    ti = interpreter_module()
+    fn = function.rewrite()
+    known = inspect.getfullargspec(fn)
+    options = {k: v for k, v in kwargs.items() if k not in known.args and k not in known.kwonlyargs}
+    kwargs = {k: v for k, v in kwargs.items() if k not in options}
+    arguments = inspect.getcallargs(fn, *args, **kwargs)
+    grid = _grid(grid(arguments) if callable(grid) else grid)
+    file = function.fn.__code__.co_filename
+    call = Call(
+        function, function.__name__, file if file.startswith("<") else os.path.abspath(file), grid, arguments, options
+    )
+    samples = [watcher.sample for watcher in watchers if watcher.sample is not None]
+    call.sampled = min(*samples, call.programs) if samples else None
+    running.now.sampling = bool(samples)
+    running.now.recorders = [watcher.begin(call) for watcher in watchers]
+    if any(watcher.dry for watcher in watchers):
+        return
+
+    executor = ti.GridExecutor(fn, function.arg_names, grid, function.pre_run_hooks)
+    # Tensors on a GPU are interpreted on copies, which Triton makes and writes back.
+    devices = {t.device.type for t in _tensors(arguments.values())}
+    if "meta" in devices and not running.now.sampling:
+        name = next(n for n, v in arguments.items() if any(t.device.type == "meta" for t in _tensors([v])))
+        raise ValueError(f"{name} is a meta tensor, which has no memory: only gpukit.trace(sample=N) can run on those")
+    if "cpu" in devices and hardware.imagined_gpu() is None:
+        _refuse_cpu_tensors(function, arguments)
+    remote = devices != {"cpu"} and bool(devices) and not running.now.sampling
+    hosts, host_kwargs = executor._init_args_hst(args, kwargs) if remote else (args, kwargs)
+    for hook in function.pre_run_hooks:
+        hook(*hosts, **host_kwargs)
+    memory = running.now.memory = Memory(grid, where)
+    host_arguments = inspect.getcallargs(fn, *hosts, **host_kwargs)
+    memory.add_guarded()
+    memory.alone |= running.now.sampling  # a sampled launch stores nothing
+
+    # The compiler takes `min` and `max` from triton.language when it is imported. Triton does that at the first kernel it
+    # compiles, which must not be while the interpreter's stand in their place.
+    importlib.import_module("triton.compiler.code_generator")
+    # Patched once for the whole launch and for every function the kernel calls, where Triton patches at each call.
+    scope = ti._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    scope.set_attr(tl.core.tensor, "__index__", lambda self: int(self.handle.data.item()))  # NumPy >= 2.4, Triton 3.6
+    cache_types(scope)
+    bind_libdevice(scope)
+    targets = ti.interpreter_builder.codegen_fns
+    scope.set_attr(ti.interpreter_builder, "codegen_fns", {**targets, "min_dot_size": min_dot_size})
+    try:
+        values = {
+            name: given if name in executor.constexprs else _value(name, given, host_arguments[name], memory)
+            for name, given in arguments.items()
+        }
+        axes = grid + (1,) * (3 - len(grid))
+        builder = ti.interpreter_builder
+        builder.set_grid_dim(*axes)
+
+        def program(linear: int) -> None:
+            memory.start_program(linear)
+            x, rest = linear % axes[0], linear // axes[0]
+            builder.set_grid_idx(x, rest % axes[1], rest // axes[1])
+            fn(**values)
+
+        try:
+            with np.errstate(all="ignore"):  # a GPU computes inf and NaN silently
+                if call.sampled is None:
+                    for linear in range(call.programs):
+                        program(linear)
+                else:
+                    _sample(call, program)
+                    for tensor in _tensors(arguments.values()):
+                        note_written(tensor)  # by the programs that were left out, for the next launch
+            for recorder in running.now.recorders:
+                recorder.end()
+            if memory.race:
+                raise memory.race
+            if memory.unwritten:
+                for recorder in running.now.recorders:
+                    recorder.unwritten(memory.unwritten)
+        except (Fault, NotImplementedError):  # a gap in an exercise says what it is
+            raise
+        except Exception as exc:
+            raise InterpreterError(repr(exc)) from exc
+    finally:
+        scope.restore()
+    if remote and not hasattr(function, "compiled"):
+        executor._restore_args_dev(args, hosts, kwargs, host_kwargs)
+
+
+def _refuse_cpu_tensors(function, arguments: dict) -> None:
+    """Of a launch on a GPU, which is interpreted only to count it: what it could not read. Pinned memory it can."""
+    tensors = {name: list(_tensors([value])) for name, value in arguments.items()}
+    on_gpu = next((name for name, found in tensors.items() if any(t.is_cuda for t in found)), None)
+    import torch
+
+    if on_gpu is None and not (hasattr(function, "compiled") and torch.cuda.is_available()):
+        return
+    beside = f" and {on_gpu} on the GPU" if on_gpu else ""
+    for name, found in tensors.items():
+        if any(t.is_cpu and not t.is_pinned() for t in found):
+            raise ValueError(
+                f"{function.__name__}: {name} is on the CPU{beside}; a GPU reads no tensor there, so move it with "
+                f'{name}.to("cuda") before the launch'
+            )
+
+
+def _sample(call: Call, program) -> None:
+    """Run `call.sampled` programs, spread over the grid, and the first steps of those that are on the GPU together at first:
+    enough to tell what these share."""
+    # One program in each of as many equal parts of the grid, not always at the same place of it: rows repeat their
+    # alignment every few programs.
+    golden = 0.6180339887498949
+    whole = [int((i + (0.5 + i * golden) % 1) * call.programs / call.sampled) for i in range(call.sampled)]
+    for linear in whole:
+        program(linear)
+    window = max((recorder.window() for recorder in running.now.recorders), default=0)
+    for recorder in running.now.recorders:
+        recorder.role = "window"
+    for linear in sorted(set(range(window)) - set(whole)):
+        running.now.seen = set()
+        try:
+            program(linear)
+        except running.Enough:
+            for recorder in running.now.recorders:
+                recorder.cut(linear)
+
+
+def _grid(grid) -> tuple[int, ...]:
+    if not isinstance(grid, (tuple, list)) or not 1 <= len(grid) <= 3:
+        raise TypeError(f"the grid must be a tuple of 1 to 3 integers, got {grid!r}")
+    for axis, n in enumerate(grid):
+        if not isinstance(n, (int, np.integer)) or not 0 <= n <= _MAX_GRID[axis]:
+            raise TypeError(f"the grid's axis {axis} must be an integer from 0 to {_MAX_GRID[axis]}, got {n!r}")
+    return tuple(int(n) for n in grid)
+
+
+def _tensors(values):
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _tensors(value)
+        elif (tensor := _tensor(value)) is not None:
+            yield tensor
+
+
+def _tensor(value):
+    """The PyTorch tensor in an argument: itself, or the base of a descriptor or of a reinterpreted tensor."""
+    value = value if hasattr(value, "untyped_storage") else getattr(value, "base", None)
+    return value if hasattr(value, "untyped_storage") else None
+
+
+def _value(name: str, given, host, memory: Memory):
+    """What the kernel gets for one argument."""
+    ti = interpreter_module()
+    if isinstance(given, tuple):
+        items = [_value(f"{name}[{i}]", g, h, memory) for i, (g, h) in enumerate(zip(given, host, strict=True))]
+        return type(given)(*items) if hasattr(given, "_fields") else type(given)(items)
+    # As on a GPU a bool arrives as int1 and a float as fp32; Triton 3.6 refuses the one, all leave the other a float.
+    if isinstance(given, bool):
+        return tl.tensor(ti.TensorHandle(np.array([given]), tl.int1), tl.int1)
+    if isinstance(given, float):
+        return tl.tensor(ti.TensorHandle(np.array([given], dtype=np.float32), tl.float32), tl.float32)
+    value = ti._implicit_cvt(host)
+    tensor = _tensor(given)
+    if tensor is not None:
+        handle = getattr(value.handle, "base", value.handle)  # a descriptor holds its pointer in `base`
+        parameter = handle.attr[PARAMETER] = memory.add(name, tensor, _tensor(host))
+        if parameter.buffer.imaginary:
+            offset = tensor.storage_offset() * tensor.element_size()
+            handle.data = np.array([parameter.buffer.base + offset], dtype=np.uint64)
+    return value
+
+
+def call(plain):
+    def __call__(self, *args, **kwargs):
+        if running.now is None:
+            return plain(self, *args, **kwargs)
+        return self.rewrite()(*args, **kwargs)
+
+    return __call__
+
+
+def first_config(plain):
+    """Timing a config in the interpreter says nothing, and a kernel that is run once per config is run too often."""
+
+    def run(self, *args, **kwargs):
+        if not triton.knobs.runtime.interpret or len(self.configs) < 2:
+            return plain(self, *args, **kwargs)
+        configs = self.configs
+        try:
+            if self.early_config_prune:
+                named = dict(zip(self.arg_names, args, strict=False))
+                self.configs = list(self.early_config_prune(configs, named, **kwargs)) or configs
+            self.configs = self.configs[:1]
+            return plain(self, *args, **kwargs)
+        finally:
+            self.configs = configs
+
+    return run
+
+
+def counted_launch(plain):
+    """A launch that is about to run on the GPU: if somebody traces, it is first interpreted, on copies of its tensors."""
+
+    def run(self, *args, grid, warmup, **kwargs):
+        if watchers and not warmup:
+            _interpreted(self).run(*args, grid=grid, warmup=False, **kwargs)
+            no_memory = any(t.device.type == "meta" for t in _tensors([*args, *kwargs.values()]))
+            if hardware.imagined_gpu() is not None or no_memory or any(watcher.dry for watcher in watchers):
+                return None
+        return plain(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    return run
+
+
+def device_function(plain):
+    def __call__(self, *args, **kwargs):
+        if running.now is None:
+            return plain(self, *args, **kwargs)
+        return _interpreted(self)(*args, **kwargs)
+
+    return __call__
+
+
+_twins: dict[object, object] = {}
+
+
+def _interpreted(function):
+    """The interpreter's version of a function that Triton would compile."""
+    twin = _twins.get(function.fn)  # by the plain function: hashing the other reads its source, and all that it calls
+    if twin is None:
+        twin = _twins[function.fn] = interpreter_module().InterpretedFunction(function.fn)
+        twin.compiled = function  # what ran in the end is the compiled one: the interpreter must not write back
+    return twin

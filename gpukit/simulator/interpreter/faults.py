@@ -1,0 +1,79 @@
+"""What a kernel did to memory that it must not do, as exceptions that say where."""
+
+
+class Fault(Exception):
+    """What a kernel did to memory that it must not do. The fields say where; `str()` is one sentence.
+
+    kind         "load", "store" or "atomic"
+    tensor       the kernel parameter that the pointer came from
+    program      ids of the program, as many as the grid has axes
+    file, line   where tl.load, tl.store or tl.atomic_* was called
+    count        lanes of this access that are at fault
+    lane         position of the first of them in the block
+    first_index  its distance, in elements of the view, from the view's first element (negative: before it)
+    size, shape  of the view: the guarded one if there is one, else the tensor that was passed
+    name         what the view is called: the name given to `guard`, else the parameter's
+    """
+
+    def __init__(self, **fields):
+        self.__dict__.update(fields)
+        super().__init__(self._sentence())
+
+    def _sentence(self) -> str:
+        raise NotImplementedError
+
+
+class MemoryFault(Fault):
+    """An access outside every legal element; `where` is "past the end", "before the start" or "between rows"."""
+
+    def _sentence(self) -> str:
+        elements = "1 element" if self.count == 1 else f"{self.count} elements"
+        place = "between the rows" if self.where == "between rows" else self.where
+        return (
+            f"{self.kind} outside {self.tensor}: {_program(self.program)}, line {self.line}: {elements} {place} of "
+            f"{self.name} {list(self.shape)}; first at index {self.first_index}"
+        )
+
+
+class RaceFault(Fault):
+    """Two programs of one launch use one address and nothing says which comes first.
+
+    other   ids of the other program, None where there are several
+    clash   what the other one did: "load" or "store"
+    """
+
+    def _sentence(self) -> str:
+        other = "another program" if self.other is None else _program(self.other)
+        did = {
+            ("store", "store"): f"stores a value that differs from the one {other} stored",
+            ("store", "load"): f"stores to what {other} loads",
+            ("load", "store"): f"loads what {other} stores",
+        }[self.kind, self.clash]
+        return (
+            f"race on {self.tensor}: {_program(self.program)}, line {self.line}: {did}, at index {self.first_index} of "
+            f"{self.name} {list(self.shape)}; programs run in any order"
+        )
+
+
+class UnwrittenFault(Fault):
+    """A load, or an atomic, of elements of a fresh tensor (torch.empty) that nobody has written."""
+
+    def _sentence(self) -> str:
+        elements = "1 element" if self.count == 1 else f"{self.count} elements"
+        return (
+            f"{self.kind} of {self.tensor}: {_program(self.program)}, line {self.line}: {elements} of {self.name} "
+            f"{list(self.shape)} that nobody has written; first at index {self.first_index}"
+        )
+
+
+def _program(ids) -> str:
+    return f"program {ids[0]}" if len(ids) == 1 else f"program {tuple(ids)}"
+
+
+def program_ids(linear: int, grid: tuple[int, ...]) -> tuple[int, ...]:
+    """Ids of the linear-th program in launch order (axis 0 fastest, as on a GPU)."""
+    ids = []
+    for n in grid:
+        ids.append(linear % n)
+        linear //= n
+    return tuple(ids)

@@ -1,0 +1,183 @@
+"""Loads, stores and atomics: each is checked against the live tensors before memory is touched, and told to the watchers.
+Each public function makes the replacement of one of Triton's from the plain one."""
+
+import numpy as np
+import triton.language as tl
+
+from gpukit.simulator.interpreter import running
+from gpukit.simulator.interpreter.addresses import Access
+from gpukit.simulator.interpreter.arithmetic import is_bf16
+from gpukit.simulator.interpreter.executor import PARAMETER, launch
+from gpukit.simulator.interpreter.frames import frames_inside, user_frames, where
+from gpukit.simulator.interpreter.numerics import bf16_bits, bf16_floats
+from gpukit.simulator.interpreter.running import interpreter_module
+
+_DESCRIPTOR = "gpukit.descriptor"  # key of pointers that a tensor descriptor made
+
+
+def _admit(kind: str, ptrs, mask, width: int) -> Access:
+    """Check an access and tell the watchers. Raises MemoryFault."""
+    via = "tma" if _DESCRIPTOR in ptrs.attr else "lsu"
+    access = Access(kind, ptrs.data, None if mask is None else mask.data, width, via)
+    memory = running.now.memory
+    memory.admit(access, ptrs.attr.get(PARAMETER))
+    if running.now.recorders:
+        file, line = where()
+        if running.now.seen is not None:
+            place = kind, file, line, access.parameter
+            if place in running.now.seen:
+                raise running.Enough
+            running.now.seen.add(place)
+        for recorder in running.now.recorders:
+            recorder.access(access, memory.linear, file, line)
+    return access
+
+
+def _locate_faults() -> None:
+    """What is raised when the launch ends has a traceback that shows where it happened."""
+    for fault in (running.now.memory.race, running.now.memory.unwritten):
+        if fault is not None and fault.__traceback__ is None:
+            fault.__traceback__ = user_frames(frames_inside(launch.__code__))
+
+
+def _width(ptrs) -> int:
+    return max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
+
+
+def masked_load(plain):
+    def create_masked_load(self, ptrs, mask, *rest, **kwargs):
+        if running.now is not None:
+            access = _admit("load", ptrs, mask, _width(ptrs))
+            running.now.memory.load(access)
+            _locate_faults()
+            if running.now.sampling and (
+                ptrs.get_element_ty().is_floating() or access.buffer is None or access.buffer.imaginary
+            ):
+                return _zeros(ptrs)
+        return plain(self, ptrs, mask, *rest, **kwargs)
+
+    return create_masked_load
+
+
+def masked_store(plain):
+    def create_masked_store(self, ptrs, value, mask, *rest, **kwargs):
+        if running.now is not None:
+            # Triton writes items of the value's own size, whatever the pointer says
+            access = _admit("store", ptrs, mask, value.data.itemsize)
+            running.now.memory.store(access, value.data)
+            _locate_faults()
+            if running.now.sampling:
+                return None
+        return plain(self, ptrs, value, mask, *rest, **kwargs)
+
+    return create_masked_store
+
+
+def int_to_ptr(plain):
+    def create_int_to_ptr(self, val, dst_ty):
+        pointers = plain(self, val, dst_ty)
+        if running.now is not None:
+            pointers.data = running.now.memory.where_copied(pointers.data)
+        return pointers
+
+    return create_int_to_ptr
+
+
+def _zeros(ptrs):
+    """What a sampled launch loads: nobody knows what a program it leaves out would have stored."""
+    ti = interpreter_module()
+    element = ptrs.get_element_ty()
+    return ti.TensorHandle(np.zeros(ptrs.data.shape, dtype=ti._get_np_dtype(element)), element)
+
+
+def atomic_rmw(plain):
+    def create_atomic_rmw(self, op, ptr, val, mask, sem, scope):
+        ti = interpreter_module()
+        access = None
+        if running.now is not None:
+            access = _admit("atomic", ptr, mask, _width(ptr))
+            running.now.memory.atomic(access, sem != ti._ir.MEM_SEMANTIC.RELAXED, op != ti._ir.ATOMIC_OP.XCHG)
+            _locate_faults()
+            if running.now.sampling:
+                return _zeros(ptr)
+        if is_bf16(val) and op == ti._ir.ATOMIC_OP.FADD:
+            return _atomic_add_bf16(ti, ptr, val, mask)
+        return plain(self, op, ptr, val, mask, sem, scope)
+
+    return create_atomic_rmw
+
+
+def _atomic_add_bf16(ti, ptr, val, mask):
+    """Lanes that share an address add one after another, each sum rounded."""
+    before = np.zeros(ptr.data.shape, dtype=np.uint16)
+    waiting = mask.data.copy()
+    while waiting.any():
+        lanes = np.flatnonzero(waiting)
+        turn = np.zeros(waiting.size, dtype=bool)
+        turn[lanes[np.unique(ptr.data[waiting], return_index=True)[1]]] = True
+        turn = turn.reshape(waiting.shape)
+        before = ti._interpreter.load(ptr.data, turn, before, np.dtype(np.uint16))
+        total = bf16_bits(bf16_floats(before) + bf16_floats(val.data))
+        ti._interpreter.store(ptr.data, total, turn)
+        waiting &= ~turn
+    return ti.TensorHandle(before, tl.bfloat16)
+
+
+def atomic_cas(plain):
+    def create_atomic_cas(self, ptr, cmp, val, sem, scope):
+        if running.now is not None:
+            access = _admit("atomic", ptr, None, _width(ptr))
+            running.now.memory.atomic(access, sem != interpreter_module()._ir.MEM_SEMANTIC.RELAXED)
+            _locate_faults()
+            if running.now.sampling:
+                return _zeros(ptr)
+        return plain(self, ptr, cmp, val, sem, scope)
+
+    return create_atomic_cas
+
+
+def carry(position: int):
+    """A pointer that is moved, broadcast or reshaped still belongs to the tensor it came from."""
+
+    def make(plain):
+        def carried(self, *args, **kwargs):
+            out = plain(self, *args, **kwargs)
+            attr = args[position].attr
+            if attr and PARAMETER in attr:
+                out.attr[PARAMETER] = attr[PARAMETER]
+            return out
+
+        return carried
+
+    return make
+
+
+def descriptor_reduce(plain):
+    def create_descriptor_reduce(self, kind, desc, value, offsets):
+        ti = interpreter_module()
+        ptrs, mask = desc.materialize_pointers(offsets)
+        name = str(kind).split(".")[-1]
+        operations = ti._ir.ATOMIC_OP
+        if name == "ADD" and value.dtype.scalar.is_floating():
+            name = "FADD"
+        elif name in ("MIN", "MAX") and value.dtype.scalar.is_int_unsigned():
+            name = "U" + name
+        # pointers of the block's own shape: a value may have been broadcast or reshaped to it
+        value = ti.TensorHandle(np.broadcast_to(value.data, ptrs.data.shape), value.dtype.scalar)
+        relaxed = ti._ir.MEM_SEMANTIC.RELAXED
+        return self.create_atomic_rmw(getattr(operations, name), ptrs, value, mask, relaxed, None)
+
+    return create_descriptor_reduce
+
+
+def materialize_pointers(plain):
+    def materialize_pointers(self, offsets):
+        ptrs, masks = plain(self, offsets)
+        ptrs.attr[_DESCRIPTOR] = True
+        if PARAMETER in self.base.attr:
+            ptrs.attr[PARAMETER] = self.base.attr[PARAMETER]
+        if isinstance(masks, np.ndarray):  # Triton 3.6
+            masks = interpreter_module().TensorHandle(masks, tl.int1)
+        return ptrs, masks
+
+    return materialize_pointers

@@ -1,0 +1,59 @@
+"""The launch that is being interpreted just now: what the parts of the interpreter say to one another."""
+
+import sys
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpukit.simulator.interpreter.bounds import Memory
+
+INTERPRETER = "triton.runtime.interpreter"
+
+
+@dataclass(eq=False)  # arguments are tensors, which have no plain ==
+class Call:
+    """One launch, as the watchers see it. `arguments` are the kernel's arguments as the caller passed them, by name, and
+    `options` what the compiler is told: num_warps, num_stages. `sampled` is how many programs run, None for all."""
+
+    function: object  # the @triton.jit object
+    kernel: str
+    file: str
+    grid: tuple[int, ...]
+    arguments: dict = field(repr=False)
+    options: dict = field(default_factory=dict, repr=False)
+    sampled: int | None = None
+
+    @property
+    def programs(self) -> int:
+        return int(np.prod(self.grid, dtype=np.int64))
+
+
+class Running:
+    """The launch that is being interpreted.
+
+    sampling   it computes nothing: floats load as 0, nothing is stored, dots are counted and not done
+    seen       where this program made accesses, if it is to end as soon as it makes one a second time; else None
+    """
+
+    def __init__(self):
+        self.memory: Memory | None = None
+        self.recorders: list = []
+        self.sampling = False
+        self.seen: set | None = None
+
+
+class Enough(BaseException):
+    """Ends a program that has shown where its accesses begin. A kernel cannot catch it by mistake."""
+
+
+now: Running | None = None
+
+
+def busy() -> bool:
+    """Whether a launch is being prepared or interpreted: PyTorch ops seen now are ours, not the user's."""
+    return now is not None
+
+
+def interpreter_module():
+    """Triton's own interpreter, which is private."""
+    return sys.modules[INTERPRETER]
