@@ -7,6 +7,7 @@ https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplic
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -80,6 +81,42 @@ class Tiling:
     def efficiency(self) -> float:
         """The share of the time and of the SMs that goes into elements of C: at most this much of the peak is left."""
         return self.tile_efficiency * self.wave_efficiency
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A launch grid over a tensor [N] or [M, N]: along each axis, program i has the lanes i * BLOCK to i * BLOCK + BLOCK - 1,
+    and those past the tensor's end are masked off."""
+
+    shape: tuple[int, ...]
+    block: tuple[int, ...]
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Programs along each axis."""
+        return tuple(-(-n // b) for n, b in zip(self.shape, self.block, strict=True))
+
+    @property
+    def programs(self) -> int:
+        return math.prod(self.size)
+
+    def ids(self, program: int) -> tuple[int, ...]:
+        """The program ids of a program by its number. The grid's first axis moves fastest, as at a launch."""
+        ids = []
+        for n in self.size:
+            program, i = divmod(program, n)
+            ids.append(i)
+        return tuple(ids)
+
+    def lanes(self, program: int) -> list[range]:
+        """Along each axis the offsets of its lanes, those past the end included."""
+        return [range(i * b, i * b + b) for i, b in zip(self.ids(program), self.block, strict=True)]
+
+    def owns(self, program: int) -> list[range]:
+        """Along each axis the offsets of its lanes that have an element."""
+        return [
+            range(lanes.start, min(lanes.stop, n)) for lanes, n in zip(self.lanes(program), self.shape, strict=True)
+        ]
 
 
 def matmul_reads(M: int, N: int, K: int, BLOCK_M: int, BLOCK_N: int, itemsize: int) -> int:

@@ -85,6 +85,61 @@ def bank_passes(addresses: np.ndarray, active: np.ndarray | None = None) -> np.n
     return most
 
 
+WORD_BYTES = 4
+
+
+@dataclass(frozen=True)
+class GlobalLoad:
+    """What one load of a warp asks of global memory. `wanted`: word of four bytes -> the lanes that want some of it;
+    `moved`: the words of the sectors that come; `asked_bytes`: distinct bytes that lanes want."""
+
+    wanted: dict[int, list[int]]
+    moved: set[int]
+    asked_bytes: int
+    sectors: int
+    lines: int
+
+
+def global_load(addresses: np.ndarray, width: int) -> GlobalLoad:
+    """Of the active lanes' byte addresses, multiples of `width`, the bytes that each of them loads."""
+    wanted: dict[int, list[int]] = {}
+    for lane, address in enumerate(np.asarray(addresses).tolist()):
+        for word in range(address // WORD_BYTES, (address + width - 1) // WORD_BYTES + 1):
+            wanted.setdefault(word, []).append(lane)
+    each = SECTOR_BYTES // WORD_BYTES
+    moved = {word // each * each + i for word in wanted for i in range(each)}
+    asked = int(distinct(addresses, width)) * width
+    return GlobalLoad(wanted, moved, asked, int(sectors(addresses)), int(distinct(addresses, LINE_BYTES)))
+
+
+@dataclass(frozen=True)
+class SharedLoad:
+    """What one load of a warp asks of shared memory. `wanted`: word -> its lanes; `turn`: word -> the pass, from 1, in which
+    its bank hands it out to all of them, if each bank begins with its first word."""
+
+    wanted: dict[int, list[int]]
+    turn: dict[int, int]
+
+    @property
+    def banks(self) -> int:
+        return len({word % BANKS for word in self.turn})
+
+    @property
+    def passes(self) -> int:
+        return max(self.turn.values(), default=0)
+
+
+def shared_load(words: np.ndarray) -> SharedLoad:
+    """Of the words of four bytes that the lanes want, by their numbers from the beginning of shared memory."""
+    wanted: dict[int, list[int]] = {}
+    for lane, word in enumerate(np.asarray(words).tolist()):
+        wanted.setdefault(word, []).append(lane)
+    turn: dict[int, int] = {}
+    for word in sorted(wanted):
+        turn[word] = 1 + max((turn[other] for other in turn if other % BANKS == word % BANKS), default=0)
+    return SharedLoad(wanted, turn)
+
+
 # ---- values --------------------------------------------------------------------------------------------------------------
 
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import html
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gpukit.widgets import style
 
@@ -87,13 +89,17 @@ class Drawing:
 
 
 def svg(drawing: Drawing) -> str:
-    """The drawing as SVG, never wider than the cell."""
+    """The drawing as SVG: as wide as the cell at most, or in a frame that scrolls where it is wider than a board. Without
+    words it is no picture, and what is written in it is read as text."""
+    said = f'role="img" aria-label="{html.escape(drawing.words)}" ' if drawing.words else ""
+    wide = f"{drawing.width:g}px"
+    width = f"width:100%;max-width:{wide}" if drawing.width <= WIDTH else f"width:{wide}"
     parts = "".join(map(_svg, drawing.shapes))
-    return (
-        f'<svg viewBox="0 0 {drawing.width:g} {drawing.height:g}" role="img" aria-label="{html.escape(drawing.words)}" '
-        f'style="width:100%;max-width:{drawing.width:g}px;display:block" '
+    made = (
+        f'<svg viewBox="0 0 {drawing.width:g} {drawing.height:g}" {said}style="{width};display:block" '
         f'font-family="var(--jp-ui-font-family, sans-serif)">{parts}</svg>'
     )
+    return made if drawing.width <= WIDTH else f'<div tabindex="0" style="overflow-x:auto">{made}</div>'
 
 
 def _svg(shape: Shape) -> str:
@@ -131,7 +137,9 @@ def still(drawing: Drawing) -> style.Picture:
     from matplotlib.patches import Rectangle
 
     width, height = drawing.width, drawing.height
-    fig, ax = style.figure(width=width / 100, height=height / 100)
+    scale = min(WIDTH / width, 1)
+    point = _POINTS_PER_PIXEL * scale
+    fig, ax = style.figure(width=scale * width / 100, height=scale * height / 100)
     fig.set_layout_engine("none")  # a pixel of the board is a pixel of the figure
     ax.set_position((0, 0, 1, 1))
     ax.set_axis_off()
@@ -144,28 +152,28 @@ def still(drawing: Drawing) -> style.Picture:
                     paint = {"facecolor": _still(shape.fill), "alpha": shape.opacity, "edgecolor": "none"}
                     ax.add_patch(Rectangle(*at, **paint, zorder=order))
                 if stripes := _stripes(shape):
-                    lines = {"colors": _still(shape.hatch), "linewidths": _STRIPE * _POINTS_PER_PIXEL}
+                    lines = {"colors": _still(shape.hatch), "linewidths": _STRIPE * point}
                     ax.add_collection(LineCollection(stripes, **lines, zorder=order), autolim=False)
                 if shape.edge != "none":
-                    lw, ls = shape.edge_width * _POINTS_PER_PIXEL, "--" if shape.dashed else "-"
+                    lw, ls = shape.edge_width * point, "--" if shape.dashed else "-"
                     edge = {"facecolor": "none", "edgecolor": _still(shape.edge), "lw": lw, "ls": ls}
                     ax.add_patch(Rectangle(*at, **edge, zorder=order))
                 if shape.text:
-                    _write(ax, _inside(shape), order)
+                    _write(ax, _inside(shape), order, point)
             case Line():
-                lw, ls = shape.width * _POINTS_PER_PIXEL, "--" if shape.dashed else "-"
+                lw, ls = shape.width * point, "--" if shape.dashed else "-"
                 ax.plot(*zip(*shape.points, strict=True), color=_still(shape.colour), lw=lw, ls=ls, zorder=order)
             case Dot():
-                mark = {"ms": 2 * shape.radius * _POINTS_PER_PIXEL, "mew": 2 * _POINTS_PER_PIXEL}
+                mark = {"ms": 2 * shape.radius * point, "mew": 2 * point}
                 ink = {"mfc": _still(shape.fill), "mec": _still(shape.edge)}
                 ax.plot([shape.x], [shape.y], "o", **mark, **ink, zorder=order)
             case Words():
-                _write(ax, shape, order)
+                _write(ax, shape, order, point)
     return style.picture(fig, alt=drawing.words)
 
 
-def _write(ax, words: Words, order: int) -> None:
-    look = {"size": words.size * _POINTS_PER_PIXEL, "color": _still(words.colour)}
+def _write(ax, words: Words, order: int, point: float) -> None:
+    look = {"size": words.size * point, "color": _still(words.colour)}
     look |= {"weight": "bold"} if words.bold else {}
     look |= {"family": "DejaVu Sans Mono"} if words.code else {}
     ax.text(words.x, words.y, words.text, ha=words.anchor, va="center", **look, zorder=order)
@@ -179,6 +187,17 @@ def _stripes(box: Box) -> list[tuple[tuple[float, float], tuple[float, float]]]:
     first = math.ceil((left + top) / _STRIPES_APART) * _STRIPES_APART
     sums = (first + _STRIPES_APART * i for i in range(int((right + bottom - first) // _STRIPES_APART) + 1))
     return [((max(left, s - bottom), min(bottom, s - left)), (min(right, s - top), max(top, s - right))) for s in sums]
+
+
+def fits(text: str, width: float, size: float = 11) -> float:
+    """The size at which a text stands inside a box of this width, `size` at most."""
+    return min(size, 1.3 * width / max(len(text), 1))
+
+
+def paragraph(text: str, y: float, **look: Any) -> tuple[list[Shape], float]:
+    """Words in lines as long as the board is wide, the first one at `y`; and where the next one would stand."""
+    lines = textwrap.wrap(text, 120)
+    return [Words(10, y + 18 * i, line, **look) for i, line in enumerate(lines)], y + 18 * len(lines)
 
 
 def _inside(box: Box) -> Words:
@@ -203,14 +222,16 @@ def heading(head: str, *lines: str) -> list[Shape]:
 
 
 def legend(entries: Sequence[tuple[Box, str]], x: float, y: float, width: float) -> tuple[list[Shape], float]:
-    """Each box, made 16 pixels wide, with its words beside it, in lines at most `width` long; and where they end."""
+    """Each box, 16 pixels wide if not by itself, with its words beside it, in lines at most `width` long; and where they
+    end."""
     shapes: list[Shape] = []
     at, line = x, y
     for box, text in entries:
-        needs = 30 + 7.3 * len(text)
+        wide = box.width or 16
+        needs = wide + 14 + 7.3 * len(text)
         if at > x and at + needs > x + width:
             at, line = x, line + 22
-        shapes.append(replace(box, x=at, y=line - 8, width=16, height=16, size=10))
-        shapes.append(Words(at + 22, line, text))
+        shapes.append(replace(box, x=at, y=line - 8, width=wide, height=16, size=10))
+        shapes.append(Words(at + wide + 6, line, text))
         at += needs + 12
     return shapes, line + 16

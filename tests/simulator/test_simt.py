@@ -63,6 +63,35 @@ def test_bank_passes_of_known_patterns(words, passes):
     assert simt.bank_passes(words * 4) == passes
 
 
+def test_a_global_load_names_its_words_and_lanes():
+    load = simt.global_load(np.array([34, 36, 38]), 2)
+    assert load.wanted == {8: [0], 9: [1, 2]} and load.moved == set(range(8, 16))
+    assert (load.asked_bytes, load.sectors, load.lines) == (6, 1, 1)
+    wide = simt.global_load(np.array([16, 16, 128]), 16)  # two lanes want the same bytes
+    assert wide.wanted == {**{word: [0, 1] for word in range(4, 8)}, **{word: [2] for word in range(32, 36)}}
+    assert (wide.asked_bytes, wide.sectors, wide.lines) == (32, 2, 2)
+    nothing = simt.global_load(np.array([], dtype=int), 4)
+    assert (nothing.wanted, nothing.moved, nothing.asked_bytes, nothing.sectors) == ({}, set(), 0, 0)
+
+
+@pytest.mark.parametrize("width", (1, 2, 4, 8, 16))
+def test_a_global_load_against_sets(width):
+    addresses = rng.integers(0, 100, 32) * width
+    load = simt.global_load(addresses, width)
+    wanted = {int(a) + byte for a in addresses for byte in range(width)}
+    assert load.asked_bytes == len(wanted) and set(load.wanted) == {byte // 4 for byte in wanted}
+    assert all((int(addresses[lane]) // 4) <= word for word, lanes in load.wanted.items() for lane in lanes)
+    assert len(load.moved) == 8 * load.sectors and load.sectors == len({byte // 32 for byte in wanted})
+
+
+def test_a_shared_load_waits_for_its_bank():
+    load = simt.shared_load(np.array([33, 1, 2, 65, 1]))
+    assert load.wanted == {33: [0], 1: [1, 4], 2: [2], 65: [3]}
+    assert load.turn == {1: 1, 33: 2, 65: 3, 2: 1} and (load.banks, load.passes) == (2, 3)
+    for words in rng.integers(0, 300, (20, 32)):
+        assert simt.shared_load(words).passes == simt.bank_passes(words * 4)
+
+
 def test_narrow_elements_share_words():
     assert simt.bank_passes(LANE * 2) == simt.bank_passes(LANE) == 1  # 16-bit and 8-bit neighbours: one word, one read
 

@@ -1,7 +1,5 @@
 """The listing of a compiled kernel's stages and its viewer, without a browser."""
 
-import re
-
 import ipywidgets as widgets
 import pytest
 import torch
@@ -13,7 +11,8 @@ import gpukit
 from gpukit.simulator.compiler import assembly as instructions
 from gpukit.simulator.compiler import listing
 from gpukit.simulator.compiler.listing import STAGES
-from gpukit.widgets import style
+from gpukit.widgets import assembly as module
+from gpukit.widgets import board, style
 from gpukit.widgets.assembly import assembly
 
 OLD = triton.__version__ < "3.9"  # 3.6 and 3.7 do not say which line called a function that was inlined
@@ -108,48 +107,62 @@ def test_kinds_of_ptx():
 
 def test_choosing_a_line_marks_its_rows_and_folds_the_others(view):
     assert view.chosen() and all(row.came_from(view.compiled.file, LOAD) for row in view.chosen())
-    shown = view.view.value
-    assert shown.count(f'<div style="border-left:4px solid {style.YOURS};') == len(view.chosen())
+    shown = view.picture_area.value
+    marked = f'fill="{style.YOURS}" fill-opacity="0.25"'
+    assert shown.count(marked) == len(view.chosen()) + 1  # and the legend's
     assert "LDG.E.128" in shown and "more row" in shown and "STG" not in shown
     assert "2 x global load of 128 bits a thread" in view.sentence()
-    assert view.counts()[listing.LOAD] == (2, 2) and view.counts()[listing.STORE] == (2, 0)
+    counts = listing.counts(view.rows, view.chosen())
+    assert counts[listing.LOAD] == (2, 2) and counts[listing.STORE] == (2, 0)
 
 
 def test_menus_and_traits_follow_each_other_and_reset(view):
-    view.line_menu.value = STORE
-    assert view.line == STORE and "STG.E.128" in view.view.value
+    view.controls["line"].value = STORE
+    assert view.line == STORE and "STG.E.128" in view.picture_area.value
     view.stage = "PTX"
-    assert view.stage_menu.value == "PTX" and "st.global.v4.b32" in view.view.value
+    assert view.controls["stage"].value == "PTX" and "st.global.v4.b32" in view.picture_area.value
     view.line = 0
-    assert not view.chosen() and "more row" not in view.view.value and view.sentence().endswith("instructions.")
+    assert not view.chosen() and "more row" not in view.picture_area.value and view.sentence().endswith("instructions.")
     view.reset_button.click()
-    assert (view.stage, view.line) == ("SASS", LOAD) and "LDG.E.128" in view.view.value
+    assert (view.stage, view.line) == ("SASS", LOAD) and "LDG.E.128" in view.picture_area.value
     with pytest.raises(traitlets.TraitError):
         view.stage = "LLIR"
 
 
 def test_controls_are_those_that_arrow_keys_work_in(view):
-    assert isinstance(view.stage_menu, widgets.Dropdown) and isinstance(view.line_menu, widgets.Select)
-    assert [value for _, value in view.line_menu.options] == [0, *view.source]
+    assert isinstance(view.controls["stage"], widgets.Dropdown) and isinstance(view.controls["line"], widgets.Select)
+    assert [value for _, value in view.controls["line"].options] == [0, *view.source]
+    shown = view.picture_area.value
     assert (
-        'tabindex="0"' in view.view.value and 'role="status"' in view.view.value
-    )  # the listing scrolls with keys, too
+        'tabindex="0"' in shown and shown.count('role="img"') == 1
+    )  # the listing scrolls with keys and is read as text
 
 
 def test_tags_say_in_words_what_their_colour_says(view):
     view.line = 0
-    tags = re.findall(r'title="([^"]+)" style="[^"]*background:(#\w+);color:(#\w+)">([^<]+)</span>', view.view.value)
+    shapes, _ = module._lines(view.rows, [], 0, board.WIDTH)
+    tags = [shape for shape in shapes if isinstance(shape, board.Box)]
     assert len(tags) == sum(bool(row.kind) for row in view.rows)
-    words = {kind: text.split()[0] for kind, _, _, text in tags}
+    words = {tag.title: tag.text.split()[0] for tag in tags}
     assert len(set(words.values())) == len(words)
-    assert {colour for _, colour, _, _ in tags} <= set(style.COLOURS.values())
+    assert {tag.fill for tag in tags} <= set(style.COLOURS.values())
+
+
+def test_a_long_listing_is_whole_on_the_page_and_cut_in_the_still(view, monkeypatch):
+    rows = [listing.Row(f"{'X' * 200} {i}") for i in range(100)]
+    monkeypatch.setitem(view._listings, "TTIR", rows)
+    view.stage, view.line = "TTIR", 0
+    assert all(f"X {i}</text>" in view.picture_area.value for i in range(100))
+    words = [shape for shape in view.drawing("TTIR", 0).shapes if isinstance(shape, board.Words)]
+    assert words[-1].text == "... and so on" and sum("XX" in each.text for each in words) == module._STILL_ROWS
+    assert max(len(each.text) for each in words if "XX" in each.text) == module._STILL_COLUMNS
 
 
 def test_source_cannot_break_the_page(view, monkeypatch):
     row = listing.Row("<script>", frames=((view.compiled.file, LOAD),))
     monkeypatch.setitem(view._listings, "TTIR", [row])
     view.stage = "TTIR"
-    assert "<script>" not in view.view.value and "&lt;script&gt;" in view.view.value
+    assert "<script>" not in view.picture_area.value and "&lt;script&gt;" in view.picture_area.value
 
 
 def test_what_a_saved_notebook_keeps(view):

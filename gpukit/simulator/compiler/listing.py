@@ -7,6 +7,7 @@ for row in listing(compiled, "SASS"):
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 
 from gpukit.simulator.compiler import assembly
@@ -49,6 +50,17 @@ def listing(compiled: Compiled, stage: str) -> list[Row]:
         kind, bits = _ptx(instruction) if stage == "PTX" else _sass(instruction)
         rows.append(Row(re.sub(r"\s+", " ", instruction.text), instruction.own_frames, kind, bits))
     return rows
+
+
+def of_line(rows: list[Row], file: str, line: int) -> list[Row]:
+    """The rows that came from one source line."""
+    return [row for row in rows if row.came_from(file, line)]
+
+
+def counts(rows: list[Row], chosen: list[Row]) -> dict[str, tuple[int, int]]:
+    """Kind -> how many rows there are of it, and how many of them are among the chosen ones; in the order of KINDS."""
+    everywhere, here = (Counter(row.kind for row in some) for some in (rows, chosen))
+    return {kind: (everywhere[kind], here[kind]) for kind in KINDS if everywhere[kind]}
 
 
 # ---- Triton's own stages ------------------------------------------------------------------------------------------
