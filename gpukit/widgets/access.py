@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MAX_ELEMENTS = 1024
 PLAY_MS = 500  # a step: time to see what changed
-_CELL, _HEAD = 24, 56  # pixels: of an element, and of the words before a row
+_CELL = 24  # pixels
 _COLOURS = {"load": style.READS, "store": style.WRITES, "atomic": style.WRITES}
 _VERBS = {"load": "loads", "store": "stores", "atomic": "updates"}
 _MASKED = {"fill": style.NEUTRAL, "opacity": 0.2, "edge": style.NEUTRAL, "dashed": True}
@@ -63,7 +63,7 @@ class AccessView(Walk):
         shapes.append(Words(10, y, f"line {code}" if code else "", size=board.fits(code, WIDTH, 12), code=True))
         x, top, below, width = 10.0, y + 16, y + 16, float(WIDTH)
         for memory in self.memories:
-            wide, high = _HEAD + (memory.columns + memory.lanes) * _CELL, (memory.rows + 1) * _CELL + 12
+            wide, high = _head(memory) + (memory.columns + memory.lanes) * _CELL, (memory.rows + 1) * _CELL + 12
             if x > 10 and x + wide > WIDTH - 10:
                 x, top = 10.0, below
             shapes += _tensor(memory, replay.after(self.events, memory, step), x, top)
@@ -124,10 +124,15 @@ def _count(n: int, one: str, many: str = "") -> str:
     return f"{n} {one if n == 1 else many or one + 's'}"
 
 
+def _head(memory: Memory) -> int:
+    """Pixels of the words before a row."""
+    return 36 + 7 * len(str(memory.rows - 1))
+
+
 def _tensor(memory: Memory, frame: Frame, left: float, top: float) -> list[Shape]:
     """One tensor, a cell an element, and beside a row the lanes of its access that are masked off."""
     shapes: list[Shape] = [Words(left, top + 10, f"{memory.name} [{memory.rows}, {memory.columns}]", bold=True)]
-    left, top = left + _HEAD, top + _CELL
+    left, top = left + _head(memory), top + _CELL
     looks = {UNTOUCHED: ("none", 1.0), FETCHED: (style.WASTE, 0.6), BEFORE: (None, 0.33), NOW: (None, 1.0)}
     begins: list[Shape] = []
     for offset, state in enumerate(frame.state.tolist()):
