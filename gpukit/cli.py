@@ -130,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument(
         "--seeds", type=int, default=1, metavar="N", help="inputs for each right answer (default: %(default)s)"
     )
+    added.add_argument("--mutants", action="store_true", help="try the solution with one thing changed, too: slow")
 
     added = command("stubs", _stubs, "make exercises/ from solutions/ (for contributors)")
     added.add_argument("--check", action="store_true", help="change nothing; list the files that differ")
@@ -167,7 +168,7 @@ def _integrity(args: argparse.Namespace) -> int:
     root, chosen = _root(), _chosen(args.ids)
     print(integrity.heading())
     rows = integrity.integrity(
-        chosen, root, args.jobs, args.seeds, show=lambda row: print(integrity.line(row), flush=True)
+        chosen, root, args.jobs, args.seeds, args.mutants, show=lambda row: print(integrity.line(row), flush=True)
     )
     print(f"\n{integrity.summary(rows)}")
     return 0 if all(row.whole for row in rows) else 1

@@ -13,10 +13,13 @@ changes of. They are in no wheel and in no hand-out. One line for an answer; wha
     right  by-hand
         | the lines of a whole file
 
+    equivalent  reads no more than it must  < N => <= N                   a mutant that need not be rejected, and why
+
 Columns are two spaces apart. The text that an edit replaces occurs exactly once in the exercise's section of the solution
 (between the rules that name the exercises), or, where the section lacks it, in the file.
 
-Answers that try the judge rather than an idea are made for each kernel exercise from its solution (`generated`).
+Answers that try the judge rather than an idea are made for each kernel exercise from its solution (`generated`), and those
+that nobody thought of by changing one thing in it (gpukit/mutants.py).
 """
 
 from __future__ import annotations
@@ -27,17 +30,18 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from gpukit import course
+from gpukit import course, mutants
 from gpukit.course import CourseError
 from gpukit.grading import registry, stubs
 from gpukit.grading.exercise import Exercise, KernelExercise
 from gpukit.grading.judge import judge_source
 
 RIGHT = "right"
+EQUIVALENT = "equivalent"  # a mutant that computes the same; the name says why
 REJECTED = "rejected"  # a diagnosis that any rejection is right for
 _FAR = 1 << 40  # elements: beyond any tensor
 
@@ -50,7 +54,8 @@ class AnswerError(CourseError):
 class Answer:
     """A file that a learner might hand in.
 
-    diagnosis  what the check must say of it: a label, "rejected" for any, "right" if it must pass
+    diagnosis  what the check must say of it: a label, "rejected" for any, "right" if it must pass; "equivalent" for a mutant
+               that may pass
     where      "solutions/answers/softmax.txt, line 12"
     """
 
@@ -309,17 +314,21 @@ class Row:
     wrong: tuple[int, int]
     named: tuple[int, int]  # of the known wrong answers: those that got their diagnosis
     generated: tuple[int, int]
+    mutants: tuple[int, int]
     right: tuple[int, int]
     seconds: float
     misses: tuple[str, ...] = ()
 
     @property
     def whole(self) -> bool:
-        return all(a == b for a, b in (self.wrong, self.named, self.generated, self.right))
+        return all(a == b for a, b in (self.wrong, self.named, self.generated, self.mutants, self.right))
 
 
-def judge_exercise(exercise_id: str, root: Path, seeds: int = 1) -> Row:
-    """Try all answers to one exercise: wrong and generated ones with seed 1, right ones and the solution with `seeds` seeds."""
+def judge_exercise(exercise_id: str, root: Path, seeds: int = 1, mutate: bool = False) -> Row:
+    """Try all answers to one exercise: wrong and generated ones with seed 1, right ones and the solution with `seeds` seeds.
+
+    mutate  whether mutants of the solution are tried as well
+    """
     start = time.perf_counter()
     exercise = registry.exercise(exercise_id)
     text = solution(exercise.concept, root)
@@ -343,8 +352,9 @@ def judge_exercise(exercise_id: str, root: Path, seeds: int = 1) -> Row:
     def count(found: list[bool]) -> tuple[int, int]:
         return sum(found), len(found)
 
-    wrong = [holds(answer, 1) for answer in known if answer.diagnosis != RIGHT]
+    wrong = [holds(answer, 1) for answer in known if answer.diagnosis not in (RIGHT, EQUIVALENT)]
     made = [holds(answer, 1) for answer in generated(exercise, text)]
+    mutated = [holds(answer, 1) for answer in _mutants(exercise_id, text, known)] if mutate else []
     rights = [Answer(exercise_id, "the solution", RIGHT, text, f"solutions/{exercise.concept}.py")]
     rights += [answer for answer in known if answer.diagnosis == RIGHT]
     right = [all([holds(answer, seed)[0] for seed in range(1, seeds + 1)]) for answer in rights]
@@ -353,26 +363,50 @@ def judge_exercise(exercise_id: str, root: Path, seeds: int = 1) -> Row:
         wrong=count([good for good, _ in wrong]),
         named=count([named for _, named in wrong]),
         generated=count([named for _, named in made]),
+        mutants=count([good for good, _ in mutated]),
         right=count(right),
         seconds=time.perf_counter() - start,
         misses=tuple(misses),
     )
 
 
+def _mutants(exercise_id: str, text: str, known: list[Answer]) -> list[Answer]:
+    """The mutants of the solution's text that must be rejected."""
+    same = {ast.dump(ast.parse(answer.source)) for answer in known if answer.diagnosis == EQUIVALENT}
+    return [
+        Answer(exercise_id, mutant.change, REJECTED, mutant.source, f"mutant of {exercise_id}, line {mutant.line}")
+        for mutant in mutants.mutants(text, *section(text, exercise_id))
+        if ast.dump(ast.parse(mutant.source)) not in same
+    ]
+
+
 def integrity(
-    ids: list[str], root: Path, jobs: int = 1, seeds: int = 1, show: Callable[[Row], None] = lambda row: None
+    ids: list[str],
+    root: Path,
+    jobs: int = 1,
+    seeds: int = 1,
+    mutate: bool = False,
+    show: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
     """One row for each exercise, `jobs` at a time; `show` is called with each as it comes, in the order of `ids`."""
     rows = []
     # Each process has a judge, and a fork server, of its own. Forked before torch is loaded, so nothing runs in threads yet.
     with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
-        for row in pool.map(judge_exercise, ids, [root] * len(ids), [seeds] * len(ids)):
+        for row in pool.map(partial(judge_exercise, root=root, seeds=seeds, mutate=mutate), ids):
             rows.append(row)
             show(row)
     return rows
 
 
-HEADINGS = ("exercise", "wrong rejected", "diagnosis right", "generated rejected", "right accepted", "seconds")
+HEADINGS = (
+    "exercise",
+    "wrong rejected",
+    "diagnosis right",
+    "generated rejected",
+    "mutants",
+    "right accepted",
+    "seconds",
+)
 
 
 @cache
@@ -385,7 +419,7 @@ def heading() -> str:
 
 
 def line(row: Row) -> str:
-    cells = [f"{a} of {b}" if b else "none" for a, b in (row.wrong, row.named, row.generated, row.right)]
+    cells = [f"{a} of {b}" if b else "none" for a, b in (row.wrong, row.named, row.generated, row.mutants, row.right)]
     cells = [row.exercise.ljust(_widths()[0]), *(c.rjust(w) for c, w in zip(cells, _widths()[1:], strict=False))]
     text = "  ".join((*cells, f"{row.seconds:.1f}".rjust(_widths()[-1])))
     return "\n".join((text, *(f"    {miss}" for miss in row.misses)))
@@ -400,7 +434,7 @@ def summary(rows: list[Row]) -> str:
 
     failed = sum(not row.whole for row in rows)
     return (
-        f"wrong answers rejected {share('wrong')}, with their diagnosis {share('named')}; generated {share('generated')}; "
+        f"wrong answers rejected {share('wrong')}, with their diagnosis {share('named')}; generated {share('generated')}, mutants {share('mutants')}; "
         f"right answers accepted {share('right')}\n"
         f"{len(rows) - failed} passed{f', {failed} failed' if failed else ''} in {sum(row.seconds for row in rows):.0f} s"
     )

@@ -27,7 +27,7 @@ def of_concept(concept: str) -> list[integrity.Answer]:
 
 
 def wrong(exercise: Exercise) -> list[integrity.Answer]:
-    return [answer for answer in answers(exercise) if answer.diagnosis != integrity.RIGHT]
+    return [answer for answer in answers(exercise) if answer.diagnosis not in (integrity.RIGHT, integrity.EQUIVALENT)]
 
 
 def right(exercise: Exercise) -> list[integrity.Answer]:
