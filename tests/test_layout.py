@@ -178,3 +178,15 @@ def test_files_stay_small():
         if path.is_file() and ".ipynb_checkpoints" not in path.parts:
             limit = 1_000_000 if path.suffix == ".ipynb" else 200_000
             assert path.stat().st_size <= limit, f"{path.relative_to(ROOT)}: over {limit:,} bytes"
+
+
+def test_every_kernel_module_names_the_functions_to_be_read_first():
+    """The kernels of gpukit are fast; those of solutions/ are the same ideas, each alone, in a page."""
+    for concept in concepts("gpukit/kernels"):
+        text = ast.get_docstring(ast.parse((ROOT / "gpukit/kernels" / f"{concept}.py").read_text()))
+        found = re.search(r"The same kernels?, to be read first: ([^.]*)\sin\s(solutions/\w+\.py)\.", text)
+        assert found, f"gpukit/kernels/{concept}.py: the docstring names no function of solutions/"
+        tree = ast.parse((ROOT / found[2]).read_text())
+        there = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        named = set(re.findall(r"`(\w+)`", found[1]))
+        assert named and named <= there, f"{found[2]} has no {sorted(named - there)}"

@@ -1,5 +1,8 @@
 """AdamW, all tensors of a parameter group in one launch.
 
+The same kernels, to be read first: `adamw_update`, `adamw_many`, `clip_scale` and `round_at_random` in
+solutions/adamw.py.
+
 With gradient g, at step t:
     m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2
     p = (1 - lr wd) p - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)

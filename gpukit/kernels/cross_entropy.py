@@ -1,5 +1,8 @@
 """Cross-entropy of logits with class indices, and its gradient.
 
+The same kernels, to be read first: `cross_entropy`, `loss_and_gradient_` and `smoothed_cross_entropy` in
+solutions/losses.py.
+
 For a row x with lse = log sum(exp x) and target t:
     loss = lse - (1 - s) x[t] - s mean(x) + z lse^2        s: label smoothing, z: weight of the z-loss
     dx   = softmax(x) (1 + 2 z lse) - s / V - (1 - s) [t]

@@ -1,5 +1,7 @@
 """Attention of one token, or a few, over a cache of keys and values: softmax(scale q k^T) v for the end of a sequence.
 
+The same kernels, to be read first: `decode`, `decode_split` and `decode_int8` in solutions/kv_cache.py.
+
 Decoding reads the whole cache for each token and computes next to nothing with it, so only the memory counts. Two things
 decide how near its speed one comes:
 

@@ -1,5 +1,7 @@
 """Dropout whose random numbers are a function of the seed and an element's place, and its gradient: the same kernel.
 
+The same kernel, to be read first: `dropout` in solutions/triton_basics.py.
+
     y = x / (1 - p) where the element's random number is p or more, else 0          dx = dropout(dy), with the same numbers
 
 Traffic: one read and one write, forward and backward, the least possible. No mask is kept: the backward pass computes the

@@ -1,5 +1,7 @@
 """FlashAttention: o = softmax(scale q k^T) v without the T x T matrix of scores in memory, and its gradients.
 
+The same kernels, to be read first: `attention`, `attention_causal` and `dk_dv` in solutions/flash_attention.py.
+
 Forward: a program holds a block of queries and walks over the keys. Of the scores it has one block at a time, of softmax
 the running maximum m and sum l of each row, and of o the sums so far; when a larger maximum turns up, what was summed is
 scaled down to it. Stored are o and each row's log-sum-exp (LSE), T numbers where the scores are T^2.

@@ -1,5 +1,7 @@
 """FlashAttention over sequences of different lengths, packed one after the other without padding.
 
+The same kernel, to be read first: `attention_packed` in solutions/flash_attention.py.
+
 The kernels are those of gpukit.kernels.flash_attention: they read from cu_seqlens where a sequence begins and ends, and
 programs for blocks that a short sequence does not have end at once.
 """

@@ -1,5 +1,7 @@
 """GELU, bias + GELU and SwiGLU, and their gradients: one pass over memory each.
 
+The same kernels, to be read first: `gelu_tanh`, `bias_gelu`, `bias_gelu_backward` and `swiglu` in solutions/gelu.py.
+
     gelu(x) = x Phi(x), Phi the normal distribution's cumulative function; tanh form: x sigmoid(2 u(x))
     bias_gelu(x, bias) = gelu(x + bias)                 swiglu(gate, up) = gate sigmoid(gate) up
 

@@ -1,5 +1,7 @@
 """A cache of the keys and values of a language model's attention, and the loop that writes text with it.
 
+The same kernel, to be read first: `append_kernel` in solutions/kv_cache.py.
+
 Without a cache each new token costs a pass over all tokens before it; with one it costs a pass over the weights and a read
 of the cache. Prefill: the prompt goes through at once, with FlashAttention over itself, and its keys and values are kept.
 Decode: one token at a time goes through, its keys and values are appended, and it attends to what is there.

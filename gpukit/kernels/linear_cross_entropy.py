@@ -1,6 +1,8 @@
 """Cross-entropy of x @ weight.T that never holds all the logits: a chunk of tokens at a time goes through the matrix
 product, the loss and its gradient, and on into the gradients of x and of the weight.
 
+The same kernel, to be read first: `linear_cross_entropy` in solutions/losses.py.
+
 For M tokens, width D and V classes in chunks of C tokens, the memory is C V for a chunk's logits, which become their own
 gradient in place, and D (M + V) for the two gradients, instead of 3 M V and those. The products are PyTorch's, three of
 2 M V D FLOPs; nothing is computed twice. The gradients exist when the loss does; backward() only scales them.

@@ -1,5 +1,8 @@
 """Matrix multiplication, c = activation(a @ b + bias) + residual, on the tensor cores.
 
+The same kernels, to be read first: `matmul`, `matmul_ordered`, `matmul_split_k` and `linear_gelu` in
+solutions/matmul.py.
+
 A program computes one tile of c: along K, block by block, a tile of a and a tile of b are multiplied and added to sums in
 registers. With tiles of BLOCK_M x BLOCK_N all programs together read a N / BLOCK_N times and b M / BLOCK_M times, where a
 program per element would read them N and M times. What comes after the product is done on the sums before they are

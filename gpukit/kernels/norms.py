@@ -1,5 +1,8 @@
 """RMSNorm, LayerNorm and residual + RMSNorm over the last dimension, and their gradients.
 
+The same kernels, to be read first: `rms_norm`, `layer_norm`, `layer_norm_long`, `rms_norm_backward` and
+`residual_rms_norm` in solutions/norms.py.
+
     rms_norm(x, weight)                y = x / sqrt(mean(x^2) + eps) weight
     layer_norm(x, weight, bias)        the same of x - mean(x), plus bias
     residual_rms_norm(x, residual, weight)    u = x + residual, y = rms_norm(u, weight); returns (y, u)

@@ -1,6 +1,8 @@
 """Products with weights of 8 or 4 bits: c = a @ (weight scales) + bias, where `scales` holds one number for each group of
 rows in each column.
 
+The same kernel, to be read first: `int4_linear` in solutions/matmul.py.
+
 With few rows of a, as in decoding, a matmul is as fast as its weights come from memory, so weights of a quarter of the
 bytes take a quarter of the time. They stay integers until they are in registers. Within a block of K the integers
 themselves are multiplied, which is exact, and one product with the scale is made for each element of the block's sums.

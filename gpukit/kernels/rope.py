@@ -1,5 +1,7 @@
 """Rotary position embedding of queries and keys in one launch: each pair of numbers is turned by an angle of its token.
 
+The same kernel, to be read first: `rope` in solutions/norms.py.
+
     q1, q2 = the halves of a head;    out = (q1 cos - q2 sin, q2 cos + q1 sin)
 
 as LLaMA and GPT-NeoX pair them, not GPT-J (neighbours 0 and 1, 2 and 3). The gradient is the turn backwards, with -sin.

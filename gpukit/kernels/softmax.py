@@ -1,5 +1,8 @@
 """Softmax and log-softmax over the last dimension, and their gradients:
 
+The same kernels, to be read first: `softmax_fused`, `softmax_online`, `softmax_persistent` and `softmax_backward` in
+solutions/softmax.py.
+
     softmax        y = exp(x - max x) / sum(exp(x - max x))          dx = y (dy - sum(y dy))
     log_softmax    y = x - max x - log(sum(exp(x - max x)))          dx = dy - exp(y) sum(dy)
 
