@@ -59,6 +59,17 @@ class Blocks:
         """(row, column) of the blocks in which something is seen, row by row: what programs work through."""
         return [(i, j) for i in range(self.rows) for j in range(self.columns) if self.kind(i, j) != "none"]
 
+    def states(
+        self, query: int, scores: Sequence[float], values: Sequence[float], step: int
+    ) -> list[tuple[int, State]]:
+        """What a query holds after each of its blocks among the first `step` of the walk, as (column of the block, state).
+        scores and values: one for each key; a score that the query does not see counts as -inf."""
+        keys = self.keys(query)
+        seen = [score if key in keys else -math.inf for key, score in enumerate(scores)]
+        columns = [j for i, j in self.walk()[:step] if i == query // self.BLOCK_M]
+        parts = [slice(j * self.BLOCK_N, (j + 1) * self.BLOCK_N) for j in columns]
+        return list(zip(columns, online([list(zip(seen[p], values[p], strict=True)) for p in parts]), strict=True))
+
     def count(self) -> dict[str, int]:
         """How many blocks are of each kind."""
         found = Counter(self.kind(i, j) for i in range(self.rows) for j in range(self.columns))

@@ -224,6 +224,31 @@ def step_flops(
 # ---- the pencil's formulas -------------------------------------------------------------------------------------------
 
 
+SQUARE = "attention's square"  # q k^T and weights v: what grows with the square of the length
+AGAIN = "computed again"
+_GROUPS = {"mlp": "MLP", "experts": "MLP", "router": "MLP", "logits": "logits"}
+_GROUPS |= dict.fromkeys(("attention scores", "attention values"), SQUARE)
+
+
+def token_flops(config: Config | str, tokens: int, phase: str, recompute: str = "none") -> dict[str, float]:
+    """The matmuls' FLOPs for one token, by group: projections, SQUARE, MLP, logits and, where some are, AGAIN.
+
+    phase      "forward"; "training": forward and backward; of both the average token, which sees half of the context;
+               "decode": the last of `tokens`, which sees all of it
+    recompute  what a training step computes again: "none", "selective", "full"
+    """
+    if phase == "decode":
+        counted, n, factor = forward_flops(config, 1, 1, past=tokens - 1, logits="last"), 1, 1
+    else:
+        counted, n, factor = forward_flops(config, 1, tokens), tokens, 3 if phase == "training" else 1
+    groups = dict.fromkeys(("projections", SQUARE, "MLP", "logits"), 0.0)
+    for name, part in counted.operations.items():
+        groups[_GROUPS.get(name, "projections")] += factor * part / n
+    if phase == "training" and recompute != "none":
+        groups[AGAIN] = step_flops(config, 1, tokens, recompute=recompute, flash=False).recomputed / n
+    return groups
+
+
 def two_nd(parameters: int, tokens: int) -> int:
     """2 N D: a forward pass, attention's square left out. N: all that multiply, without tables that are looked up."""
     return 2 * whole("two_nd", "parameters", parameters, 1, MOST_PARAMETERS) * _tokens("two_nd", tokens)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import traitlets
 
-from gpukit.accounting.attention import Blocks, State, online
+from gpukit.accounting.attention import Blocks, State
 from gpukit.widgets import board, style
 from gpukit.widgets.board import WIDTH, Box, Drawing, Shape, Words
 from gpukit.widgets.view import Walk, menu, slider
@@ -45,17 +45,6 @@ class AttentionView(Walk):
 
     def last(self) -> int:
         return len(self.blocks_of(self.mask).walk())
-
-    def states(self, mask: str, query: int, step: int) -> list[tuple[int, State]]:
-        """(column of blocks, state of the query after it), as far as the walk has come."""
-        blocks = self.blocks_of(mask)
-        row = query // self.block[0]
-        columns = [j for i, j in blocks.walk()[:step] if i == row]
-        keys = blocks.keys(query)
-        score = [s if j in keys else -math.inf for j, s in enumerate(self.scores[query])]
-        parts = [slice(j * self.block[1], (j + 1) * self.block[1]) for j in columns]
-        pairs = [list(zip(score[part], self.numbers[part], strict=True)) for part in parts]
-        return list(zip(columns, online(pairs), strict=True))
 
     def _sentence(self, mask: str, query: int, step: int) -> str:
         blocks = self.blocks_of(mask)
@@ -138,7 +127,7 @@ class AttentionView(Walk):
         shapes: list[Shape] = [Words(left, top - 18, f"what query {query} holds", bold=True)]
         shapes += [Words(x, top + 8, name, "right") for x, name in zip(edges, names, strict=True)]
         y = top + 34
-        states = self.states(mask, query, step)
+        states = self.blocks_of(mask).states(query, self.scores[query], self.numbers, step)
         for number, (column, state) in enumerate(states):
             now = number == len(states) - 1 and self.blocks_of(mask).walk()[step - 1][0] == query // self.block[0]
             cells = (str(column), *(_number(x) for x in (state.m, state.factor, state.l, state.acc)))

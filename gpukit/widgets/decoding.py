@@ -57,7 +57,7 @@ class Decoding(Calculator):
         }
         rows = []
         for n, step in steps.items():
-            read = step.total_bytes / gpu.hbm_gbps / 1e6
+            read = step.ms(gpu)
             parts = [
                 ("weights", read * step.weights_bytes / step.total_bytes, style.READS),
                 ("cache", read * step.cache_bytes / step.total_bytes, style.PEER),

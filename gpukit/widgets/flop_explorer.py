@@ -9,28 +9,24 @@ Numbers come from gpukit.accounting.flops; this draws them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import traitlets
 
 from gpukit.accounting import flops, models, pencil
+from gpukit.accounting.flops import SQUARE
 from gpukit.widgets import board, calculator, style
 from gpukit.widgets.board import Drawing
 from gpukit.widgets.calculator import Bar, Calculator
 from gpukit.widgets.view import field, menu
 
 PHASES = {"forward": "a forward pass", "training": "a training step", "decode": "one new token"}
-_SQUARE = "attention's square"  # q k^T and weights v: what grows with the square of the length
-_GROUPS = {"mlp": "MLP", "experts": "MLP", "router": "MLP", "logits": "logits"}
-_GROUPS |= dict.fromkeys(("attention scores", "attention values"), _SQUARE)
 _COLOURS = {
     "projections": style.READS,
-    _SQUARE: style.YOURS,
+    SQUARE: style.YOURS,
     "MLP": style.COMPUTE,
     "logits": style.PEER,
-    "computed again": style.WASTE,
+    flops.AGAIN: style.WASTE,
 }
-_LEGEND = {_SQUARE: f"{_SQUARE} (its share behind each bar)"}
+_LEGEND = {SQUARE: f"{SQUARE} (its share behind each bar)"}
 _FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
 
 
@@ -61,14 +57,14 @@ class FlopExplorer(Calculator):
         if not 1 <= tokens <= 10**10:
             raise ValueError(f"tokens must be a whole number from 1 to 10^10, got {tokens}")
         lengths = sorted({max(1, int(tokens * factor)) for factor in _FACTORS})
-        counted = {length: _groups(c, length, phase, values["recompute"]) for length in lengths}
+        counted = {length: flops.token_flops(c, length, phase, values["recompute"]) for length in lengths}
         now = counted[tokens]
         total = sum(now.values())
         rows = [
             Bar(
                 f"{length:,} tokens",
                 [(name, part, _COLOURS[name]) for name, part in groups.items()],
-                f"{rate(sum(groups.values()))} ({groups[_SQUARE] / sum(groups.values()):.0%})",
+                f"{rate(sum(groups.values()))} ({groups[SQUARE] / sum(groups.values()):.0%})",
                 length == tokens,
             )
             for length, groups in counted.items()
@@ -76,7 +72,7 @@ class FlopExplorer(Calculator):
         factor, rule = (6, "6 N") if phase == "training" else (2, "2 N")
         n = models.parameters(c).active
         head = f"{c.name}, {PHASES[phase]} at {tokens:,} tokens: {rate(total)} a token"
-        squared = f"{now[_SQUARE] / total:.1%} of it is attention's square"
+        squared = f"{now[SQUARE] / total:.1%} of it is attention's square"
         more = f"{abs(total / (factor * n) - 1):.1%} {'more' if total > factor * n else 'less'}"
         compare = f"{more} than {rule} = {factor} x {pencil.big(n)} = {rate(factor * n)}"
         drawn, bottom = calculator.bars(
@@ -86,20 +82,6 @@ class FlopExplorer(Calculator):
         words = board.heading(head, f"{squared}; {compare}")
         parts = ", ".join(f"{name} {rate(part)}" for name, part in now.items())
         return Drawing([*words, *drawn, *legend], bottom, f"{head}, modelled. {parts}. {squared}; {compare}.")
-
-
-def _groups(c: models.Config, tokens: int, phase: str, recompute: str) -> Mapping[str, float]:
-    """FLOPs of one token, by group. Causal: the average token sees half of the context, a new one all of it."""
-    if phase == "decode":
-        counted, n, factor = flops.forward_flops(c, 1, 1, past=tokens - 1, logits="last"), 1, 1
-    else:
-        counted, n, factor = flops.forward_flops(c, 1, tokens), tokens, 3 if phase == "training" else 1
-    groups = dict.fromkeys(("projections", _SQUARE, "MLP", "logits"), 0.0)
-    for name, part in counted.operations.items():
-        groups[_GROUPS.get(name, "projections")] += factor * part / n
-    if phase == "training" and recompute != "none":
-        groups["computed again"] = flops.step_flops(c, 1, tokens, recompute=recompute, flash=False).recomputed / n
-    return groups
 
 
 def rate(value: float) -> str:

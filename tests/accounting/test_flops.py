@@ -8,6 +8,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpukit.accounting.flops import (
+    AGAIN,
+    SQUARE,
     attention_share,
     backward_flops,
     einsum_flops,
@@ -17,6 +19,7 @@ from gpukit.accounting.flops import (
     parse_einsum,
     six_nd,
     step_flops,
+    token_flops,
     two_nd,
 )
 from gpukit.accounting.memory import Run
@@ -148,6 +151,21 @@ def test_flops_grow_with_batch_and_length():
 
 
 # ---- matmul and einsum -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ("gpt2", "llama3-8b", "mixtral-8x7b", "deepseek-v3"))
+def test_groups_of_one_token_are_all_of_its_flops(name):
+    whole = forward_flops(name, 1, 512)
+    forward, training = (token_flops(name, 512, phase) for phase in ("forward", "training"))
+    assert 512 * sum(forward.values()) == pytest.approx(sum(whole.operations.values()), rel=1e-12)
+    assert 512 * forward[SQUARE] == pytest.approx(whole.attention_flops, rel=1e-12)
+    assert training == pytest.approx({group: 3 * part for group, part in forward.items()}, rel=1e-12)
+    last = token_flops(name, 512, "decode")
+    newest = forward_flops(name, 1, 1, past=511, logits="last")
+    assert sum(last.values()) == pytest.approx(sum(newest.operations.values()), rel=1e-12)
+    assert last[SQUARE] > 1.9 * forward[SQUARE]  # the newest token sees all of the context, the average half of it
+    again = token_flops(name, 512, "training", "full")
+    assert again.pop(AGAIN) > 0 and again == training
 
 
 def test_matmul():

@@ -108,13 +108,13 @@ def test_steps_tell_the_block_and_the_state():
     for _ in range(5):
         shown.forward_button.click()
     assert "Step 5 of 11: program 1, block 1 of the keys, seen whole: no mask." in shown.sentence()
-    states = shown.states("causal", 5, 5)
+    states = shown.blocks_of("causal").states(5, SCORES[5], VALUES, 5)
     assert [column for column, _ in states] == [0, 1]
     scores, values = torch.tensor(SCORES[5][:8]), torch.tensor(VALUES[:8])
     assert states[-1][1].o == pytest.approx(float(scores.softmax(0) @ values), rel=1e-5)
     assert not any(text.text.startswith("o = ") for text in root(shown).iter("text"))
     shown.step = shown.controls["step"].max
-    last = shown.states("causal", 5, shown.step)[-1][1]
+    last = shown.blocks_of("causal").states(5, SCORES[5], VALUES, shown.step)[-1][1]
     assert f"o = {last.o:.3f}, LSE = {last.lse:.3f}" in [text.text for text in root(shown).iter("text")]
     assert shown.forward_button.disabled
 
