@@ -12,6 +12,11 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 
+def cdiv(n: int, block: int) -> int:
+    """How many blocks hold n elements, the last of them perhaps not full."""
+    return -(-n // block)
+
+
 @dataclass(frozen=True)
 class Tiling:
     """C [M, N] in tiles of BLOCK_M x BLOCK_N on a GPU with `sms` SMs that hold `programs_per_sm` programs each.
@@ -33,11 +38,11 @@ class Tiling:
 
     @property
     def num_m(self) -> int:
-        return -(-self.M // self.BLOCK_M)
+        return cdiv(self.M, self.BLOCK_M)
 
     @property
     def num_n(self) -> int:
-        return -(-self.N // self.BLOCK_N)
+        return cdiv(self.N, self.BLOCK_N)
 
     @property
     def tiles(self) -> int:
@@ -50,7 +55,7 @@ class Tiling:
 
     @property
     def waves(self) -> int:
-        return -(-self.tiles // self.slots)
+        return cdiv(self.tiles, self.slots)
 
     @property
     def tail(self) -> int:
@@ -121,7 +126,7 @@ class Grid:
 
 def matmul_reads(M: int, N: int, K: int, BLOCK_M: int, BLOCK_N: int, itemsize: int) -> int:
     """Bytes of A and B that all programs together load: A once for each column of tiles, B once for each row of tiles."""
-    num_m, num_n = -(-M // BLOCK_M), -(-N // BLOCK_N)
+    num_m, num_n = cdiv(M, BLOCK_M), cdiv(N, BLOCK_N)
     return (M * K * num_n + K * N * num_m) * itemsize
 
 
@@ -138,7 +143,7 @@ def align_rows(N: int, itemsize: int, alignment: int) -> tuple[int, int]:
     """
     lowest_bit = N * itemsize & -(N * itemsize)
     lanes = alignment // itemsize
-    return min(lowest_bit, alignment), -(-N // lanes) * lanes
+    return min(lowest_bit, alignment), cdiv(N, lanes) * lanes
 
 
 def grouped(pid: int, num_m: int, num_n: int, group_m: int) -> tuple[int, int]:

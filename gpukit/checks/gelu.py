@@ -1,19 +1,19 @@
-"""The exercises of notebook 10: cases, traffic bounds, hints, and the wrong answers that each check must recognise."""
+"""The exercises of notebook 10: cases, bounds, and what each wrong idea computes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, KernelExercise, Misconception, Traffic
+from gpukit.grading.ideas import only
+from gpukit.grading.inputs import Inputs, listed, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from gpukit.grading.evidence import Evidence
-    from gpukit.grading.messages import LaunchFacts
 
 
 # --------------------------------------------------------------------------------------- what the exercises compute
@@ -21,20 +21,19 @@ def _u(x: Tensor) -> Tensor:
     return math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
 
 
+def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """PyTorch's own: gpukit.reference's rounds in 16 bits after each of its steps, which would allow a kernel more."""
+    import torch
+
+    return torch.nn.functional.gelu(x, approximate=approximate)
+
+
 def _gelu_tanh(x: Tensor) -> Tensor:
-    import torch
-
-    return torch.nn.functional.gelu(x, approximate="tanh")
+    return _gelu(x, "tanh")
 
 
-def _gelu(h: Tensor) -> Tensor:
-    import torch
-
-    return torch.nn.functional.gelu(h)
-
-
-def _bias_gelu(x: Tensor, bias: Tensor, *_: Any) -> Tensor:
-    return _gelu(x + bias)
+_bias_gelu = ideas.reference("gelu.bias_gelu_library", 2)
+_swiglu = ideas.reference("gelu.swiglu")
 
 
 def _cumulative(h: Tensor) -> Tensor:
@@ -45,72 +44,48 @@ def _density(h: Tensor) -> Tensor:
     return (-0.5 * h * h).exp() / math.sqrt(2 * math.pi)
 
 
-def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    return gate * gate.sigmoid() * up
-
-
 # ------------------------------------------------------------------------------------------------------------ inputs
-class _Inputs:
-    """Seeded tensors and cases named after them."""
-
-    def __init__(self, rng: Random):
-        import torch
-
-        self.torch = torch
-        self.generator = torch.Generator().manual_seed(rng.getrandbits(62))
-
-    def normal(self, *shape: int, dtype: str = "float32") -> Tensor:
-        return self.torch.randn(shape, generator=self.generator).mul_(2).to(getattr(self.torch, dtype))
-
-    def like(self, x: Tensor, *shape: int) -> Tensor:
-        return self.torch.randn(shape or x.shape, generator=self.generator).to(x.dtype)
-
+class _Inputs(Inputs):
     def line(self, low: float, high: float, n: int) -> Tensor:
         """Every height between them; by chance a little shifted."""
         return self.torch.linspace(low, high, n) + 0.01 * float(self.normal(1))
 
-    def case(self, x: Tensor, *rest: Any, tags: str = "", note: str = "") -> Case:
-        dtype = str(x.dtype).removeprefix("torch.")
-        name = f"x {list(x.shape)} {dtype}" + (f", {note}" if note else "")
-        return Case(name, (x, *rest), frozenset({dtype, *tags.split()}))
-
 
 def _tanh_cases(rng: Random) -> list[Case]:
-    make = _Inputs(rng)
+    make = _Inputs(rng, scale=2)
     normal = make.normal
     both = normal(300)
     both[::2] += 40
     return [
-        make.case(normal(1).abs() + 1),  # one below 0 would be all tail, where 1 + tanh cancels: right answers failed
-        make.case(normal(64)),
-        make.case(normal(781, dtype="float16")),
-        make.case(normal(6, 100, dtype="bfloat16"), tags="leading"),
-        make.case(make.line(-6, 6, 1025), tags="blocks", note="from -6 to 6"),
-        make.case(normal(200) + 300, tags="large", note="around 300"),
-        make.case(both, tags="large", note="around 0 and 40"),
-        make.case(normal(128, dtype="float16") + 100, tags="large", note="around 100"),
-        make.case(normal(200) - 300, tags="below", note="around -300"),
-        make.case(normal(90, dtype="bfloat16") - 50, tags="below", note="around -50"),
+        tensor_case(normal(1).abs() + 1),  # one below 0 would be all tail, where 1 + tanh cancels: right answers failed
+        tensor_case(normal(64)),
+        tensor_case(normal(781, dtype="float16")),
+        tensor_case(normal(6, 100, dtype="bfloat16"), tags="leading"),
+        tensor_case(make.line(-6, 6, 1025), tags="blocks", note="from -6 to 6"),
+        tensor_case(normal(200) + 300, tags="large", note="around 300"),
+        tensor_case(both, tags="large", note="around 0 and 40"),
+        tensor_case(normal(128, dtype="float16") + 100, tags="large", note="around 100"),
+        tensor_case(normal(200) - 300, tags="below", note="around -300"),
+        tensor_case(normal(90, dtype="bfloat16") - 50, tags="below", note="around -50"),
     ]
 
 
 def _bias_cases(rng: Random) -> list[Case]:
-    make = _Inputs(rng)
+    make = _Inputs(rng, scale=2)
     normal = make.normal
 
     def case(x: Tensor, BLOCK_M: int, BLOCK_N: int, tags: str = "", note: str = "") -> Case:
         M, N = x.shape
         tail = "tail" if M % BLOCK_M or N % BLOCK_N else ""
-        note = f"tiles of {BLOCK_M} x {BLOCK_N}" + (f", {note}" if note else "")
-        return make.case(x, make.like(x, N), BLOCK_M, BLOCK_N, tags=f"{tags} {tail}", note=note)
+        note = listed(f"tiles of {BLOCK_M} x {BLOCK_N}", note)
+        return tensor_case(x, make.like(x, N), BLOCK_M, BLOCK_N, tags=f"{tags} {tail}", note=note)
 
     heights = make.normal(4, 96)
     heights[0] += 300
     heights[1] -= 300
     return [
-        case(
-            normal(1, 1).abs() + 4, 1, 16
-        ),  # not in the tail, where 1 + erf cancels and no larger element is beside it
+        # Not in the tail, where 1 + erf cancels and no larger element is beside it.
+        case(normal(1, 1).abs() + 4, 1, 16),
         case(normal(3, 64), 4, 32),
         case(normal(4, 256), 2, 64),
         case(normal(5, 781), 4, 256),
@@ -123,11 +98,11 @@ def _bias_cases(rng: Random) -> list[Case]:
 
 
 def _backward_cases(rng: Random) -> list[Case]:
-    make = _Inputs(rng)
+    make = _Inputs(rng, scale=2)
     normal = make.normal
 
     def case(x: Tensor, tags: str = "", note: str = "") -> Case:
-        return make.case(x, make.like(x, x.shape[1]), make.like(x), tags=tags, note=note)
+        return tensor_case(x, make.like(x, x.shape[1]), make.like(x), tags=tags, note=note)
 
     heights = make.normal(4, 96)
     heights[0] += 300
@@ -146,11 +121,11 @@ def _backward_cases(rng: Random) -> list[Case]:
 
 
 def _swiglu_cases(rng: Random) -> list[Case]:
-    make = _Inputs(rng)
+    make = _Inputs(rng, scale=2)
     normal = make.normal
 
     def case(gate: Tensor, up: Tensor, tags: str = "", note: str = "") -> Case:
-        return make.case(gate, up, make.like(gate), tags=tags, note=note)
+        return tensor_case(gate, up, make.like(gate), tags=tags, note=note)
 
     def halves(M: int, N: int, dtype: str = "float32") -> Case:
         gate, up = normal(M, 2 * N, dtype=dtype).chunk(2, -1)
@@ -161,31 +136,12 @@ def _swiglu_cases(rng: Random) -> list[Case]:
         case(normal(3, 64), normal(3, 64)),
         case(normal(2, 781), normal(2, 781)),
         case(normal(5, 250, dtype="float16"), normal(5, 250, dtype="float16")),
-        case(
-            normal(4, 200)[:, :100],
-            normal(4, 100),
-            tags="strided",
-            note="gate half of a wider row",
-        ),
+        case(normal(4, 200)[:, :100], normal(4, 100), tags="strided", note="gate half of a wider row"),
         halves(3, 300, dtype="bfloat16"),
         case(normal(2, 90) + 200, normal(2, 90), tags="large", note="gate around 200"),
         case(normal(2, 70) - 200, normal(2, 70), tags="below", note="gate around -200"),
         halves(8, 512),  # the largest, whose bytes are counted: who copies the halves first must be seen
     ]
-
-
-# -------------------------------------------------------------------------------------------------- shared wrong ideas
-def _only(tag: str, kind: str) -> Callable[[Evidence], bool]:
-    return lambda evidence: evidence.kind == kind and all(tag in case.tags for case in evidence.failed)
-
-
-def _no_atomics(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
-    if not any(launch.atomic_bytes for launch in launches):
-        return None
-    return "atomics", (
-        "with atomics: which program comes first changes from run to run, and with the order of the additions the last "
-        "digits of dbias. Where could each program leave a sum that nobody else touches?"
-    )
 
 
 # -------------------------------------------------------------------------------------------------- gelu.detective
@@ -200,14 +156,13 @@ DETECTIVE = KernelExercise(
         Misconception(
             "clamped",
             when=lambda evidence: (
-                evidence.kind == "values"
-                and all("large" in case.tags for case in evidence.failed)
+                only("large", kind="values")(evidence)
                 and bool((evidence.outputs.double() <= evidence.outputs.double().max() + 1e-3).all())
                 and float(evidence.outputs.double().max()) < 30
             ),
         ),
-        Misconception("overflow", when=_only("large", "nan")),
-        Misconception("overflow-below", when=_only("below", "nan")),
+        Misconception("overflow", when=only("large", kind="nan")),
+        Misconception("overflow-below", when=only("below", kind="nan")),
         Misconception("erf-form", gives=_gelu),
         Misconception("half-argument", gives=lambda x: x * _u(x).sigmoid()),
         Misconception("rough-form", gives=lambda x: x * (1.702 * x).sigmoid()),
@@ -257,7 +212,10 @@ BACKWARD = KernelExercise(
     reference=_bias_gelu,
     gradients=2,
     traffic=Traffic(reads=3.2, writes=2.07, launches=3),  # four rows of tiles: bias twice, sums once
-    launch_rule=_no_atomics,
+    launch_rule=ideas.no_atomics(
+        "with atomics: which program comes first changes from run to run, and with the order of the additions the last "
+        "digits of dbias. Where could each program leave a sum that nobody else touches?"
+    ),
     misconceptions=(
         Misconception("forward-first", when=lambda evidence: evidence.output == "y"),
         Misconception("first-term-only", gives=_slope(_cumulative)),
@@ -270,15 +228,11 @@ BACKWARD = KernelExercise(
         Misconception("tanh-form", gives=_slope(_slope_of_tanh_form)),
         Misconception(
             "bias-forgotten",
-            gives=lambda x, bias, dy: {
-                "dx": dy * (_cumulative(x) + x * _density(x)),
-            },
+            gives=lambda x, bias, dy: {"dx": dy * (_cumulative(x) + x * _density(x))},
         ),
         Misconception(
             "saved-y",
-            gives=lambda x, bias, dy: {
-                "dx": dy * (_cumulative(y := _gelu(x + bias) + bias) + y * _density(y)),
-            },
+            gives=lambda x, bias, dy: {"dx": dy * (_cumulative(y := _gelu(x + bias) + bias) + y * _density(y))},
         ),
         Misconception("sum-of-dy", gives=lambda x, bias, dy: {"dbias": dy.sum(0)}),
         Misconception("partial-missing", when=lambda evidence: evidence.kind == "nan" and evidence.output == "dbias"),
@@ -308,7 +262,7 @@ SWIGLU = KernelExercise(
     misconceptions=(
         Misconception("swapped", gives=lambda gate, up, dy: {"y": _swiglu(up, gate)}),
         Misconception("sigmoid-only", gives=lambda gate, up, dy: {"y": gate.sigmoid() * up}),
-        Misconception("overflow", when=_only("large", "nan")),
+        Misconception("overflow", when=only("large", kind="nan")),
         Misconception("contiguous-assumed", when=lambda evidence: evidence.tag("strided")),
         Misconception("sigmoid-constant", gives=_halves(lambda gate, s, up, dy: dy * up * s)),
         Misconception("gate-constant", gives=_halves(lambda gate, s, up, dy: dy * up * gate * s * (1 - s))),

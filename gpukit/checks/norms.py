@@ -1,18 +1,21 @@
-"""The exercises of notebook 11: cases, traffic bounds, hints, and the wrong answers that each check must recognise."""
+"""The exercises of notebook 11: cases, bounds, and what each wrong idea computes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, KernelExercise, Misconception, Traffic
+from gpukit.grading.ideas import only, padding
+from gpukit.grading.inputs import Inputs, listed, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from gpukit.grading.evidence import Evidence
-    from gpukit.grading.messages import LaunchFacts
 
 RMS_EPS = 1e-6
 LAYER_EPS = 1e-5
@@ -30,27 +33,20 @@ def _mean(terms: Tensor) -> Tensor:
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float = RMS_EPS) -> tuple[Tensor, Tensor]:
+    """With rstd, which the exercise keeps for the backward pass."""
+    y = ideas.reference("norms.rms_norm")(x, weight, eps)
+    return y, (_mean(_wide(x).square()) + eps).rsqrt().squeeze(-1)
+
+
+def _normalized(x: Tensor, eps: float = LAYER_EPS) -> Tensor:
     wide = _wide(x)
-    rstd = (_mean(wide.square()) + eps).rsqrt()
-    return (wide * rstd * _wide(weight)).to(x.dtype), rstd.squeeze(-1)
-
-
-def _normalised(x: Tensor, eps: float = LAYER_EPS) -> Tensor:
-    wide = _wide(x)
-    centred = wide - _mean(wide)
-    return centred * (_mean(centred.square()) + eps).rsqrt()
-
-
-def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return (_normalised(x) * _wide(weight) + _wide(bias)).to(x.dtype)
+    centered = wide - _mean(wide)
+    return centered * (_mean(centered.square()) + eps).rsqrt()
 
 
 def _layer_norm_long(x: Tensor, BLOCK_N: int) -> Tensor:
-    return _normalised(x).to(x.dtype)
-
-
-def _trained(x: Tensor, weight: Tensor, programs: int) -> Tensor:
-    return _rms_norm(x, weight)[0]
+    """Unlike gpukit.reference's without weight and bias."""
+    return _normalized(x).to(x.dtype)
 
 
 def _both_ways(x: Tensor, residual: Tensor, weight: Tensor, dy: Tensor, du: Tensor) -> tuple[Tensor, ...]:
@@ -74,33 +70,18 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------------------ inputs
-class _Inputs:
-    """Seeded tensors and cases named after them."""
+_case = partial(tensor_case, tail=True)
 
-    def __init__(self, rng: Random):
-        import torch
 
-        self.torch = torch
-        self.generator = torch.Generator().manual_seed(rng.getrandbits(62))
-
-    def normal(self, *shape: int, dtype: str = "float32") -> Tensor:
-        return self.torch.randn(shape, generator=self.generator).to(getattr(self.torch, dtype))
-
+class _Inputs(Inputs):
     def far(self, *shape: int, mean: float) -> Tensor:
         """float16, a thousand times as far from 0 as spread about it: float32 has the digits that its result needs, and a
         variance made of large squares has not."""
         return (self.normal(*shape) * 0.7 + mean).half()
 
-    def vector(self, like: Tensor) -> Tensor:
-        return self.normal(like.shape[-1]).to(like.dtype)
-
-    def case(self, x: Tensor, *rest: Any, tags: str = "", note: str = "") -> Case:
-        dtype = str(x.dtype).removeprefix("torch.")
-        name = f"x {list(x.shape)} {dtype}" + (f", {note}" if note else "")
-        found = {dtype, *tags.split()}
-        if x.shape[-1] & (x.shape[-1] - 1):
-            found.add("tail")  # the row is shorter than the power of two that holds it
-        return Case(name, (x, *rest), frozenset(found))
+    def vector(self, x: Tensor) -> Tensor:
+        """As long as a row of x, as a weight is."""
+        return self.like(x, x.shape[-1])
 
 
 def _rms_cases(rng: Random) -> list[Case]:
@@ -109,7 +90,7 @@ def _rms_cases(rng: Random) -> list[Case]:
     tiny[1] = 0
 
     def case(x: Tensor, tags: str = "", note: str = "") -> Case:
-        return make.case(x, make.vector(x), RMS_EPS, tags=tags, note=note)
+        return _case(x, make.vector(x), RMS_EPS, tags=tags, note=note)
 
     return [
         case(normal(1, 1) + 3),
@@ -129,7 +110,7 @@ def _layer_cases(rng: Random) -> list[Case]:
     normal = make.normal
 
     def case(x: Tensor, tags: str = "", note: str = "") -> Case:
-        return make.case(x, make.vector(x), make.vector(x), tags=tags, note=note)
+        return _case(x, make.vector(x), make.vector(x), tags=tags, note=note)
 
     tiny = normal(3, 96) * 1e-3
     tiny[1] = 0
@@ -152,9 +133,8 @@ def _welford_cases(rng: Random) -> list[Case]:
     steps = make.torch.arange(512.0) // 64
 
     def case(x: Tensor, BLOCK_N: int, tags: str = "", note: str = "") -> Case:
-        partial = "partial" if x.shape[-1] % BLOCK_N else ""
-        note = f"BLOCK_N {BLOCK_N}" + (f", {note}" if note else "")
-        return make.case(x, BLOCK_N, tags=f"{tags} {partial}", note=note)
+        ends = "partial" if x.shape[-1] % BLOCK_N else ""
+        return _case(x, BLOCK_N, tags=f"{tags} {ends}", note=listed(f"BLOCK_N {BLOCK_N}", note))
 
     return [
         case(normal(1, 1) + 3, 64),
@@ -175,9 +155,9 @@ def _backward_cases(rng: Random) -> list[Case]:
     def case(x: Tensor, programs: int, note: str = "", tags: str = "") -> Case:
         rows = "few-rows" if len(x) < programs else "many-rows" if len(x) > programs else ""
         remainder = "remainder" if len(x) % programs else ""
-        note = f"{programs} programs" + (f", {note}" if note else "")
-        dy = make.normal(*x.shape).to(x.dtype)
-        return make.case(x, make.vector(x), programs, dy, tags=f"{rows} {remainder} {tags}", note=note)
+        note = listed(f"{programs} programs", note)
+        dy = make.like(x)
+        return _case(x, make.vector(x), programs, dy, tags=f"{rows} {remainder} {tags}", note=note)
 
     normal = make.normal
     return [
@@ -197,8 +177,8 @@ def _residual_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng)
 
     def case(x: Tensor, note: str = "", tags: str = "") -> Case:
-        residual, dy, du = (make.normal(*x.shape).to(x.dtype) for _ in range(3))
-        return make.case(x, residual, make.vector(x), dy, du, tags=tags, note=note)
+        residual, dy, du = (make.like(x) for _ in range(3))
+        return _case(x, residual, make.vector(x), dy, du, tags=tags, note=note)
 
     normal = make.normal
     return [
@@ -231,7 +211,7 @@ def _rope_cases(rng: Random) -> list[Case]:
         cos, sin = (table.float() for table in tables(T, D))
         note = {"BTHD": "[B, T, H, D] seen as [B, H, T, D]", "expanded": "dy expanded: stride 0"}.get(layout, note)
         tags = " ".join(["strided" * bool(layout), "leading", "large" * (note == "large"), "heads" * (H > 1)])
-        return make.case(x, cos, sin, dy, tags=tags, note=note)
+        return _case(x, cos, sin, dy, tags=tags, note=note)
 
     return [
         case(1, 1, 1, 2),
@@ -247,14 +227,7 @@ def _rope_cases(rng: Random) -> list[Case]:
 
 
 # -------------------------------------------------------------------------------------------------- shared wrong ideas
-def _padding(N: int, BLOCK_N: int = 0) -> int:
-    """Lanes past the end of a row, in its only block or in the last one of BLOCK_N."""
-    return -N % BLOCK_N if BLOCK_N else (1 << (N - 1).bit_length()) - N
-
-
-def _all_far(evidence: Evidence) -> bool:
-    """Only rows far from 0 fail, if not all of them: by chance a digit that is lost may not show."""
-    return all("far" in case.tags for case in evidence.failed)
+_all_far = only("far")  # if not in every such case: by chance a digit that is lost may not show
 
 
 def _missing(name: str) -> Callable[[Evidence], bool]:
@@ -288,17 +261,14 @@ RMS_NORM = KernelExercise(
         Misconception(
             "padded-mean",
             gives=_forward(
-                lambda x, eps: ((x * x).sum(-1, keepdim=True) / (x.shape[-1] + _padding(x.shape[-1])) + eps).rsqrt()
+                lambda x, eps: ((x * x).sum(-1, keepdim=True) / (x.shape[-1] + padding(x.shape[-1])) + eps).rsqrt()
             ),
         ),
         Misconception("sum-not-mean", gives=_forward(lambda x, eps: ((x * x).sum(-1, keepdim=True) + eps).rsqrt())),
         Misconception("eps-outside", gives=_forward(lambda x, eps: 1 / (_mean(x * x).sqrt() + eps))),
         Misconception("no-eps", gives=_forward(lambda x, eps: _mean(x * x).rsqrt())),
-        Misconception("centred", gives=lambda x, weight, eps: _normalised(x, eps) * weight),
-        Misconception(
-            "low-precision-squares",
-            when=lambda evidence: all(case.tags & {"float16", "bfloat16"} for case in evidence.failed),
-        ),
+        Misconception("centred", gives=lambda x, weight, eps: _normalized(x, eps) * weight),
+        Misconception("low-precision-squares", when=only("float16", "bfloat16")),
         Misconception("rstd-inverted", gives=lambda x, weight, eps: {"y[1]": (_mean(x * x) + eps).sqrt().squeeze(-1)}),
         Misconception("rstd-missing", when=_missing("y[1]")),
     ),
@@ -308,7 +278,7 @@ RMS_NORM = KernelExercise(
 # ------------------------------------------------------------------------------------------------- norms.detective
 def _padded_variance(x: Tensor) -> Tensor:
     mean = _mean(x)
-    total = (x - mean).square().sum(-1, keepdim=True) + _padding(x.shape[-1]) * mean.square()
+    total = (x - mean).square().sum(-1, keepdim=True) + padding(x.shape[-1]) * mean.square()
     return (x - mean) * (total / x.shape[-1] + LAYER_EPS).rsqrt()
 
 
@@ -316,7 +286,7 @@ DETECTIVE = KernelExercise(
     id="norms.detective",
     function="layer_norm",
     cases=_layer_cases,
-    reference=_layer_norm,
+    reference=ideas.reference("norms.layer_norm"),
     traffic=Traffic(reads=3, writes=1),
     misconceptions=(
         Misconception("cancellation", when=_all_far),
@@ -415,12 +385,6 @@ def _padding_spreads(mean, m2, start, block, BLOCK_N):
     return mean, m2 + lanes * _mean(block).square()
 
 
-def _each_block_alone(x: Tensor, BLOCK_N: int) -> Tensor:
-    import torch
-
-    return torch.cat([_normalised(block) for block in x.split(BLOCK_N, -1)], -1)
-
-
 WELFORD = KernelExercise(
     id="norms.welford",
     function="layer_norm_long",
@@ -428,7 +392,7 @@ WELFORD = KernelExercise(
     reference=_layer_norm_long,
     traffic=Traffic(reads=2, writes=1),
     misconceptions=(
-        Misconception("block-alone", gives=_each_block_alone),
+        Misconception("block-alone", gives=partial(ideas.each_block, _normalized)),
         Misconception("between-blocks", gives=_merged(_within_only)),
         Misconception("delta-weight", gives=_merged(_unweighted_delta)),
         Misconception("mean-moved-first", gives=_merged(_mean_moved_first)),
@@ -466,23 +430,17 @@ def _of_rows(pick: Callable[[int, int], slice]) -> Callable[..., dict[str, Tenso
     return gives
 
 
-def _no_atomics(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
-    if not any(launch.atomic_bytes for launch in launches):
-        return None
-    return "atomics", (
-        "with atomics: which program comes first changes from run to run, and with the order of the additions the last "
-        "digits of dweight. Where could each program keep a sum that nobody else touches?"
-    )
-
-
 BACKWARD = KernelExercise(
     id="norms.backward",
     function="rms_norm_trained",
     cases=_backward_cases,
-    reference=_trained,
+    reference=ideas.reference("norms.rms_norm", 2),
     gradients=2,
     traffic=Traffic(reads=4.15, writes=2.15, launches=3),  # forward: x, weight, y; backward: x, dy, dx; sums
-    launch_rule=_no_atomics,
+    launch_rule=ideas.no_atomics(
+        "with atomics: which program comes first changes from run to run, and with the order of the additions the last "
+        "digits of dweight. Where could each program keep a sum that nobody else touches?"
+    ),
     misconceptions=(
         Misconception("forward-first", when=lambda evidence: evidence.output == "y"),
         Misconception("missing-row-sum", gives=_gradients(dx=lambda x_hat, rstd, weight, dy: rstd * dy * weight)),
@@ -590,23 +548,14 @@ RESIDUAL = KernelExercise(
 
 # ------------------------------------------------------------------------------------------------------ norms.rope
 def _as_if_contiguous(x: Tensor, cos: Tensor, sin: Tensor, dy: Tensor) -> Tensor:
-    return _rope(x.as_strided(x.shape, _contiguous_strides(x)), cos, sin)
-
-
-def _contiguous_strides(x: Tensor) -> tuple[int, ...]:
-    _, H, T, D = x.shape
-    return (H * T * D, T * D, D, 1)
+    return _rope(ideas.as_if_contiguous(x), cos, sin)
 
 
 def _stored_like_x(x: Tensor, cos: Tensor, sin: Tensor, dy: Tensor) -> Tensor:
-    import torch
-
-    memory = torch.empty(x.numel(), dtype=x.dtype)
-    memory.as_strided(x.shape, x.stride()).copy_(_rope(x, cos, sin))
-    return memory.view(x.shape)
+    return ideas.stored_like(x, _rope(x, cos, sin))
 
 
-def _neighbours(x: Tensor, cos: Tensor, sin: Tensor, dy: Tensor) -> Tensor:
+def _neighbors(x: Tensor, cos: Tensor, sin: Tensor, dy: Tensor) -> Tensor:
     import torch
 
     x1, x2 = x[..., ::2], x[..., 1::2]
@@ -632,12 +581,12 @@ ROPE = KernelExercise(
     id="norms.rope",
     function="rope",
     cases=_rope_cases,
-    reference=lambda x, cos, sin: _rope(x, cos, sin),
+    reference=_rope,
     gradients=1,
     traffic=Traffic(reads=2.25, writes=2, launches=2),  # eight heads share the tables
     misconceptions=(
         Misconception("direction", gives=lambda x, cos, sin, dy: {"y": _rope(x, cos, -sin)}),
-        Misconception("neighbours", gives=_neighbours),
+        Misconception("neighbours", gives=_neighbors),
         Misconception("reflection", gives=_reflected),
         Misconception("used-after-change", gives=_first_half_used_twice),
         Misconception("contiguous-assumed", gives=_as_if_contiguous),

@@ -1,13 +1,17 @@
-"""The exercises of notebook 09: cases, traffic bounds, hints, and the wrong answers that each check must recognise."""
+"""The exercises of notebook 09: cases, bounds, and what each wrong idea computes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, KernelExercise, Misconception, Traffic
+from gpukit.grading.ideas import only, padding
+from gpukit.grading.inputs import Inputs, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,30 +20,8 @@ if TYPE_CHECKING:
     from gpukit.grading.messages import LaunchFacts
 
 
-def reference(x: Tensor, *_: Any) -> Tensor:
-    return x.softmax(-1)
-
-
 # ------------------------------------------------------------------------------------------------------------ inputs
-class _Inputs:
-    """Seeded tensors and cases named after them."""
-
-    def __init__(self, rng: Random):
-        import torch
-
-        self.torch = torch
-        self.generator = torch.Generator().manual_seed(rng.getrandbits(62))
-
-    def normal(self, *shape: int, dtype: str = "float32") -> Tensor:
-        return self.torch.randn(shape, generator=self.generator).mul_(2).to(getattr(self.torch, dtype))
-
-    def case(self, x: Tensor, *rest: Any, tags: str = "", note: str = "") -> Case:
-        dtype = str(x.dtype).removeprefix("torch.")
-        name = f"x {list(x.shape)} {dtype}" + (f", {note}" if note else "")
-        found = {dtype, *tags.split()}
-        if x.shape[-1] & (x.shape[-1] - 1):
-            found.add("tail")  # the row is shorter than the power of two that holds it
-        return Case(name, (x, *rest), frozenset(found))
+_case = partial(tensor_case, tail=True)
 
 
 def _named(argument: str, cases: list[Case]) -> list[Case]:
@@ -51,114 +33,114 @@ def _named(argument: str, cases: list[Case]) -> list[Case]:
 
 
 def _fused_cases(rng: Random) -> list[Case]:
-    make = _Inputs(rng)
+    make = Inputs(rng, scale=2)
     shifts = make.torch.tensor([[1e4], [300.0], [-1e4]])
     masked = make.normal(3, 100)
     masked[0, ::2] = masked[1, :99] = masked[2, 0] = -float("inf")
     return [
-        make.case(make.normal(1, 1)),
-        make.case(make.normal(1, 781)),
-        make.case(make.normal(3, 64)),
-        make.case(make.normal(2, 1024, dtype="float16")),
-        make.case(make.normal(2, 1025, dtype="bfloat16"), tags="long"),
-        make.case(make.normal(3, 128) + shifts, tags="large", note="rows around 1e4, 300 and -1e4"),
-        make.case(make.normal(2, 90) - 1e4, tags="large", note="around -1e4"),
-        make.case(make.normal(2, 1000)),
-        make.case(make.normal(37, 781)),
-        make.case(masked, tags="masked", note="with -inf"),
-        make.case(make.torch.full((1, 65536), 3.0).half(), tags="long constant", note="constant"),
+        _case(make.normal(1, 1)),
+        _case(make.normal(1, 781)),
+        _case(make.normal(3, 64)),
+        _case(make.normal(2, 1024, dtype="float16")),
+        _case(make.normal(2, 1025, dtype="bfloat16"), tags="long"),
+        _case(make.normal(3, 128) + shifts, tags="large", note="rows around 1e4, 300 and -1e4"),
+        _case(make.normal(2, 90) - 1e4, tags="large", note="around -1e4"),
+        _case(make.normal(2, 1000)),
+        _case(make.normal(37, 781)),
+        _case(masked, tags="masked", note="with -inf"),
+        _case(make.torch.full((1, 65536), 3.0).half(), tags="long constant", note="constant"),
     ]
 
 
 def _strided_cases(rng: Random) -> list[Case]:
     """Permuted tensors without gaps: wrong strides then give wrong values, which say more than a fault would."""
-    make = _Inputs(rng)
+    make = Inputs(rng, scale=2)
     normal = make.normal
     heads = normal(2, 5, 3, 24).transpose(1, 2)
     channels = normal(2, 40, 3, dtype="float16").transpose(1, 2)
     last_first = normal(33, 2, 3, 2).permute(1, 2, 3, 0)
     large = normal(2, 1024, 2).transpose(1, 2) + 1e4
     return [
-        make.case(normal(1, 1)),
-        make.case(normal(781), note="one dimension"),
-        make.case(normal(3, 64)),
-        make.case(normal(6, 6).t(), tags="strided", note="transposed"),
-        make.case(normal(97, 5).t(), tags="strided", note="transposed"),
-        make.case(normal(2, 3, 40, dtype="bfloat16"), tags="leading"),
-        make.case(heads, tags="strided leading", note="[B, T, H, D] seen as [B, H, T, D]"),
-        make.case(channels, tags="strided leading", note="[B, N, C] seen as [B, C, N]"),
-        make.case(last_first, tags="strided leading", note="its last dimension outermost in memory"),
-        make.case(large, tags="strided leading large", note="transposed, around 1e4"),
+        _case(normal(1, 1)),
+        _case(normal(781), note="one dimension"),
+        _case(normal(3, 64)),
+        _case(normal(6, 6).t(), tags="strided", note="transposed"),
+        _case(normal(97, 5).t(), tags="strided", note="transposed"),
+        _case(normal(2, 3, 40, dtype="bfloat16"), tags="leading"),
+        _case(heads, tags="strided leading", note="[B, T, H, D] seen as [B, H, T, D]"),
+        _case(channels, tags="strided leading", note="[B, N, C] seen as [B, C, N]"),
+        _case(last_first, tags="strided leading", note="its last dimension outermost in memory"),
+        _case(large, tags="strided leading large", note="transposed, around 1e4"),
     ]
 
 
 def _online_cases(rng: Random) -> list[Case]:
-    make = _Inputs(rng)
+    make = Inputs(rng, scale=2)
     normal = make.normal
     steps = make.torch.arange(512.0) // 64 * 40
     masked = normal(3, 300)
     masked[0, :130] = masked[1, 64:] = masked[2, :299] = -float("inf")
     cases = [
-        make.case(normal(1, 1), 64),
-        make.case(normal(3, 64), 64),
-        make.case(normal(2, 1024, dtype="float16"), 128, tags="long"),
-        make.case(normal(2, 512) + 1e4, 128, tags="long large", note="around 1e4"),
-        make.case(normal(2, 512) + steps, 64, tags="long", note="rising by 40 a block"),
-        make.case(normal(2, 512) - steps, 64, tags="long", note="falling by 40 a block"),
-        make.case(normal(2, 1000, dtype="bfloat16"), 256, tags="long"),
-        make.case(normal(2, 1025), 256, tags="long", note="one element in the last block"),
-        make.case(normal(5, 781), 128, tags="long"),
-        make.case(masked, 64, tags="long masked", note="with blocks of -inf"),
+        _case(normal(1, 1), 64),
+        _case(normal(3, 64), 64),
+        _case(normal(2, 1024, dtype="float16"), 128, tags="long"),
+        _case(normal(2, 512) + 1e4, 128, tags="long large", note="around 1e4"),
+        _case(normal(2, 512) + steps, 64, tags="long", note="rising by 40 a block"),
+        _case(normal(2, 512) - steps, 64, tags="long", note="falling by 40 a block"),
+        _case(normal(2, 1000, dtype="bfloat16"), 256, tags="long"),
+        _case(normal(2, 1025), 256, tags="long", note="one element in the last block"),
+        _case(normal(5, 781), 128, tags="long"),
+        _case(masked, 64, tags="long masked", note="with blocks of -inf"),
     ]
-    partial = [case.tags | {"partial"} if _block_padding(*case.args) else case.tags for case in cases]
-    return _named("BLOCK_N", [replace(case, tags=tags) for case, tags in zip(cases, partial, strict=True)])
+    cases = [replace(case, tags=case.tags | {"partial"}) if _block_padding(*case.args) else case for case in cases]
+    return _named("BLOCK_N", cases)
 
 
 def _backward_cases(rng: Random) -> list[Case]:
-    make = _Inputs(rng)
+    make = Inputs(rng, scale=2)
     normal = make.normal
     masked = normal(2, 100)
     masked[0, ::3] = masked[1, :99] = -float("inf")
     return [
-        make.case(normal(1, 1), normal(1, 1)),
-        make.case(normal(3, 64), normal(3, 64)),
-        make.case(normal(2, 1024, dtype="float16"), normal(2, 1024, dtype="float16")),
-        make.case(normal(5, 781), normal(5, 781)),
-        make.case(normal(2, 1000, dtype="bfloat16"), normal(2, 1000, dtype="bfloat16")),
-        make.case(normal(2, 1025), normal(2, 1025) + 5, tags="long", note="dy around 5"),
-        make.case(normal(3, 50), normal(1, 50).expand(3, 50), tags="strided", note="dy expanded: stride 0"),
-        make.case(normal(3, 50), normal(50, 3).t(), tags="strided", note="dy transposed"),
-        make.case(normal(2, 96) + 1e4, normal(2, 96), tags="large", note="around 1e4"),
-        make.case(masked, normal(2, 100), tags="masked", note="with -inf"),
+        _case(normal(1, 1), normal(1, 1)),
+        _case(normal(3, 64), normal(3, 64)),
+        _case(normal(2, 1024, dtype="float16"), normal(2, 1024, dtype="float16")),
+        _case(normal(5, 781), normal(5, 781)),
+        _case(normal(2, 1000, dtype="bfloat16"), normal(2, 1000, dtype="bfloat16")),
+        _case(normal(2, 1025), normal(2, 1025) + 5, tags="long", note="dy around 5"),
+        _case(normal(3, 50), normal(1, 50).expand(3, 50), tags="strided", note="dy expanded: stride 0"),
+        _case(normal(3, 50), normal(50, 3).t(), tags="strided", note="dy transposed"),
+        _case(normal(2, 96) + 1e4, normal(2, 96), tags="large", note="around 1e4"),
+        _case(masked, normal(2, 100), tags="masked", note="with -inf"),
     ]
 
 
 def _persistent_cases(rng: Random) -> list[Case]:
-    make = _Inputs(rng)
+    make = Inputs(rng, scale=2)
     masked = make.normal(3, 100)
     masked[0, ::2] = masked[2, 1:] = -float("inf")
     cases = [
-        make.case(make.normal(1, 1), 8, tags="few-rows"),
-        make.case(make.normal(3, 64), 8, tags="few-rows"),
-        make.case(make.normal(8, 64), 4, tags="many-rows"),
-        make.case(make.normal(12, 1024, dtype="float16"), 4, tags="many-rows"),
-        make.case(make.normal(37, 781), 8, tags="many-rows remainder"),
-        make.case(make.normal(7, 1000), 4, tags="many-rows remainder"),
-        make.case(make.normal(5, 1025, dtype="bfloat16"), 3, tags="many-rows remainder"),
-        make.case(make.normal(5, 128) + 1e4, 2, tags="many-rows remainder large", note="around 1e4"),
-        make.case(masked, 2, tags="many-rows remainder masked", note="with -inf"),
-        make.case(make.normal(6, 33), 1, tags="many-rows", note="one program"),
+        _case(make.normal(1, 1), 8, tags="few-rows"),
+        _case(make.normal(3, 64), 8, tags="few-rows"),
+        _case(make.normal(8, 64), 4, tags="many-rows"),
+        _case(make.normal(12, 1024, dtype="float16"), 4, tags="many-rows"),
+        _case(make.normal(37, 781), 8, tags="many-rows remainder"),
+        _case(make.normal(7, 1000), 4, tags="many-rows remainder"),
+        _case(make.normal(5, 1025, dtype="bfloat16"), 3, tags="many-rows remainder"),
+        _case(make.normal(5, 128) + 1e4, 2, tags="many-rows remainder large", note="around 1e4"),
+        _case(masked, 2, tags="many-rows remainder masked", note="with -inf"),
+        _case(make.normal(6, 33), 1, tags="many-rows", note="one program"),
     ]
     return _named("max_programs", cases)
 
 
 # ------------------------------------------------------- what a wrong idea computes, in float32, from float64 inputs
 def _row_padding(x: Tensor, *_: Any) -> int:
-    return (1 << (x.shape[-1] - 1).bit_length()) - x.shape[-1]
+    return padding(x.shape[-1])
 
 
 def _block_padding(x: Tensor, BLOCK_N: int) -> int:
-    return -x.shape[-1] % BLOCK_N
+    return padding(x.shape[-1], BLOCK_N)
 
 
 def _no_maximum(x: Tensor, *_: Any) -> Tensor:
@@ -166,7 +148,7 @@ def _no_maximum(x: Tensor, *_: Any) -> Tensor:
     return e / e.sum(-1, keepdim=True)
 
 
-def _not_normalised(x: Tensor, *_: Any) -> Tensor:
+def _not_normalized(x: Tensor, *_: Any) -> Tensor:
     return (x.float() - x.float().amax(-1, keepdim=True)).exp()
 
 
@@ -177,20 +159,11 @@ def _scaled_before_subtracting(x: Tensor, *_: Any) -> Tensor:
 
 
 def _as_if_contiguous(x: Tensor, *_: Any) -> Tensor:
-    return x.as_strided((x.numel(),), (1,)).view(x.shape).softmax(-1)
+    return ideas.as_if_contiguous(x).softmax(-1)
 
 
 def _as_if_unit_stride(x: Tensor, *_: Any) -> Tensor:
     return x.as_strided(x.shape, (*x.stride()[:-1], 1)).softmax(-1)
-
-
-def _stored_like_x(x: Tensor, *_: Any) -> Tensor:
-    """The right values, at the offsets that they have in x."""
-    import torch
-
-    memory = torch.empty(x.numel(), dtype=x.dtype)
-    memory.as_strided(x.shape, x.stride()).copy_(x.softmax(-1))
-    return memory.view(x.shape)
 
 
 def _first_index_fastest(x: Tensor, *_: Any) -> Tensor:
@@ -230,17 +203,13 @@ def _last_block_not_counted(x: Tensor, BLOCK_N: int) -> Tensor:
 
 
 def _each_block_alone(x: Tensor, BLOCK_N: int) -> Tensor:
-    import torch
-
-    return torch.cat([block.softmax(-1) for block in _blocks(x, BLOCK_N)], -1)
+    return ideas.each_block(lambda block: block.softmax(-1), x.float(), BLOCK_N)
 
 
 def _last_maximum(x: Tensor, BLOCK_N: int) -> Tensor:
     """The sum is right, but the second pass subtracts each block's own maximum."""
-    import torch
-
     _, total = _online(x, BLOCK_N, rescale=True)
-    return torch.cat([_not_normalised(block) / total for block in _blocks(x, BLOCK_N)], -1)
+    return ideas.each_block(_not_normalized, x, BLOCK_N) / total
 
 
 def _forgets_the_maximum(x: Tensor, BLOCK_N: int) -> Tensor:
@@ -288,27 +257,27 @@ def _row(terms: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------ shared wrong ideas
-def _common(padding: Callable[..., int]) -> tuple[Misconception, ...]:
-    """`padding(*args)`: how many lanes of the row's last block lie past its end."""
+def _common(lanes: Callable[..., int]) -> tuple[Misconception, ...]:
+    """`lanes(*args)`: how many lanes of the row's last block lie past its end."""
 
     def padded_maximum(x: Tensor, *rest: Any) -> Tensor:
         m = x.float().amax(-1, keepdim=True)
-        return m.clamp_min(0) if padding(x, *rest) else m
+        return m.clamp_min(0) if lanes(x, *rest) else m
 
     def pads_with_zero(x: Tensor, *rest: Any) -> Tensor:
         m = padded_maximum(x, *rest)
         e = (x.float() - m).exp()
-        return e / (_row(e) + padding(x, *rest) * (-m).exp())
+        return e / (_row(e) + lanes(x, *rest) * (-m).exp())
 
     def masks_only_the_sum(x: Tensor, *rest: Any) -> Tensor:
         e = (x.float() - padded_maximum(x, *rest)).exp()
         return e / _row(e)
 
     return (
-        Misconception("tail-mask", gives=pads_with_zero, fill=lambda evidence: {"lanes": padding(*evidence.case.args)}),
+        Misconception("tail-mask", gives=pads_with_zero, fill=lambda evidence: {"lanes": lanes(*evidence.case.args)}),
         Misconception("max-over-padding", gives=masks_only_the_sum),
         Misconception("no-max-subtraction", gives=_no_maximum),
-        Misconception("no-normalisation", gives=_not_normalised),
+        Misconception("no-normalisation", gives=_not_normalized),
     )
 
 
@@ -317,7 +286,7 @@ FUSED = KernelExercise(
     id="softmax.fused",
     function="softmax_fused",
     cases=_fused_cases,
-    reference=reference,
+    reference=ideas.reference("softmax.library", 1),
     traffic=Traffic(reads=1, writes=1),
     misconceptions=(
         *_common(_row_padding),
@@ -334,12 +303,12 @@ STRIDED = KernelExercise(
     id="softmax.strided",
     function="softmax_strided",
     cases=_strided_cases,
-    reference=reference,
+    reference=ideas.reference("softmax.library", 1),
     traffic=Traffic(reads=1, writes=1),
     misconceptions=(
         Misconception("contiguous-assumed", gives=_as_if_contiguous),
         Misconception("unit-stride-assumed", gives=_as_if_unit_stride),
-        Misconception("output-strides", gives=_stored_like_x),
+        Misconception("output-strides", gives=lambda x: ideas.stored_like(x, x.softmax(-1))),
         Misconception("leading-order", gives=_first_index_fastest),
         *_common(_row_padding),
     ),
@@ -351,7 +320,7 @@ ONLINE = KernelExercise(
     id="softmax.online",
     function="softmax_online",
     cases=_online_cases,
-    reference=reference,
+    reference=ideas.reference("softmax.library", 1),
     traffic=Traffic(reads=2, writes=1),
     misconceptions=(
         Misconception("no-rescale", gives=_no_rescale),
@@ -369,7 +338,7 @@ ONLINE = KernelExercise(
         *_common(_block_padding),
         Misconception(
             "lost-digits/2",  # the same idea, where another order of rounding hides the formula
-            when=lambda evidence: evidence.kind == "values" and all("large" in case.tags for case in evidence.failed),
+            when=only("large", kind="values"),
         ),
     ),
 )
@@ -380,7 +349,7 @@ BACKWARD = KernelExercise(
     id="softmax.backward",
     function="softmax",
     cases=_backward_cases,
-    reference=reference,
+    reference=ideas.reference("softmax.library", 1),
     gradients=1,
     traffic=Traffic(reads=3, writes=2, launches=2),  # forward: x, y; backward: y and dy, dx
     misconceptions=(
@@ -412,7 +381,7 @@ PERSISTENT = KernelExercise(
     id="softmax.persistent",
     function="softmax_persistent",
     cases=_persistent_cases,
-    reference=reference,
+    reference=ideas.reference("softmax.library", 1),
     traffic=Traffic(reads=1, writes=1),
     launch_rule=_at_most_max_programs,
     misconceptions=(

@@ -54,6 +54,11 @@ class Evidence:
         """Every case that failed has this tag and none that passed."""
         return all(name in case.tags for case in self.failed) and not any(name in case.tags for case in self.passed)
 
+    def near(self, share: float) -> bool:
+        """Off by less than `share` of the largest element: what a dtype loses, and nothing else."""
+        yours, right = self.outputs.double(), self.expected.double()
+        return bool((yours - right).abs().max() < share * right.abs().max())
+
     @cached_property
     def row_ratio(self) -> Tensor | None:
         """yours / expected per row, [..., 1], if each row is the expected one times a constant and one constant is not 1."""
