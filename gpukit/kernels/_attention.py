@@ -1,4 +1,5 @@
-"""What the FlashAttention kernels share: which blocks see each other, and one step of a softmax that goes over blocks."""
+"""What the FlashAttention kernels share: blocks of one head, which of them see each other, and one step of a softmax that
+goes over blocks."""
 
 import triton
 import triton.language as tl
@@ -12,6 +13,44 @@ def check_scale(op: str, scale: float) -> None:
     """Raise ValueError for a scale with which float32 scores become 0 or infinite on the way."""
     if not 1e-37 <= scale <= 1e37:
         raise ValueError(f"{op}: scale must be positive, 1e-37 to 1e37, got {scale}")
+
+
+@triton.jit
+def _sequence(cu_ptr, batch, T):
+    """Where a sequence begins and how long it is. cu_ptr: the beginnings in a packed batch, or None if all have length T."""
+    first = batch * 0
+    if cu_ptr is not None:
+        first = tl.load(cu_ptr + batch).to(tl.int64)
+        T = (tl.load(cu_ptr + batch + 1) - first).to(tl.int32)
+    return first, T
+
+
+@triton.jit
+def _load(
+    ptr, first, stride_t, stride_d, T,
+    MASKED: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Rows `first` and following of one head, [ROWS, BLOCK_D]. MASKED: those from T on are zeros."""
+    offs_t = tl.arange(0, ROWS)[:, None]
+    offs_d = tl.arange(0, BLOCK_D)[None, :]
+    # int64 up to the block; inside of it int32, which the launcher makes sure of, takes half the registers.
+    ptrs = ptr + tl.cast(first, tl.int64) * stride_t + (offs_t * stride_t + offs_d * stride_d)
+    if MASKED:
+        return tl.load(ptrs, mask=(first + offs_t < T) & (offs_d < D), other=0.0)
+    if D < BLOCK_D:
+        return tl.load(ptrs, mask=offs_d < D, other=0.0)
+    return tl.load(ptrs)
+
+
+@triton.jit
+def _store(
+    ptr, x, first, stride_t, stride_d, T,
+    D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    offs_t = tl.arange(0, ROWS)[:, None]
+    offs_d = tl.arange(0, BLOCK_D)[None, :]
+    ptrs = ptr + tl.cast(first, tl.int64) * stride_t + (offs_t * stride_t + offs_d * stride_d)
+    tl.store(ptrs, x, mask=(first + offs_t < T) & (offs_d < D))
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""dk and dv of FlashAttention where there is a TMA unit: tensor descriptors fetch the blocks (gpukit.kernels.flash_attention
+"""dk and dv of FlashAttention where there is a TMA unit: tensor descriptors fetch the blocks (gpukit.kernels._flash_backward
 chooses it, and explains what is computed; these are the same steps. On Hopper gpukit.kernels._flash_hopper goes before it).
 
 A descriptor names a whole tensor [B, H, T, D] once, with its strides; the TMA unit then fetches a block of rows from four
@@ -94,7 +94,7 @@ def flash_attention_bwd_kv_descriptor_kernel(
 
 # ------------------------------------------------------------------------------------------------------------ launchers
 class DescriptorConfig(NamedTuple):
-    """As gpukit.kernels.flash_attention.Config."""
+    """As gpukit.kernels._flash_choices.Config."""
 
     BLOCK_M: int
     BLOCK_N: int

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from gpukit.kernels._arguments import check_tensors
 from gpukit.kernels._autograd import differentiable, operator
+from gpukit.kernels._flash_backward import flash_attention_bwd
+from gpukit.kernels._flash_choices import Packed
 from gpukit.kernels.flash_attention import (
-    Packed,
     cast,
     check,
-    flash_attention_bwd,
     flash_attention_fwd,
     gradients,
     reach,

@@ -13,24 +13,18 @@ import torch.nn.functional as F
 import gpukit
 from gpukit import hardware
 from gpukit.kernels import _device, _launch, flash_attention, flash_attention_varlen
+from gpukit.kernels import _flash_choices as choices
 from gpukit.kernels import _flash_descriptors as descriptors
+from gpukit.kernels._flash_backward import flash_attention_bwd
+from gpukit.kernels._flash_choices import PLAIN, TABLES, Config
 from gpukit.kernels._flash_descriptors import DescriptorConfig
-from gpukit.kernels.flash_attention import (
-    PLAIN,
-    TABLES,
-    Config,
-    flash_attention_bwd,
-    flash_attention_fwd,
-    reach,
-    scaled_dot_product_attention,
-)
+from gpukit.kernels.flash_attention import flash_attention_fwd, reach, scaled_dot_product_attention
 from gpukit.op import Cost
 from gpukit.reference.flash_attention import CAUSAL, OP, library, log_sum_exp, make_inputs, pairs, seen
 from gpukit.testing import assert_close, poison
 from tests.kernels.cases import DTYPES, compile_for_hopper, seeded, shapes_of
 
-kernels = sys.modules["gpukit.kernels.flash_attention"]  # the package's attribute of that name is the function
-varlen = sys.modules["gpukit.kernels.flash_attention_varlen"]
+varlen = sys.modules["gpukit.kernels.flash_attention_varlen"]  # the package's attribute of that name is the function
 
 
 def inputs_of(B, H, H_kv, T_q, T_k, D, dtype=torch.float32):
@@ -173,7 +167,7 @@ def test_every_block_size(blocks, device, monkeypatch):
     """Those of a GPU, on the CPU; on a GPU test_every_configuration goes over warps and stages as well."""
     if device != "cpu":
         pytest.skip("test_every_configuration does more")
-    monkeypatch.setattr(kernels, "config_of", lambda *_: Config(*blocks, 4, 1))
+    monkeypatch.setattr(choices, "config_of", lambda *_: Config(*blocks, 4, 1))
     check(inputs_of(1, 1, 1, 150, 130, 16), device, causal=True, window=None if sum(blocks) % 3 else 140)
 
 
@@ -182,9 +176,9 @@ def test_every_block_size(blocks, device, monkeypatch):
 )
 def test_configurations_are_chosen_by_shared_memory(shared_kib, at, monkeypatch):
     gpu = SimpleNamespace(smem_per_sm_bytes=shared_kib * 1024)
-    monkeypatch.setattr(kernels, "properties", lambda device: gpu)
+    monkeypatch.setattr(choices, "properties", lambda device: gpu)
     for D, size in ((1, 64), (64, 64), (65, 128), (256, 256)):
-        choose = lambda dtype, precision, D=D: kernels.config_of("backward_kv", D, dtype, precision, None)  # noqa: E731
+        choose = lambda dtype, precision, D=D: choices.config_of("backward_kv", D, dtype, precision, None)  # noqa: E731
         plain = PLAIN[size]
         assert choose(torch.bfloat16, "ieee") == (plain if at is None else TABLES[at].backward_kv[size])
         assert choose(torch.float32, "ieee") == plain
@@ -328,7 +322,7 @@ def test_no_traffic_of_the_size_of_the_scores():
             made += flash_attention_bwd(q, None, q, k, v, *made, *settings)
         written[T], allocated[T] = t.write_bytes, sum(x.nbytes for x in made) + 4 * T  # and delta
         forward = next(launch for launch in t.launches if "fwd" in launch.kernel)
-        walks = T // kernels.TABLES[0].forward[64].BLOCK_M
+        walks = T // TABLES[0].forward[64].BLOCK_M
         assert forward.load_bytes == q.nbytes + walks * (k.nbytes + v.nbytes) and len(t.launches) == 4
     assert written == allocated, "o, the LSE, delta, dq, dk and dv once, and nothing else"
     assert allocated[2048] == 2 * allocated[1024]
@@ -353,13 +347,13 @@ def hopper(device, monkeypatch):
 
     monkeypatch.setattr(descriptors, "launch", launch)
     if device == "cpu":
-        monkeypatch.setattr(kernels, "properties", lambda device: hardware.gpu("h200"))
+        monkeypatch.setattr(choices, "properties", lambda device: hardware.gpu("h200"))
         small = DescriptorConfig(16, 32, 4, 2)
         monkeypatch.setattr(descriptors, "BACKWARD_KV", dict.fromkeys(descriptors.BACKWARD_KV, small))
     elif torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs a GPU with tensor descriptors")
     elif torch.cuda.get_device_capability() < (10, 0):
-        monkeypatch.setattr(_device.for_hopper(kernels.GLUON, torch.device(device)), "launch", launch)
+        monkeypatch.setattr(_device.for_hopper(choices.GLUON, torch.device(device)), "launch", launch)
     return launched
 
 
@@ -411,8 +405,8 @@ def test_descriptors_give_what_pointers_give(hopper, device, monkeypatch):
         o, lse = flash_attention_fwd(q, k, v, *settings)
         results.append((o, lse, *flash_attention_bwd(do, dlse, q, k, v, o, lse, *settings)))
     assert all(map(torch.equal, *results)) and hopper == 2 * for_hopper(device)
-    monkeypatch.setattr(kernels, "_by_descriptors", lambda *_: False)
-    monkeypatch.setattr(kernels, "config_of", lambda *_: Config(32, 16, 4, 1))
+    monkeypatch.setattr(choices, "by_descriptors", lambda *_: False)
+    monkeypatch.setattr(choices, "config_of", lambda *_: Config(32, 16, 4, 1))
     o, lse = flash_attention_fwd(q, k, v, *settings)
     others = o, lse, *flash_attention_bwd(do, dlse, q, k, v, o, lse, *settings)
     assert (results[0][0][:, :, :20] == 0).all() and (results[0][1][:, :, :20] == -math.inf).all()
@@ -466,8 +460,8 @@ def test_where_descriptors_are_used(hopper, device):
         for major, shared in ((8, 228), (12, 100)):
             gpu = SimpleNamespace(compute_capability=(major, 0), smem_per_sm_bytes=shared * 1024)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(kernels, "properties", lambda device, gpu=gpu: gpu)
-                patch.setattr(kernels, "config_of", lambda *_: Config(16, 16, 4, 1))
+                patch.setattr(choices, "properties", lambda device, gpu=gpu: gpu)
+                patch.setattr(choices, "config_of", lambda *_: Config(16, 16, 4, 1))
                 assert not used(x), "an A100, a small GPU"
 
 
@@ -716,8 +710,8 @@ def test_every_configuration(D, device, monkeypatch):
     cases = [*((torch.bfloat16, table) for table in tables), (torch.float16, tables[0]), (torch.float32, None)]
     for dtype, table in cases if D != 80 else cases[:1]:
         choose = lambda kind, *_, table=table: getattr(table, kind)[size] if table else PLAIN[size]  # noqa: E731
-        monkeypatch.setattr(kernels, "config_of", choose)
-        monkeypatch.setattr(kernels, "_by_descriptors", lambda *_: False)
+        monkeypatch.setattr(choices, "config_of", choose)
+        monkeypatch.setattr(choices, "by_descriptors", lambda *_: False)
         for options in ({}, {"causal": True}, {"causal": True, "window": 200}, {"window": 200}):
             check(inputs_of(1, 4, 2, 509, 640, D, dtype), device, **options)
 
