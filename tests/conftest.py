@@ -1,10 +1,23 @@
-"""What the tests share: which of them need a GPU, and the device that kernels run on."""
+"""What the tests share: warnings are errors, which tests need a GPU, and the device that kernels run on."""
 
 import os
+import warnings
 
 import pytest
+from _pytest.config import parse_warning_filter
 
 import gpukit  # noqa: F401  without a GPU it chooses Triton's interpreter, which Triton reads when it is imported
+
+
+def pytest_sessionstart(session):
+    """Warnings are errors, ours and those of the libraries that we call. Other plugins of the environment may warn: while
+    they configure themselves, which is over here, and later in their own modules or (stacklevel=2) in pluggy, their caller."""
+    config = session.config
+    plugins = {plugin.__name__.partition(".")[0] for plugin, _ in config.pluginmanager.list_plugin_distinfo()}
+    filters = config.getini("filterwarnings")  # what pytest reads again for collection and for each test
+    filters[:0] = ["error", *(rf"default:::{name}\b" for name in sorted({"pluggy", *plugins} - {"gpukit", "nbval"}))]
+    for line in filters:  # and what holds between the tests and after the last one
+        warnings.filterwarnings(*parse_warning_filter(line, escape=False))
 
 
 def _why_no_gpu() -> str:
