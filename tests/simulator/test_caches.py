@@ -11,7 +11,7 @@ import triton.language as tl
 import gpukit
 from gpukit import hardware
 from gpukit.kernels.norms import norm_fwd
-from gpukit.simulator.trace import caches, coalesce, recording
+from gpukit.simulator.trace import caches, coalesce, instructions, levels, recording, waves
 from gpukit.validation.kernels import CASES, _matmul
 from tests.calls import calls
 
@@ -178,7 +178,7 @@ def test_of_stores_that_share_a_sector_most_meet_on_the_way():
     traffic = assumed(lambda: softmax[(64,)](x, y, 1024, 781, BLOCK=1024))
     asked, distinct = traffic.l1_write_sectors, 64 * 49
     assert distinct < traffic.l2_write_sectors < asked
-    assert traffic.l2_write_sectors == round(distinct + caches._ALONE * (asked - distinct))
+    assert traffic.l2_write_sectors == round(distinct + instructions.ALONE * (asked - distinct))
     assert traffic.dram_read_bytes == 64 * 50 * 32  # a pair of sectors at a time
 
 
@@ -188,7 +188,9 @@ def copy_rows(x_ptr, y_ptr, stride_m, n, BLOCK: tl.constexpr):
     tl.store(y_ptr + row * stride_m + offs, tl.load(x_ptr + row * stride_m + offs, mask=offs < n), mask=offs < n)
 
 
-@pytest.mark.parametrize(("kernel", "alone"), [(softmax, caches._ALONE_IN_STEP), (copy_rows, caches._ALONE_APART)])
+@pytest.mark.parametrize(
+    ("kernel", "alone"), [(softmax, instructions.ALONE_IN_STEP), (copy_rows, instructions.ALONE_APART)]
+)
 def test_warps_that_have_met_at_a_barrier_store_in_step(kernel, alone):
     """Rows of 781 that begin anywhere: each warp's 64 bytes share a sector with the next warp's. For its sums the softmax
     needs a barrier; a copy does not."""
@@ -226,7 +228,7 @@ def test_a_second_pass_finds_in_l1_what_fits(kib, missed):
 def test_least_recently_used_is_exact():
     """Against a list in order of use; the units of one access are used together."""
     random, stack = np.random.default_rng(0), []
-    lru = caches._Lru(units=200, accesses=2000, capacity=40)
+    lru = levels.Lru(units=200, accesses=2000, capacity=40)
     for _ in range(1000):
         unit = int(random.integers(0, 200 if random.random() < 0.3 else 45))
         age = stack.index(unit) if unit in stack else 200
@@ -273,9 +275,9 @@ def test_l2_keeps_what_was_written_until_it_needs_the_room():
     launch = traced(lambda: copy[(256,)](x, y, MI, 1, BLOCK=4096))
     whole = launch.traffic(H200, compiled=False)
     assert (whole.dram_read_bytes, whole.dram_write_bytes, whole.dirty_bytes) == (4 * MI, 0, 4 * MI)
-    small = caches.traffic(launch, small_l2(1024), False)
+    small = caches.traffic(launch.recording, small_l2(1024), None)
     assert small.dram_read_bytes == 4 * MI and small.dram_write_bytes + small.dirty_bytes == 4 * MI
-    assert small.dirty_bytes == pytest.approx(caches._L2_HOLDS * MI, rel=0.05)  # one wave: all load, then all store
+    assert small.dirty_bytes == pytest.approx(levels.L2_HOLDS * MI, rel=0.05)  # one wave: all load, then all store
 
 
 def test_what_comes_back_too_late_is_read_again():
@@ -287,13 +289,13 @@ def test_what_comes_back_too_late_is_read_again():
 
     x, y = torch.zeros(MI), torch.zeros(512)
     launch = traced(lambda: twice[(512,)](x, y, MI // 2, BLOCK=2048, num_warps=32))
-    assert caches.traffic(launch, small_l2(8192), False).dram_read_bytes == 4 * MI
-    assert caches.traffic(launch, small_l2(1024), False).dram_read_bytes > 7.9 * 1024**2
+    assert caches.traffic(launch.recording, small_l2(8192), None).dram_read_bytes == 4 * MI
+    assert caches.traffic(launch.recording, small_l2(1024), None).dram_read_bytes > 7.9 * 1024**2
 
 
 def test_a_line_of_four_sectors_is_the_unit_of_room():
     """One sector of each line: it takes a whole line's room, and no more than its own bytes from DRAM."""
-    cache = caches._L2(4096, 100, round(128 * 128.9 / caches._L2_HOLDS))
+    cache = levels.L2(4096, 100, round(128 * 128.9 / levels.L2_HOLDS))
     every_fourth = np.arange(0, 1024, 4)
     assert cache.lru.capacity == 128
     # DRAM is read a pair of sectors at a time.
@@ -317,12 +319,12 @@ def test_a_sector_written_in_part_is_completed_in_the_end():
     whole, parts = run(1), run(16)
     assert (whole.dram_read_bytes, whole.dram_write_bytes, whole.dirty_bytes) == (2 * MI, 0, 2 * MI)
     # 2 of 32 bytes each, 32 MiB of sectors: nearly all were waiting too long by the end.
-    waiting = caches._L2_PARTS * H200.l2_bytes
+    waiting = levels.L2_PARTS * H200.l2_bytes
     assert parts.dirty_bytes == pytest.approx(waiting, rel=0.1)
     assert parts.dram_read_bytes == pytest.approx(2 * MI + 32 * MI - waiting, rel=0.02)
     assert parts.dram_write_bytes == parts.dram_read_bytes - 2 * MI
 
-    cache = caches._L2(64, 10, MI)
+    cache = levels.L2(64, 10, MI)
     half = np.full(2, 16, dtype=np.uint8)
     cache.write(np.arange(2), half)
     cache.write(np.arange(2), half)  # the other half: nothing of it is needed from DRAM
@@ -414,7 +416,7 @@ def test_unused_addresses_take_no_memory():
     reach = np.array(
         [[0, -64, 0, 32], [step - 1, 0, 7, 40]]
     )  # the second begins before, the first reaches into the next
-    packed, size = caches._packed(start, reach)
+    packed, size = waves._packed(start, reach)
     assert packed.tolist() == [64, 64, 3 * step, 2 * step - 32] and size == 4 * step
 
 
@@ -504,7 +506,7 @@ def test_a_report_says_it_level_by_level():
 @pytest.mark.parametrize("used", ([0], [0, 1, 2], [0, 8, 16], [0, 1, 7, 8, 14], [3, 50, 51, 99]))
 def test_what_no_program_reached_lies_in_the_gaps_of_others(used):
     used = np.array(used)
-    lines, moves = caches._places(used)
+    lines, moves = waves._places(used)
     taken = [line for move in moves for line in (used + move).tolist()]
     assert len(set(taken)) == len(taken) and max(taken) < lines
     steps = np.diff(used)[np.diff(used) > 1]

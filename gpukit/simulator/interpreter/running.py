@@ -27,6 +27,10 @@ class Call:
     def programs(self) -> int:
         return int(np.prod(self.grid, dtype=np.int64))
 
+    @property
+    def num_warps(self) -> int:
+        return int(self.options.get("num_warps") or 4)  # Triton's default
+
 
 class Running:
     """The launch that is being interpreted.

@@ -1,6 +1,6 @@
 """What a traced launch touched, kept so compactly that every trace can keep it: one row of four numbers per access.
 
-The cache model reads it (caches.py), and only if somebody asks. Addresses are those of an imaginary GPU on which each
+It is all that the cache model is given (caches.py), and only if somebody asks. Addresses are those of an imaginary GPU on which each
 storage begins on a boundary of 2 MiB.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpukit.simulator.interpreter.addresses import Access, Tile, touched
+from gpukit.simulator.interpreter.running import Call
 
 STORAGE_ALIGNMENT = 1 << 21
 MAX_IRREGULAR_LANES = 1 << 24  # of accesses that are no tiles, 8 bytes each
@@ -45,9 +46,10 @@ class Irregular:
 
 @dataclass
 class Recording:
-    """Accesses in the order in which they ran. Row i: program[i] made an access of site[i]; its lanes are those of
+    """What one launch touched: accesses in the order in which they ran. Row i: program[i] made an access of site[i]; its lanes are those of
     tiles[tile[i]] moved to address start[i] or, where tile[i] is negative, irregular[-1 - tile[i]] after start[i]."""
 
+    call: Call = field(repr=False)
     sites: list[Site] = field(default_factory=list)
     tiles: list[Tile] = field(default_factory=list)
     irregular: list[Irregular] = field(default_factory=list)
@@ -55,6 +57,7 @@ class Recording:
     site: array = field(default_factory=lambda: array("q"))
     tile: array = field(default_factory=lambda: array("q"))
     start: array = field(default_factory=lambda: array("q"))
+    dots: bool = False  # whether it ran any tl.dot
     complete: bool = True  # False: more irregular lanes than are kept
     extent: int = 0  # bytes of the imaginary memory in use
     whole: int = 0  # of a sampled launch: rows of programs that ran from beginning to end, the first ones

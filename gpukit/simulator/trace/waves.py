@@ -1,0 +1,241 @@
+"""The programs of a launch on the SMs, wave by wave, and what they ask of the caches.
+
+Program p goes to SM p mod sms, as many at a time as fit. Those of a wave take turns: the first access of each, the second of
+each, and so on. Of a sampled launch the first waves are put together from the programs that ran.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from gpukit.hardware import Gpu
+from gpukit.simulator.interpreter.addresses import SECTOR_BYTES, touched
+from gpukit.simulator.trace.instructions import Forms, Way
+from gpukit.simulator.trace.levels import L1, L2, LINE_BYTES
+from gpukit.simulator.trace.recording import STORAGE_ALIGNMENT, Recording, Site
+
+_SAMPLED_SMS = 4  # SMs whose L1 is followed in a sampled launch
+WHOLE = np.uint8(SECTOR_BYTES)
+
+
+@dataclass
+class _Rows:
+    """Accesses as columns: which program makes them, as its how-manieth, which row of the recording they are, and the
+    address where they begin."""
+
+    program: np.ndarray
+    step: np.ndarray
+    row: np.ndarray
+    start: np.ndarray
+
+
+def _recorded(recording: Recording) -> _Rows:
+    program = np.array(recording.program, dtype=np.int64)
+    begins = np.flatnonzero(np.diff(program, prepend=-1))  # the rows of a program are neighbours
+    step = np.arange(program.size) - np.repeat(begins, np.diff([*begins, program.size]))
+    return _Rows(program, step, np.arange(program.size), np.array(recording.start, dtype=np.int64))
+
+
+def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
+    """The accesses of the first programs of a sampled launch. One that was cut short goes on like the nearest program that
+    was not, from where its own accesses began; what it never reached goes to addresses of its own, unless all programs that
+    were not cut short begin there at one address, as with the weights of a norm."""
+    bounds: dict[int, list[int]] = {}
+    for row, program in enumerate(recording.program):
+        bounds.setdefault(program, [row, row + 1])[1] = row + 1
+    complete = sorted({*recording.program[: recording.whole]})
+    window = sorted({*recording.program[recording.whole :]})
+    inside = sorted({*window, *(p for p in complete if p <= max(window, default=-1) or not window)})
+    sites, tiles, starts = (np.array(c, dtype=np.int64) for c in (recording.site, recording.tile, recording.start))
+    firsts: dict[int, list[int]] = {}  # where programs begin with a site
+    for program in complete:
+        first, last = bounds[program]
+        found, at = np.unique(sites[first:last], return_index=True)
+        for site, row in zip(found.tolist(), (first + at).tolist(), strict=True):
+            firsts.setdefault(site, []).append(int(starts[row]))
+    shared = {site for site, found in firsts.items() if len(found) > 1 and len({*found}) == 1}
+    beyond = recording.extent
+    # Shifts still free, by the row that the program goes on like and the site.
+    places: dict[tuple[int, int], list[int]] = {}
+    columns: list[list[np.ndarray]] = []
+    for program in inside:
+        own = np.arange(*bounds[program])
+        if program not in recording.cut:
+            columns.append([np.full(own.size, program), np.arange(own.size), own, starts[own]])
+            continue
+        rows = np.arange(*bounds[min(complete, key=lambda c: (abs(c - program), c))])
+        moved = starts[rows].copy()
+        begin = {int(site): row for row, site in zip(own[::-1], sites[own][::-1], strict=True)}
+        shifts = {}  # a site that was not reached lies where another one on the same tensor has moved to
+        for site in np.unique(sites[rows]).tolist():
+            if site in begin:
+                shift = int(starts[begin[site]] - starts[rows[sites[rows] == site][0]])
+                shifts[site] = shift
+                shifts.setdefault(recording.sites[site].tensor, shift)
+        for site in np.unique(sites[rows]).tolist():
+            regular = (sites[rows] == site) & (tiles[rows] >= 0)
+            if not regular.any():
+                continue
+            shift = shifts.get(site, shifts.get(recording.sites[site].tensor, 0 if site in shared else None))
+            if shift is None:
+                key = int(rows[0]), site
+                if not places.get(key):
+                    these = rows[regular]
+                    low = (starts[these] + reach[0, tiles[these]]).min() // STORAGE_ALIGNMENT * STORAGE_ALIGNMENT
+                    moves = {*zip(tiles[these].tolist(), (starts[these] - low).tolist(), strict=True)}
+                    blocks = [(recording.tiles[tile].moved(move), move // LINE_BYTES) for tile, move in moves]
+                    width = recording.sites[site].width
+                    used = np.concatenate([touched(block, width, LINE_BYTES) + line for block, line in blocks])
+                    lines, free = _places(np.unique(used))
+                    places[key] = [beyond - low + place * LINE_BYTES for place in free]
+                    beyond += -(-lines * LINE_BYTES // STORAGE_ALIGNMENT) * STORAGE_ALIGNMENT
+                shift = places[key].pop()
+            moved[regular] += shift
+        columns.append([np.full(rows.size, program), np.arange(rows.size), rows, moved])
+    nothing = [np.zeros(0, dtype=np.int64)] * 4  # a launch may make no accesses
+    return _Rows(*(np.concatenate(column) for column in zip(nothing, *columns, strict=True)))
+
+
+def _places(used: np.ndarray) -> tuple[int, list[int]]:
+    """Copies of the lines `used`, sorted numbers, can lie in the gaps of the first: how many lines all of them reach over, and
+    how far each is moved. (A program that reads a few numbers of each head would else spread over as much as the tensor.)"""
+    steps = np.diff(used)
+    ends = np.flatnonzero(steps > 1)
+    longest = int(np.diff([-1, *ends, used.size - 1]).max())
+    gap = int(steps[ends].min()) - 1 if ends.size else 0
+    free = list(range(0, gap + 1, longest))
+    return int(used[-1]) + free[-1] + 1, free
+
+
+def _reach(recording: Recording) -> np.ndarray:
+    """[2, tiles]: how far the first and the last live lane of each tile are from its start, in bytes. Irregular ones are at
+    the end, backwards: they have the numbers -1, -2, ..."""
+    spans = [tile.moved(0).span(0) for tile in recording.tiles]
+    spans += [(lost.offsets.min(), lost.offsets.max()) for lost in recording.irregular[::-1]]
+    return np.array(spans, dtype=np.int64).reshape(-1, 2).T
+
+
+def _packed(start: np.ndarray, reach: np.ndarray) -> tuple[np.ndarray, int]:
+    """The same addresses without the stretches that nobody uses, in steps of STORAGE_ALIGNMENT, and how many bytes they
+    then take. A sampled launch of large tensors uses little of them."""
+    first, last = (start + reach) // STORAGE_ALIGNMENT
+    lowest = int(first.min(initial=0))
+    edges = np.zeros(int(last.max(initial=0)) - lowest + 2, dtype=np.int64)
+    np.add.at(edges, first - lowest, 1)
+    np.add.at(edges, last - lowest + 1, -1)
+    used = np.cumsum(edges) > 0
+    place = np.cumsum(used) - 1
+    return start + (place[first - lowest] - first) * STORAGE_ALIGNMENT, int(used.sum()) * STORAGE_ALIGNMENT
+
+
+class _Dram(NamedTuple):
+    """Sectors between L2 and DRAM: read for each site, read to complete sectors that were written in part, written, and
+    written to L2 but not yet to DRAM."""
+
+    read: np.ndarray
+    completed: float
+    written: float
+    dirty: float
+
+
+class Play:
+    """The programs of a launch, played wave by wave, first through L1, then through L2."""
+
+    def __init__(self, recording: Recording, gpu: Gpu, ways: dict[Site, Way], forms: Forms, programs_per_sm: int):
+        self.gpu = gpu
+        self.programs, self.sampled = recording.call.programs, recording.call.sampled is not None
+        reach = _reach(recording)
+        rows = _reconstructed(recording, reach) if self.sampled else _recorded(recording)
+        start, extent = _packed(rows.start, reach[:, forms.tiles[rows.row]])
+        self.sectors_in_memory = extent // SECTOR_BYTES
+        self.program, self.step = rows.program, rows.step
+        self.forms, which, _ = forms.of(rows.row, start)
+        self.which, self.base = which.tolist(), (start // SECTOR_BYTES).tolist()
+        self.kinds = [site.kind for site in recording.sites]
+        through_l1 = np.array([s.kind == "load" and ways[s].through_l1 for s in recording.sites], dtype=bool)
+        self.through_l1 = through_l1[forms.sites[rows.row]]
+        self.sm = self.program % gpu.sms
+        self.spacing = max(1, gpu.sms // _SAMPLED_SMS) if self.sampled else 1
+        self.known = len(np.unique(rows.program))
+        self.wave = gpu.sms * programs_per_sm
+        if self.known < self.programs:  # a window: two waves, or what there is
+            self.wave = min(self.wave, max(1, -(-self.known // 2)))
+        self.l1_missed: dict[int, np.ndarray] = {}  # rows that found something in L1 -> which sectors they did not
+
+    def _sectors(self, i: int) -> np.ndarray:
+        return self.forms[self.which[i]].sectors + self.base[i]
+
+    def l1(self, capacity: int) -> np.ndarray:
+        """Of the sectors that each site's loads touch, the share that comes from L2."""
+        sm = self.sm
+        followed = self.through_l1 & (sm % self.spacing == 0)
+        order = np.lexsort((self.program, self.step, self.program // self.wave, sm))
+        cache, current = L1(self.sectors_in_memory, order.size, capacity), -1
+        read, missed = np.zeros((2, len(self.kinds)))
+        for i in order[followed[order]].tolist():
+            if sm[i] != current:
+                current = sm[i]
+                cache.lru.forget()
+            sectors = self._sectors(i)
+            missing = cache.read(sectors)
+            site = self.forms[self.which[i]].site
+            read[site] += sectors.size
+            missed[site] += sectors.size if missing is None else np.count_nonzero(missing)
+            if missing is not None:
+                self.l1_missed[i] = missing
+        return np.divide(missed, read, out=np.ones_like(read), where=read > 0)
+
+    def _alike(self) -> list[int]:
+        """For each row, that of the nearest SM whose L1 was followed: of a program as far on, at the same step, with an
+        access of the same form. -1 where there is none."""
+        begins = np.flatnonzero(np.diff(self.program, prepend=-1))
+        first = np.full(int(self.program.max(initial=-1)) + 1, -1)
+        first[self.program[begins]] = begins
+        row = first[self.program - self.sm % self.spacing]
+        which, there = np.array(self.which), np.minimum(row + self.step, self.step.size - 1)
+        same = (row >= 0) & (self.step[there] == self.step) & (which[there] == which) & self.through_l1
+        return np.where(same, there, -1).tolist()
+
+    def l2(self, capacity: int) -> _Dram:
+        """What passes between L2 and DRAM. Where only the first waves are known, each later one is taken to be like the
+        last of these."""
+        waves = self.program // self.wave
+        cache = L2(self.sectors_in_memory, 2 * self.step.size, capacity)
+        read = np.zeros(len(self.kinds))
+        before = (read, 0, 0, 0)  # when the last wave began
+        done: set[tuple[int, int]] = set()
+        step = wave = -1
+        alike = self._alike()
+        for i in np.lexsort((self.program, self.step, waves)).tolist():
+            if waves[i] != wave:
+                wave, before = waves[i], (read.copy(), cache.dram_read, cache.dirtied, cache.fills)
+            if self.step[i] != step:
+                step = self.step[i]
+                done.clear()
+            form = self.forms[self.which[i]]
+            kind, sectors, missing = self.kinds[form.site], self._sectors(i), self.l1_missed.get(alike[i])
+            if missing is not None:
+                sectors = sectors[missing]
+            else:
+                access = self.which[i], self.base[i]
+                if kind == "load" and access in done:  # another program reads the same at the same time
+                    continue
+                done.add(access)
+            if kind != "store":
+                read[form.site] += cache.read(sectors)
+            if kind != "load":
+                cache.write(sectors, form.filled if kind == "store" else WHOLE)
+        left = cache.finish()
+        completed = cache.dram_read - read.sum()
+        if self.known == self.programs:
+            return _Dram(read, completed, cache.dram_written, left)
+        more = (self.programs - self.known) / max(1, len(np.unique(self.program[waves == wave])))
+        read_before, all_before, dirtied_before, fills_before = before
+        completed += max(0.0, completed - (all_before - read_before.sum())) * more
+        dirtied = cache.dirtied + (cache.dirtied - dirtied_before) * more
+        fills = cache.fills + (cache.fills - fills_before) * more
+        left = dirtied * min(1.0, cache.lru.capacity / max(1, fills))  # what is written and what is read leave L2 alike
+        return _Dram(read + (read - read_before) * more, completed, dirtied - left, left)
