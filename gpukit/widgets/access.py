@@ -28,7 +28,7 @@ from gpukit.widgets.board import WIDTH, Box, Drawing, Line, Shape, Words
 from gpukit.widgets.view import Walk, button
 
 if TYPE_CHECKING:
-    from gpukit.simulator.trace.tracer import Launch
+    from gpukit.simulator.trace.launch import Launch
 
 MAX_ELEMENTS = 1024
 PLAY_MS = 500  # a step: time to see what changed

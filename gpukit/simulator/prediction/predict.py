@@ -44,7 +44,9 @@ from gpukit.simulator.compiler.compile import Compiled, begin, compile
 from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
 from gpukit.simulator.prediction import mix, scoreboard
 from gpukit.simulator.prediction.machine import Machine, machine
-from gpukit.simulator.trace.tracer import Launch, TorchOp, Trace, trace
+from gpukit.simulator.trace.launch import Launch
+from gpukit.simulator.trace.torch_ops import TorchOp
+from gpukit.simulator.trace.tracer import Trace, trace
 
 if TYPE_CHECKING:
     from gpukit.simulator.trace.caches import Traffic

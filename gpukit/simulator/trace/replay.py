@@ -17,7 +17,7 @@ import numpy as np
 from gpukit.simulator.simt import SECTOR_BYTES
 
 if TYPE_CHECKING:
-    from gpukit.simulator.trace.tracer import Event, Launch
+    from gpukit.simulator.trace.launch import Event, Launch
 
 UNTOUCHED, FETCHED, BEFORE, NOW = range(4)  # fetched: moved with a sector of the last access, not asked for by it
 
