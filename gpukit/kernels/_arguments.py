@@ -27,10 +27,15 @@ def check(op: str, **tensors: Tensor) -> None:
         check_runs(op, name, x)
 
 
-def check_runs(op: str, name: str, x: Tensor) -> None:
-    """Raise ValueError unless kernels can read x: on a GPU, or on the CPU through the interpreter, its numbers as stored."""
+def check_stored(op: str, name: str, x: Tensor) -> None:
+    """Raise ValueError unless x's numbers are those in memory."""
     if not torch.compiler.is_compiling() and x.is_neg():  # as z.conj().imag is
         raise ValueError(f"{op}: {name} is a view that PyTorch negates when it reads it; pass {name}.resolve_neg()")
+
+
+def check_runs(op: str, name: str, x: Tensor) -> None:
+    """Raise ValueError unless kernels can read x: on a GPU, or on the CPU through the interpreter, its numbers as stored."""
+    check_stored(op, name, x)
     if not (x.is_cuda or (x.is_cpu and interpreted())):
         raise ValueError(
             f"{op}: {name} is on {x.device}; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1 before Python starts "

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._arguments import check_tensors
+from gpukit.kernels._arguments import check_stored, check_tensors
 from gpukit.kernels._autograd import differentiable, operator, through_pytorch
 from gpukit.kernels._device import properties
 from gpukit.kernels._dtypes import DTYPES, acc_dtype, torch_acc_dtype
@@ -337,6 +337,7 @@ def cross_entropy(
     a target makes the loss NaN.
     """
     check(logits, target, ignore_index, label_smoothing, reduction, z_loss)
+    check_stored("cross_entropy", "logits", logits)
     settings = (ignore_index, float(label_smoothing), float(z_loss))
     flat = target.reshape(-1).contiguous()
     if inplace and not torch.compiler.is_compiling():

@@ -5,8 +5,11 @@ import re
 import subprocess
 import sys
 
+import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpukit.kernels import _launch
 from gpukit.testing import assert_close
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -26,7 +29,8 @@ def padded_rows(x):
 
 
 def every_second(x):
-    return torch.stack((x, torch.full_like(x, 1e4)), dim=-1).flatten(-2)[..., ::2]
+    between = torch.full_like(x, 1e4 if x.is_floating_point() else 1)
+    return torch.stack((x, between), dim=-1).flatten(-2)[..., ::2]
 
 
 def transposed(x):
@@ -50,38 +54,100 @@ def as_tuple(y):
     return y if isinstance(y, tuple) else (y,)
 
 
-def upstream_of(outputs, dtype):
-    return [torch.randn(y.shape, generator=seeded(i + 1), dtype=torch.float64).to(dtype) for i, y in enumerate(outputs)]
+def upstream_of(outputs):
+    return [
+        torch.randn(y.shape, generator=seeded(i + 1), dtype=torch.float64).to(y.dtype) for i, y in enumerate(outputs)
+    ]
 
 
-def check(op, fn, shape, dtype, device, layout=contiguous, dy_layout=contiguous, convert=None, **options):
+def wanted_of(op, inputs):
+    """Which inputs get gradients."""
+    return [i for i, x in enumerate(inputs) if is_floating(x)] if op.grads is None else list(op.grads)
+
+
+def is_floating(x):
+    return isinstance(x, torch.Tensor) and x.is_floating_point()
+
+
+def moved(inputs, device, layout=contiguous):
+    return [layout(x.to(device)) if isinstance(x, torch.Tensor) else x for x in inputs]
+
+
+def leaves_of(op, inputs, to=torch.Tensor.detach):
+    """The inputs converted by `to`, and which of them get gradients."""
+    wanted = wanted_of(op, inputs)
+    return [to(x).detach().requires_grad_(i in wanted) if is_floating(x) else x for i, x in enumerate(inputs)], wanted
+
+
+def gradients_of(outputs, leaves, wanted, upstream, **how):
+    return list(torch.autograd.grad(outputs, [leaves[i] for i in wanted], upstream, **how)) if wanted else []
+
+
+def check(
+    op, fn, shape, dtype, device, layout=contiguous, dy_layout=contiguous, convert=None, native=None, upstream=upstream_of,
+    **options,
+):  # fmt: skip
     """fn's results and gradients against op.reference in float64, and nothing that went in changed.
 
-    convert  applied to op's inputs first, for what the operation's own inputs do not show
+    convert   applied to op's inputs first, for what the operation's own inputs do not show
+    native    what PyTorch's error is taken from; default: op.library
+    upstream  from results to the gradients above them
     """
     inputs = op.make_inputs(shape, dtype, seeded())
     inputs = inputs if convert is None else convert(*inputs)
-    wanted = range(len(inputs)) if op.grads is None else op.grads
-    upstream = None
-    results = []
-    for call, to in ((op.reference, torch.Tensor.double), (op.library, torch.clone)):
-        leaves = [to(x).requires_grad_(i in wanted) for i, x in enumerate(inputs)]
+    above, results = None, []
+    for call, to in ((native or op.library, torch.clone), (op.reference, torch.Tensor.double)):
+        leaves, wanted = leaves_of(op, inputs, to)
         outputs = as_tuple(call(*leaves, **options))
-        upstream = upstream or upstream_of(outputs, dtype)
-        gradients = torch.autograd.grad(outputs, [leaves[i] for i in wanted], [to(dy) for dy in upstream])
-        results.append([*(y.detach() for y in outputs), *gradients])
-    truth, native = results
+        above = upstream(outputs) if above is None else above
+        results.append(
+            [*(y.detach() for y in outputs), *gradients_of(outputs, leaves, wanted, [to(dy) for dy in above])]
+        )
 
-    ours = [layout(x.to(device)).detach().requires_grad_(i in wanted) for i, x in enumerate(inputs)]
-    given = [dy_layout(dy.to(device)) for dy in upstream]
+    ours, _ = leaves_of(op, moved(inputs, device, layout))
+    given = [dy_layout(dy.to(device)) if dy.ndim else dy.to(device) for dy in above]
     outputs = as_tuple(fn(*ours, **options))
-    gradients = torch.autograd.grad(outputs, [ours[i] for i in wanted], given)
-    for i, result in enumerate([*outputs, *gradients]):
+    gradients = gradients_of(outputs, ours, wanted, given)
+    for i, (result, near, truth) in enumerate(zip([*outputs, *gradients], *results, strict=True)):
         is_gradient = i >= len(outputs)
         what = f"gradient of input {wanted[i - len(outputs)]}" if is_gradient else f"output {i}"
-        assert_close(result.detach().cpu(), truth[i], native[i], gradient=is_gradient, what=f"{what}, {shape}")
-    for before, after in zip([*inputs, *upstream], [*ours, *given], strict=True):
-        assert torch.equal(before, after.detach().cpu()), "an input was changed"
+        what = f"{what}, {shape} {dtype}" + (f", {options}" if options else "")
+        assert_close(result.detach().cpu(), truth, near, gradient=is_gradient, what=what)
+    for before, after in zip([*inputs, *above], [*ours, *given], strict=True):
+        if isinstance(before, torch.Tensor):
+            assert torch.equal(before, after.detach().cpu()), "an input was changed"
+
+
+def no_interpreter(monkeypatch):
+    """From now on kernels think that they are compiled."""
+    monkeypatch.setattr(_launch, "INTERPRETED", False)
+
+
+class _Operators(TorchDispatchMode):
+    """Keeps the calls of this project's operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator.namespace == "gpukit":
+            # What goes back has no gradient of its own.
+            leaf = lambda x: x.detach().requires_grad_(x.requires_grad and "bwd" not in operator.name())  # noqa: E731
+            fresh = [leaf(x) if is_floating(x) else x for x in args]
+            self.calls.append((operator, tuple(fresh)))
+        return operator(*args, **(kwargs or {}))
+
+
+def opchecked(call):
+    """Have PyTorch check each of this project's operators that `call` goes through when it is compiled. Returns their
+    names."""
+    with pytest.MonkeyPatch.context() as patch, _Operators() as operators:
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        call()
+    for operator, given in operators.calls:
+        torch.library.opcheck(operator, given)
+    return [operator.name() for operator, _ in operators.calls]
 
 
 AS_IF_ON_HOPPER = """

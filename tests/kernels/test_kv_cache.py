@@ -15,7 +15,7 @@ from gpukit.op import Cost
 from gpukit.reference import kv_cache as reference
 from gpukit.reference.decode_attention import INT8, OP, cache_bytes, cost, library, make_inputs
 from gpukit.testing import assert_close, guarded_empty, poison
-from tests.kernels.cases import DTYPES, every_second, padded_rows, seeded, shapes_of
+from tests.kernels.cases import DTYPES, every_second, padded_rows, seeded
 
 
 def inputs_of(B, H, H_kv, T, D, T_q=1, dtype=torch.float32):
@@ -91,11 +91,6 @@ def test_costs():
 
 
 # -------------------------------------------------------------------------------------------------- decode_attention
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("op", [OP, INT8], ids=lambda op: op.name)
-def test_kernel_matches_reference(op, dtype, device):
-    for shape in shapes_of(op, device):
-        check(op.make_inputs(shape, dtype, seeded()), device)
 
 
 def test_every_number_of_splits(device):
@@ -390,49 +385,17 @@ def test_generate_with_an_int8_cache(model, device):
 
 
 # --------------------------------------------------------------------------------------------- errors and torch.compile
-def t(*shape, dtype=torch.float32, device="cpu"):
-    return torch.zeros(shape, dtype=dtype, device=device)
 
 
-N2 = torch.tensor([1, 1])
-BAD = [
-    (TypeError, "q must be float16, bfloat16 or float32, got torch.float64", (t(2, 4, 16, dtype=torch.float64), t(2, 3, 2, 16), t(2, 3, 2, 16), N2)),
-    (TypeError, "v_cache must be the dtype of q, torch.float32, got torch.float16", (t(2, 4, 16), t(2, 3, 2, 16), t(2, 3, 2, 16, dtype=torch.float16), N2)),
-    (TypeError, "k_cache must be .* got torch.int8; int8 needs k_scales and v_scales", (t(2, 4, 16), t(2, 3, 2, 16, dtype=torch.int8), t(2, 3, 2, 16, dtype=torch.int8), N2)),
-    (TypeError, "k_cache must be int8, since there are scales, got torch.float32", (t(2, 4, 16), t(2, 3, 2, 16), t(2, 3, 2, 16), N2, t(2, 3, 2), t(2, 3, 2))),
-    (TypeError, "lengths must be int32 or int64, got torch.float32", (t(2, 4, 16), t(2, 3, 2, 16), t(2, 3, 2, 16), t(2))),
-    (ValueError, r"v_scales must be \[2, 3, 2\], one for each head of a token, got None", (t(2, 4, 16), t(2, 3, 2, 16, dtype=torch.int8), t(2, 3, 2, 16, dtype=torch.int8), N2, t(2, 3, 2))),
-    (ValueError, r"q must be \[B, H, D\] or \[B, H, T_q, D\]", (t(4, 16), t(2, 3, 2, 16), t(2, 3, 2, 16), N2)),
-    (ValueError, "must have one shape, and q's batch and head size", (t(2, 4, 16), t(2, 3, 2, 16), t(2, 4, 2, 16), N2)),
-    (ValueError, "must have one shape, and q's batch and head size", (t(2, 4, 16), t(2, 3, 2, 8), t(2, 3, 2, 8), N2)),
-    (ValueError, r"lengths must be \[2\], one for each sequence, got \[1\]", (t(2, 4, 16), t(2, 3, 2, 16), t(2, 3, 2, 16), N2[:1])),
-    (ValueError, "the head size, q's last dimension, must be 1 to 256, got 257", (t(2, 4, 257), t(2, 3, 2, 257), t(2, 3, 2, 257), N2)),
-    (ValueError, "must divide those of q, got 4 of q and 3 of the caches", (t(2, 4, 16), t(2, 3, 3, 16), t(2, 3, 3, 16), N2)),
-    (ValueError, "k_cache is on meta, q on cpu", (t(2, 4, 16), t(2, 3, 2, 16, device="meta"), t(2, 3, 2, 16), N2)),
-    (ValueError, "lengths must be 0 to 3, the caches' tokens, got 1 to 4", (t(2, 4, 16), t(2, 3, 2, 16), t(2, 3, 2, 16), N2 * torch.tensor([1, 4]))),
-    (ValueError, "lengths must be 0 to 3, .* got -1 to 1", (t(2, 4, 16), t(2, 3, 2, 16), t(2, 3, 2, 16), N2 * torch.tensor([1, -1]))),
-    (ValueError, "requires a gradient, and there is none", (t(2, 4, 16).requires_grad_(), t(2, 3, 2, 16), t(2, 3, 2, 16), N2)),
-]  # fmt: skip
-
-
-@pytest.mark.skipif(not _launch.INTERPRETED, reason="a GPU's kernels refuse these CPU tensors first")
-@pytest.mark.parametrize(("error", "message", "given"), BAD)
-def test_decode_attention_refuses(error, message, given):
-    with pytest.raises(error, match=f"^decode_attention: .*{message}"):
-        decode_attention(*given)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"scale": -1.0}, "scale must be positive, 1e-37 to 1e37, got -1.0"),
-        ({"precision": "fast"}, "precision must be 'ieee' or 'tf32', got 'fast'"),
-    ],
-)
-def test_decode_attention_refuses_options(options, message, device):
-    q, k, v, lengths = (x.to(device) for x in inputs_of(1, 1, 1, 2, 16))
-    with pytest.raises(ValueError, match=message):
-        decode_attention(q, k, v, lengths, **options)
+@pytest.mark.skipif(not _launch.INTERPRETED, reason="a GPU's lengths are not looked at")
+@pytest.mark.parametrize("lengths", [(1, 4), (-1, 1)], ids=str)
+def test_lengths_that_cannot_be(lengths):
+    q, cache = torch.zeros(2, 4, 16), torch.zeros(2, 3, 2, 16)
+    low, high = lengths
+    with pytest.raises(
+        ValueError, match=f"^decode_attention: lengths must be 0 to 3, the caches' tokens, got {low} to {high}"
+    ):
+        decode_attention(q, cache, cache, torch.tensor(lengths))
 
 
 def test_lengths_out_of_range_are_clamped_on_a_gpu():
@@ -516,10 +479,9 @@ def test_generate_refuses_before_it_computes(model, device):
         generate(never, prompt, 2, caches)
 
 
-def test_registered_operators(device):
+def test_kv_append_is_registered(device):
     ops = torch.ops.gpukit
-    q, k, v, lengths = (x.to(device) for x in inputs_of(1, 2, 1, 5, 16))
-    torch.library.opcheck(ops.decode_attention.default, (q, k, v, lengths, None, None, 0.25, "ieee"))
+    _, k, v, lengths = (x.to(device) for x in inputs_of(1, 2, 1, 5, 16))
     new = [x[:, :2].transpose(1, 2) for x in (k, v)]
     torch.library.opcheck(ops.kv_append.default, (*new, k.clone(), v.clone(), None, None, lengths * 0, None))
     caches = [torch.zeros(x.shape, dtype=torch.int8, device=device) for x in (k, v)]

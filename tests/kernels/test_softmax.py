@@ -6,46 +6,24 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpukit.kernels import _launch, log_softmax, softmax
+from gpukit.kernels import log_softmax, softmax
 from gpukit.kernels.softmax import softmax_bwd, softmax_fwd
 from gpukit.op import Cost
 from gpukit.reference.softmax import LOG_SOFTMAX, OP
 from gpukit.testing import assert_close, poison
-from tests.kernels.cases import DTYPES, LAYOUTS, contiguous, every_second, padded_rows, seeded, shapes_of, transposed
+from tests.kernels.cases import DTYPES, LAYOUTS, every_second, padded_rows, seeded, transposed
+from tests.kernels.cases import check as check_operation
 
 kernels = sys.modules["gpukit.kernels.softmax"]  # the package's attribute of that name is the function
 # Longer than a program holds in registers, in whole blocks and not.
 LONG = ((1, 40_960), (5, 33_001))
 
 
-def check(shape, dtype, device, layout=contiguous, dy_layout=contiguous, fn=softmax):
-    """fn's result and gradient against float64, both inputs unchanged."""
-    op = OP if fn is softmax else LOG_SOFTMAX
-    (x,) = op.make_inputs(shape, dtype, seeded())
-    dy = torch.randn(shape, generator=seeded(1), dtype=torch.float64).to(dtype)
-    results = []
-    for call, convert in ((op.reference, torch.Tensor.double), (op.library, torch.clone)):
-        leaf = convert(x).requires_grad_()
-        y = call(leaf)
-        results.append((y.detach(), *torch.autograd.grad(y, leaf, convert(dy))))
-    (truth, true_dx), (native, native_dx) = results
-
-    leaf, upstream = layout(x.to(device)).detach(), dy_layout(dy.to(device))
-    assert torch.equal(leaf, x.to(device))
-    y = fn(leaf.requires_grad_())
-    assert_close(y.detach().cpu(), truth, native, what="y")
-    (dx,) = torch.autograd.grad(y, leaf, upstream)
-    assert_close(dx.cpu(), true_dx, native_dx, gradient=True, what="dx")
-    assert torch.equal(leaf.detach().cpu(), x), "x was changed"
-    assert torch.equal(upstream.cpu(), dy), "dy was changed"
+def check(shape, dtype, device, *layouts, fn=softmax):
+    check_operation(OP if fn is softmax else LOG_SOFTMAX, fn, shape, dtype, device, *layouts)
 
 
 # ---------------------------------------------------------------------------------------------------------- reference
-def test_reference_is_softmax():
-    for shape in OP.test_shapes:
-        (x,) = OP.make_inputs(shape, torch.float64, seeded())
-        torch.testing.assert_close(OP.reference(x), torch.softmax(x, -1))
-        torch.testing.assert_close(LOG_SOFTMAX.reference(x), torch.log_softmax(x, -1))
 
 
 def test_cost_by_hand():
@@ -65,34 +43,23 @@ def test_inputs_are_hard(dtype):
 
 
 # ------------------------------------------------------------------------------------------------------------- values
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_matches_float64(dtype, layout, device):
-    for shape in shapes_of(OP, device):
-        check(shape, dtype, device, layout, dy_layout=layout)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_longer_than_the_registers(dtype, device):
     for shape in LONG:
         check(shape, dtype, device)
-    check((2, 70_001), dtype, device, every_second, dy_layout=padded_rows)
-    check((2, 33_001), dtype, device, transposed, dy_layout=transposed)
+    check((2, 70_001), dtype, device, every_second, padded_rows)
+    check((2, 33_001), dtype, device, transposed, transposed)
 
 
-@pytest.mark.parametrize("shape", [(2, 5), (2, 33_000)], ids=str)
-def test_float64_is_computed_in_float64(shape, device):
+def test_long_rows_of_float64_are_computed_in_float64(device):
+    shape = (2, 33_000)
     (x,) = OP.make_inputs(shape, torch.float64, seeded())
     x, dy = x.to(device), torch.randn(shape, generator=seeded(1), dtype=torch.float64).to(device)
     y, expected = softmax(x), torch.softmax(x, -1)
     torch.testing.assert_close(y, expected, rtol=1e-13, atol=0)
     torch.testing.assert_close(softmax_bwd(y, dy), y * (dy - (y * dy).sum(-1, keepdim=True)), rtol=1e-12, atol=1e-14)
-
-
-def test_gradcheck(device):
-    x = torch.randn(3, 7, generator=seeded(), dtype=torch.float64).to(device).requires_grad_()
-    assert torch.autograd.gradcheck(softmax, (x,))
-    assert torch.autograd.gradgradcheck(softmax, (x,))
 
 
 @pytest.mark.parametrize("N", [5, 70_001])
@@ -107,23 +74,14 @@ def test_rows_without_a_softmax_are_nan_as_in_pytorch(N, device):
     torch.testing.assert_close(y, expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0), (2, 0, 4), (1,), (5, 1), (1, 1, 1)], ids=str)
-def test_sizes_zero_and_one(shape, device):
-    x = torch.randn(shape, generator=seeded()).to(device).requires_grad_()
-    y = softmax(x)
-    assert y.shape == x.shape and (y == 1).all()
-    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
-    assert dx.shape == x.shape and (dx == 0).all()
-
-
 def test_one_dimension(device):
     x = torch.randn(33, generator=seeded()).to(device)
     torch.testing.assert_close(softmax(x), torch.softmax(x, -1))
 
 
-@pytest.mark.parametrize("N", [9, 40_000])
-def test_gradients_without_strides(N, device):
+def test_gradients_without_strides_of_long_rows(device):
     """sum().backward() hands down one number with stride 0 in every dimension."""
+    N = 40_000
     x = torch.randn(3, N, generator=seeded()).to(device)
     for reduce in (torch.Tensor.sum, lambda y: (y.sum(0) * torch.arange(N, device=device)).sum()):
         ours, theirs = x.clone().requires_grad_(), x.clone().double().requires_grad_()
@@ -156,11 +114,6 @@ def test_persistent_form_needs_shared_memory(shared_bytes, programs, monkeypatch
 
 
 # -------------------------------------------------------------------------------------------------------- log_softmax
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_log_matches_float64(dtype, layout, device):
-    for shape in ((1, 1), (5, 65), (2, 3, 781)):
-        check(shape, dtype, device, layout, dy_layout=layout, fn=log_softmax)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -178,13 +131,6 @@ def test_log_is_finite_where_softmax_is_zero(device):
     assert softmax(x)[0, 1] == 0 and log_softmax(x).tolist() == [[0.0, -300.0]]
 
 
-def test_log_in_float64_and_its_derivatives(device):
-    x = torch.randn(3, 7, generator=seeded(), dtype=torch.float64).to(device).requires_grad_()
-    torch.testing.assert_close(log_softmax(x), torch.log_softmax(x, -1), rtol=1e-13, atol=1e-15)
-    assert torch.autograd.gradcheck(log_softmax, (x,))
-    assert torch.autograd.gradgradcheck(log_softmax, (x,))
-
-
 @pytest.mark.parametrize("N", [5, 70_001])
 def test_log_of_rows_without_a_softmax(N, device):
     x = torch.randn(4, N, generator=seeded())
@@ -192,93 +138,24 @@ def test_log_of_rows_without_a_softmax(N, device):
     torch.testing.assert_close(log_softmax(x.to(device)).cpu(), torch.log_softmax(x, -1), equal_nan=True)
 
 
-@pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0), (1,), (5, 1)], ids=str)
-def test_log_of_sizes_zero_and_one(shape, device):
-    x = torch.randn(shape, generator=seeded()).to(device).requires_grad_()
-    y = log_softmax(x)
-    (dx,) = torch.autograd.grad(y.sum(), x)  # a gradient without strides
-    assert y.shape == dx.shape == x.shape and (y == 0).all() and (dx == 0).all()
-
-
 # ------------------------------------------------------------------------------------------------------------- memory
-@pytest.mark.parametrize("shape", [(3, 250), (2, 70_001)], ids=str)
-def test_every_element_is_written(shape, device, monkeypatch):
+def test_every_element_of_long_rows_is_written(device, monkeypatch):
     empty_like = torch.empty_like
     monkeypatch.setattr(torch, "empty_like", lambda x, **options: poison(empty_like(x, **options)))
-    y = softmax_fwd(torch.randn(shape, generator=seeded()).to(device))
+    y = softmax_fwd(torch.randn(2, 70_001, generator=seeded()).to(device))
     assert not y.isnan().any() and not softmax_bwd(y, y).isnan().any()
 
 
-def test_offsets_beyond_int32(device):
-    """Four rows 2^30 elements apart, in 6 GB that are never touched in between."""
-    x = torch.empty(3 * 2**30 + 100, dtype=torch.float16, device=device).as_strided((4, 100), (2**30, 1))
-    x.copy_(torch.randn(4, 100, generator=seeded()))
-    y = softmax(x)
-    torch.testing.assert_close(y, torch.softmax(x, -1))
-    dx = softmax_bwd(y, x).double()
-    y, x = y.double(), x.double()
-    torch.testing.assert_close(dx, y * (x - (y * x).sum(-1, keepdim=True)), atol=1e-4, rtol=1e-3)
-
-
-@pytest.mark.parametrize("shape", [(3, 250), (2, 70_001)], ids=str)
-def test_deterministic(shape, device):
-    x = torch.randn(shape, generator=seeded()).to(device)
+def test_long_rows_are_deterministic(device):
+    x = torch.randn(2, 70_001, generator=seeded()).to(device)
     y = softmax(x)
     assert torch.equal(y, softmax(x)) and torch.equal(softmax_bwd(y, x), softmax_bwd(y, x))
 
 
-def test_result_is_contiguous_and_new(device):
-    x = torch.randn(2, 3, 5, generator=seeded()).to(device)
-    for view in (x, x.transpose(0, 2), x[:, :, ::2]):
-        y = softmax(view)
-        assert y.is_contiguous() and y.data_ptr() != x.data_ptr()
-
-
 # ------------------------------------------------------------------------------------------------------------- errors
-def test_bad_arguments(device, monkeypatch):
-    with pytest.raises(TypeError, match=r"softmax: x must be float16, .* or float64, got torch.int64"):
-        softmax(torch.arange(3, device=device))
-    with pytest.raises(TypeError, match=r"log_softmax: x must be .* got torch.int64"):
-        log_softmax(torch.arange(3, device=device))
-    with pytest.raises(TypeError, match=r"got torch\.complex64"):
-        softmax(torch.zeros(3, dtype=torch.complex64, device=device))
-    with pytest.raises(ValueError, match=r"softmax: x must have at least one dimension, got a scalar of shape \[\]"):
-        softmax(torch.tensor(1.0, device=device))
-    monkeypatch.setattr(_launch, "INTERPRETED", False)
-    with pytest.raises(
-        ValueError, match=r"softmax: x is on cpu; Triton needs a CUDA tensor here, or TRITON_INTERPRET=1"
-    ):
-        softmax(torch.zeros(3))
 
 
 # ------------------------------------------------------------------------------------------------------------ PyTorch
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # inductor's advice on matmuls, and there is none here
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
-def test_torch_compile_without_a_graph_break(backend, device):
-    torch.compiler.reset()
-    model = lambda f, g, x: g(f(2 * x).sin())  # noqa: E731
-    compiled = torch.compile(lambda x: model(softmax, log_softmax, x), fullgraph=True, backend=backend, dynamic=True)
-    plain = OP.library, LOG_SOFTMAX.library
-    for shape in ((3, 33), (5, 20), (2, 3, 64)):
-        x = torch.randn(shape, generator=seeded()).to(device).requires_grad_()
-        y, expected = compiled(x), model(*plain, x)
-        torch.testing.assert_close(y, expected)
-        dx, expected_dx = (torch.autograd.grad(z.square().sum(), x)[0] for z in (y, expected))
-        torch.testing.assert_close(dx, expected_dx, rtol=1e-4, atol=1e-5)
-
-
-def test_operator_registration(device):
-    x = torch.randn(2, 3, 7, generator=seeded()).to(device)
-    for view in (x, x.transpose(0, 1), x[..., ::2]):
-        for log in (False, True):
-            torch.library.opcheck(torch.ops.gpukit.softmax.default, (view.detach().requires_grad_(), log))
-            torch.library.opcheck(torch.ops.gpukit.softmax_bwd.default, (view, view, log))
-
-
-def test_autocast_leaves_the_dtype(device):
-    with torch.autocast(device, dtype=torch.bfloat16):
-        for dtype in (torch.float32, torch.bfloat16):
-            assert softmax(torch.zeros(2, 3, dtype=dtype, device=device)).dtype == dtype
 
 
 # ---------------------------------------------------------------------------------------------------- on a GPU alone
@@ -309,7 +186,7 @@ def test_more_rows_than_programs(device):
 @pytest.mark.parametrize("layout", LAYOUTS[1:], ids=lambda f: f.__name__)
 def test_every_kernel_in_every_layout(layout, device):
     for shape in ((6, 33), (6, 781), (2, 3, 4096), (6, 32_000), (6, 65_536), (2, 3, 70_001)):
-        check(shape, torch.bfloat16, device, layout, dy_layout=layout)
+        check(shape, torch.bfloat16, device, layout, layout)
 
 
 @pytest.mark.gpu
@@ -345,20 +222,6 @@ def test_more_than_2_31_elements(N, device):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("N", [781, 4096, 32_000, 70_001])
-def test_cuda_graph(N, device):
-    x = torch.randn(33, N, device=device, dtype=torch.bfloat16)
-    softmax_bwd(softmax(x), x)  # compiles, which a capture cannot
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = softmax(x)
-        dx = softmax_bwd(y, x)
-    x.copy_(torch.randn_like(x))
-    graph.replay()
-    assert torch.equal(y, softmax(x)) and torch.equal(dx, softmax_bwd(y, x))
-
-
-@pytest.mark.gpu
 def test_runs_on_the_current_stream(device):
     x, stream = torch.randn(4096, 4096, device=device), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -367,9 +230,3 @@ def test_runs_on_the_current_stream(device):
         y = softmax(x.mul_(2))
     stream.synchronize()
     torch.testing.assert_close(y, torch.softmax(x, -1))
-
-
-def test_a_view_that_is_negated_when_read(device):
-    x = torch.randn(3, 8, dtype=torch.complex64, device=device).conj().imag
-    with pytest.raises(ValueError, match=r"softmax: x is a view that PyTorch negates .*; pass x.resolve_neg\(\)"):
-        softmax(x)
