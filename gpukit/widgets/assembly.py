@@ -44,7 +44,7 @@ _AROUND = 2  # rows shown before and after those of the chosen line
 _STILL_ROWS, _STILL_COLUMNS = 24, 92
 _ROW, _LEFT, _LETTER = 17, 108, 7.3  # pixels: of a row, to its text, of a letter
 _CSS = "<style>.gpukit-source select {font-family: var(--jp-code-font-family, monospace); font-size: 12px}</style>"
-_FRAME = "max-height:36em;overflow:auto;border:1px solid var(--jp-border-color1, #bdbdbd);margin-top:6px"
+_FRAME = "width:max-content;max-width:100%;box-sizing:border-box;max-height:36em;overflow:auto;border:1px solid var(--jp-border-color1, #bdbdbd);margin-top:6px"
 
 
 class AssemblyView(View):
@@ -201,7 +201,7 @@ def _lines(
             shapes.append(Words(_LEFT, y, row.text[:columns], code=True, bold=row.is_label))
         else:
             text = f"... {row} more row{'s' * (row > 1)} ..." if isinstance(row, int) else row
-            shapes.append(Words(_LEFT, y, text, colour=style.BOUND, code=True))
+            shapes.append(Words(_LEFT, y, text, code=True))
         y += _ROW
     return shapes, y
 

@@ -89,17 +89,15 @@ class Drawing:
 
 
 def svg(drawing: Drawing) -> str:
-    """The drawing as SVG: as wide as the cell at most, or in a frame that scrolls where it is wider than a board. Without
-    words it is no picture, and what is written in it is read as text."""
+    """The drawing as SVG: as wide as the cell at most, if it is not wider than a board. Without words it is no picture, and
+    what is written in it is read as text."""
     said = f'role="img" aria-label="{html.escape(drawing.words)}" ' if drawing.words else ""
-    wide = f"{drawing.width:g}px"
-    width = f"width:100%;max-width:{wide}" if drawing.width <= WIDTH else f"width:{wide}"
+    width = f"{'width:100%;max-width' if drawing.width <= WIDTH else 'width'}:{drawing.width:g}px"
     parts = "".join(map(_svg, drawing.shapes))
-    made = (
+    return (
         f'<svg viewBox="0 0 {drawing.width:g} {drawing.height:g}" {said}style="{width};display:block" '
         f'font-family="var(--jp-ui-font-family, sans-serif)">{parts}</svg>'
     )
-    return made if drawing.width <= WIDTH else f'<div tabindex="0" style="overflow-x:auto">{made}</div>'
 
 
 def _svg(shape: Shape) -> str:

@@ -60,7 +60,7 @@ class TileView(View):
         }  # fmt: skip
         start = {**dict(zip(sizes, shape, strict=True)), **dict(zip(blocks, block, strict=True)), "program": program}
         last = Grid(shape, block).programs - 1
-        super().__init__({**sizes, **blocks, "program": slider("program", 0, last, 250)}, start)
+        super().__init__({**sizes, "program": slider("program", 0, last, 250), **blocks}, start)
 
     def adapt(self) -> None:
         self.controls["program"].max = self.grid.programs - 1
