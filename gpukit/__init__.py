@@ -1,4 +1,17 @@
-"""gpukit: how to make language models fast on GPUs."""
+"""gpukit: how to make language models fast on GPUs. What lies where, from the ground up:
+
+op, hardware        one operation as data; what each GPU can do at most; also course (files), tables (text), launches (watchers)
+accounting/         bytes, FLOPs, time and money from shapes, nothing is run
+reference/          each operation in PyTorch, with its inputs and its least cost
+kernels/            the operations in Triton, as one would use them in a model
+simulator/          what a GPU would do, without one: interpreter, trace, compiler, prediction
+testing, timing     the tolerance rule; times that can be believed; live (tensors), profiling and nvcc beside them
+benchmark           providers side by side, recorded in results/; validation/ holds the simulator to real GPUs
+checks/, grading/   the exercises as data, and what judges them; integrity and mutants prove the checks
+widgets/            what notebooks show; trace_report is `gpukit trace`
+doctor, lab         what starts and prepares: the machine, JupyterLab, notebooks (canonical files), bootstrap (the environment)
+cli                 the command `gpukit`
+"""
 
 import importlib
 import os

@@ -308,16 +308,16 @@ def _trace(args: argparse.Namespace) -> int:
 
 def _validate(args: argparse.Namespace) -> int:
     from gpukit import hardware
-    from gpukit.validation import table, times
+    from gpukit.validation import times, traffic
 
     try:
         gpu = hardware.gpu(args.gpu).key
     except ValueError as error:
         return _refuse(str(error))
     everything = not args.misses
-    traffic_csv = table.RESULTS / gpu / "traffic.csv"
+    traffic_csv = traffic.RESULTS / gpu / "traffic.csv"
     parts = {
-        "TRAFFIC": lambda: table.text(table.read(traffic_csv), everything),
+        "TRAFFIC": lambda: traffic.text(traffic.read(traffic_csv), everything),
         "TIMES": lambda: times.table(gpu, everything),
     }
     missing = 0

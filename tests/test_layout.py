@@ -1,6 +1,7 @@
 """The layout holds: imports point to lower layers, one concept has one name in every folder, nothing lies elsewhere."""
 
 import ast
+import graphlib
 import re
 from pathlib import Path
 
@@ -125,6 +126,66 @@ def test_imports_point_to_lower_layers():
 def test_the_import_rule_itself(name, source, rule):
     found = broken_rules(name, ast.parse(source), {"gpukit.course", "gpukit.op", "gpukit.cli"})
     assert (rule is None and not found) or (len(found) == 1 and rule in found[0])
+
+
+def import_cycles(sources: dict[str, str]) -> list[str]:
+    """The circles among modules (name -> source), each as "a -> b -> a". Imports inside functions count, and names of
+    modules that are given as text to be imported later; those under TYPE_CHECKING are for readers and type checkers only."""
+    edges = {}
+    for name, source in sources.items():
+        tree = ast.parse(source)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                node.body = []
+        texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} if name != "gpukit" else set()
+        edges[name] = ({target for _, target in imports(tree, set(sources))} | texts & sources.keys()) - {
+            name,
+            "gpukit",
+        }
+    found = []
+    while True:
+        try:
+            graphlib.TopologicalSorter(edges).prepare()
+            return found
+        except graphlib.CycleError as error:
+            cycle = error.args[1][::-1]  # it lists who is imported before who imports
+            found.append(" -> ".join(cycle))
+            edges[cycle[0]].discard(cycle[1])
+
+
+def test_no_imports_go_round_in_a_circle():
+    cycles = import_cycles({name_of(path): path.read_text() for path in (ROOT / "gpukit").rglob("*.py")})
+    assert not cycles, "modules that import each other: " + "; ".join(cycles)
+
+
+def test_import_cycles_are_found():
+    sources = {
+        "a": "from b import f\nfrom c import g",
+        "b": "def f():\n    import d",
+        "c": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import a",
+        "d": "import importlib\nMODULE = 'a'\nimportlib.import_module(MODULE)",
+        "e": "import f",
+        "f": "from e import x",
+    }
+    first, second = sorted(import_cycles(sources), key=len, reverse=True)
+    assert sorted(first.split(" -> ")[1:]) == ["a", "b", "d"] and sorted(second.split(" -> ")[1:]) == ["e", "f"]
+    assert "a -> b" in f"{first} -> {first}" and first.split(" -> ")[0] == first.split(" -> ")[-1]
+
+
+NO_MAP_YET = {"grading"}
+PACKAGES = sorted(path.parent for path in (ROOT / "gpukit").rglob("__init__.py") if path.parent.name not in NO_MAP_YET)
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_package_begins_with_a_map_of_its_modules(package):
+    """At most 15 lines, which name every module and every package in it."""
+    about = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    assert 0 < len(about.split("\n")) <= 15, f"{package.name}/__init__.py: a docstring of 1 to 15 lines"
+    modules = {path.stem for path in package.glob("*.py")} | {
+        path.parent.name for path in package.glob("*/__init__.py")
+    }
+    missing = modules - {"__init__", "__main__"} - set(re.findall(r"\w+", about))
+    assert not missing, f"{package.name}/__init__.py: its map does not name {', '.join(sorted(missing))}"
 
 
 def test_no_module_is_called_utils_or_edits_the_search_path():

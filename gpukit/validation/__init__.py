@@ -1,1 +1,11 @@
-"""How true the simulator is: its counts beside those of Nsight Compute, kernel by kernel."""
+"""How true the simulator is. Three things are held against GPUs: traffic, times and values.
+
+traffic            traced bytes and sectors beside Nsight Compute's, by kernel, with the bars; reasons says why where it is not
+counted_kernels    the kernels that are counted
+simulated_counts   the simulator's side of the table
+counters           Nsight Compute's side; under_ncu launches the kernels for it
+times              predicted beside measured times; timed_kernels are the kernels, and what measures a machine's rates
+values             the interpreter's numbers beside a GPU's
+
+`python -m gpukit.validation` prints and measures traffic and values, `python -m gpukit.validation.times` times.
+"""

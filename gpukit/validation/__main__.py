@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpukit import hardware
-from gpukit.validation import counters, counts, table
+from gpukit.validation import counters, simulated_counts, traffic
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def show(args: argparse.Namespace) -> int:
     """Print the recorded table: 0, 1 if a row outside its bar has no reason, 2 if there is no such table."""
     try:
-        rows = [row for row in table.read(table.RESULTS / args.gpu / "traffic.csv") if args.only in row.kernel]
+        rows = [row for row in traffic.read(traffic.RESULTS / args.gpu / "traffic.csv") if args.only in row.kernel]
     except FileNotFoundError as error:
         print(error, file=sys.stderr)
         return 2
@@ -65,14 +65,14 @@ def show(args: argparse.Namespace) -> int:
     return _print(rows, args)
 
 
-def _print(rows: list[table.Row], args: argparse.Namespace) -> int:
-    print(table.text(rows, everything=not args.misses))
+def _print(rows: list[traffic.Row], args: argparse.Namespace) -> int:
+    print(traffic.text(rows, everything=not args.misses))
     return int(any(row.unexplained for row in rows))
 
 
 def _names(only: str) -> list[str]:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # names only: nothing is launched in this process
-    from gpukit.validation.kernels import CASES
+    from gpukit.validation.counted_kernels import CASES
 
     return [name for name in CASES if only in name]
 
@@ -102,7 +102,7 @@ def _measure(args: argparse.Namespace) -> int:
     names = _names(args.only)
     traced: dict[str, dict] = {}
     half = max(1, args.workers // 2)
-    thread = threading.Thread(target=lambda: traced.update(counts.trace_all(names, facts["gpu"], half)))
+    thread = threading.Thread(target=lambda: traced.update(simulated_counts.trace_all(names, facts["gpu"], half)))
     thread.start()  # needs no GPU, so it goes on beside ncu
     runs: list[dict] = []
     try:
@@ -124,8 +124,8 @@ def _values(folder: Path, gpu: str, say) -> None:
     if done.returncode or not path.exists():
         say(f"values.npz was not made: {done.stderr[-800:]}")
         return
-    (table.RESULTS / gpu).mkdir(parents=True, exist_ok=True)
-    shutil.copy(path, table.RESULTS / gpu / "values.npz")
+    (traffic.RESULTS / gpu).mkdir(parents=True, exist_ok=True)
+    shutil.copy(path, traffic.RESULTS / gpu / "values.npz")
     say("values.npz: what the GPU computes, beside what the interpreter does")
 
 
@@ -137,7 +137,7 @@ def _again(args: argparse.Namespace) -> int:
         print(f"{args.again} holds no measurement: no measured.json", file=sys.stderr)
         return 2
     kept = json.loads(path.read_text())
-    traced = counts.trace_all(_names(args.only), kept["facts"]["gpu"], args.workers)
+    traced = simulated_counts.trace_all(_names(args.only), kept["facts"]["gpu"], args.workers)
     return _compare(args.again, kept["facts"], kept["runs"], traced, args, print)
 
 
@@ -152,9 +152,9 @@ def _compare(folder: Path, facts: dict, runs: list[dict], traced: dict[str, dict
         if (value := counters.judged(measured[name], counter)) is not None
     }
     rows = _rows(good, values, facts)
-    table.write(rows, folder / "traffic.csv")
+    traffic.write(rows, folder / "traffic.csv")
     if rows and not args.only:
-        table.write(rows, table.RESULTS / facts["gpu"] / "traffic.csv")
+        traffic.write(rows, traffic.RESULTS / facts["gpu"] / "traffic.csv")
     lost = sorted({*traced} - {*measured})
     say(f"{len(measured)} kernels measured, {len(good)} traced, {len(rows)} rows")
     if lost:
@@ -164,8 +164,8 @@ def _compare(folder: Path, facts: dict, runs: list[dict], traced: dict[str, dict
 
 def _refresh(args: argparse.Namespace) -> int:
     """Trace again what the recorded table holds, and write it."""
-    path = table.RESULTS / args.gpu / "traffic.csv"
-    old = table.read(path)
+    path = traffic.RESULTS / args.gpu / "traffic.csv"
+    old = traffic.read(path)
     facts = {name: getattr(old[0], name) for name in ("gpu", "triton", "date")}
     here = importlib.metadata.version("triton")
     if here != facts["triton"]:
@@ -175,12 +175,12 @@ def _refresh(args: argparse.Namespace) -> int:
         parts = [values.get((name, f"dram_{way}_bytes"), 0.0) for way in ("read", "write")]
         values[name, "dram_bytes"] = sum(parts)
     names = [name for name in _names(args.only) if (name, "l2_read_sectors") in values]
-    good = _traced_well(counts.trace_all(names, facts["gpu"], args.workers), print)
+    good = _traced_well(simulated_counts.trace_all(names, facts["gpu"], args.workers), print)
     new = _rows(good, values, facts)
     kept = [row for row in old if row.kernel not in good]
     order = {name: i for i, name in enumerate(_names(""))}
     rows = sorted([*new, *kept], key=lambda row: order.get(row.kernel, len(order)))
-    table.write(rows, path)
+    traffic.write(rows, path)
     return _print([row for row in rows if args.only in row.kernel], args)
 
 
@@ -191,11 +191,11 @@ def _traced_well(traced: dict[str, dict], say) -> dict[str, dict]:
     return {name: entry for name, entry in traced.items() if "error" not in entry}
 
 
-def _rows(traced: dict[str, dict], measured: dict[tuple[str, str], float], facts: dict) -> list[table.Row]:
-    from gpukit.validation.kernels import CASES
+def _rows(traced: dict[str, dict], measured: dict[tuple[str, str], float], facts: dict) -> list[traffic.Row]:
+    from gpukit.validation.counted_kernels import CASES
 
     return [
-        table.row(
+        traffic.row(
             name, counter, count, measured[name, counter], CASES[name].aligned, facts["gpu"], facts["triton"],
             facts["date"],
         )

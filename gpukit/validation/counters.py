@@ -110,7 +110,7 @@ def warm(names: list[str], workers: int, say: Callable[[str], None]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             chosen = Path(folder) / "todo.json"
             chosen.write_text(json.dumps(names[i::workers]))
-            command = [sys.executable, "-m", "gpukit.validation.launch", f"{folder}/log", "warm", str(chosen)]
+            command = [sys.executable, "-m", "gpukit.validation.under_ncu", f"{folder}/log", "warm", str(chosen)]
             subprocess.run(command, env=environment(), capture_output=True, timeout=240)
 
     begin = time.monotonic()
@@ -132,7 +132,7 @@ def measure(names: list[str], say: Callable[[str], None], seconds: float = 240) 
             log, raw, chosen = (Path(folder) / name for name in ("log.jsonl", "ncu.csv", "todo.json"))
             chosen.write_text(json.dumps(part))
             command = [ncu, *_FLAGS, "--metrics", ",".join(counters), "--log-file", str(raw), sys.executable, "-m"]
-            command += ["gpukit.validation.launch", str(log), "measure", str(chosen)]
+            command += ["gpukit.validation.under_ncu", str(log), "measure", str(chosen)]
             begin = time.monotonic()
             try:
                 done = subprocess.run(

@@ -158,7 +158,7 @@ def text(rows: list[Row], everything: bool = True) -> str:
 def predict_case(name: str, gpu: str) -> tuple[float, str]:
     """µs and the limiting resource. Needs the interpreter."""
     from gpukit.simulator.prediction.predict import predict
-    from gpukit.validation.timed import CASES
+    from gpukit.validation.timed_kernels import CASES
 
     case = CASES[name]
     prediction = predict(case.prepare("meta"), gpu=gpu, sample=case.sample)
@@ -177,7 +177,7 @@ def _again(path: Path, only: str, workers: int) -> int:
         print(f"no such file: {path}", file=sys.stderr)
         return 2
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-    from gpukit.validation.timed import CASES, RATES
+    from gpukit.validation.timed_kernels import CASES, RATES
 
     measured = [row for row in _read(path, _Raw) if not row.error]
     by_name = {row.name: row for row in measured}
@@ -247,7 +247,7 @@ class _Raw:
 def _measure(path: Path, only: str, workers: int, seconds: float) -> int:
     import torch
 
-    from gpukit.validation.timed import CASES, RATES
+    from gpukit.validation.timed_kernels import CASES, RATES
 
     if not torch.cuda.is_available():
         print("--measure needs an NVIDIA GPU, and PyTorch sees none", file=sys.stderr)
@@ -297,7 +297,7 @@ def _environment() -> dict[str, str]:
 def _warm(names: list[str], seconds: float) -> int:
     import torch
 
-    from gpukit.validation.timed import CASES, RATES
+    from gpukit.validation.timed_kernels import CASES, RATES
 
     begin = time.monotonic()
     for name in names:
@@ -319,7 +319,7 @@ def _time(path: Path, names: list[str], seconds: float) -> int:
     import torch
 
     from gpukit.timing import time_ms
-    from gpukit.validation.timed import CASES, RATES
+    from gpukit.validation.timed_kernels import CASES, RATES
 
     begin = time.monotonic()
     device = torch.cuda.get_device_name()

@@ -17,7 +17,7 @@ from gpukit.accounting.tiling import Tiling
 from gpukit.checks.tiling import EXERCISES, GROUPED, MATMUL, OCCUPANCY, WAVES
 from gpukit.grading.judge import judge_source
 from gpukit.simulator.compiler.occupancy import occupancy
-from gpukit.validation.kernels import matmul
+from gpukit.validation.counted_kernels import matmul
 
 A100, H200 = hardware.gpu("a100"), hardware.gpu("h200")
 

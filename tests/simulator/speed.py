@@ -12,7 +12,7 @@ import triton.language as tl
 
 import gpukit
 from gpukit.simulator.interpreter import layer
-from gpukit.validation.timed import CASES
+from gpukit.validation.timed_kernels import CASES
 
 # A trace of a few programs, the compilation and the prediction.
 REAL_SHAPES = {

@@ -12,7 +12,7 @@ import gpukit
 from gpukit import hardware
 from gpukit.kernels.norms import norm_fwd
 from gpukit.simulator.trace import caches, coalesce, instructions, levels, recording, waves
-from gpukit.validation.kernels import CASES, _matmul
+from gpukit.validation.counted_kernels import CASES, _matmul
 from tests.calls import calls
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")

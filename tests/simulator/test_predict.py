@@ -30,7 +30,7 @@ from gpukit.simulator.prediction.predict import (
     predict,
 )
 from gpukit.simulator.trace.tracer import trace
-from gpukit.validation import timed
+from gpukit.validation import timed_kernels
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
 BF16 = torch.bfloat16
@@ -382,7 +382,7 @@ def test_a_gpu_that_nobody_measured_is_scaled_by_its_datasheet():
 def test_the_scoreboard_agrees_with_what_was_measured(warps):
     x = torch.ones(32 * warps)
     with trace(sample=1) as t, lines.LineCounter() as counter:
-        timed.sums_in_turn[(1,)](x, 512, BLOCK=32 * warps, num_warps=warps)
+        timed_kernels.sums_in_turn[(1,)](x, 512, BLOCK=32 * warps, num_warps=warps)
     compiled = compile(t.launches[0], gpu="h200")
     cycles = scoreboard.cycles(compiled, mix.weights(compiled, counter.launches[0]), {})
     measured, _ = measured_rows()[f"latency of a sum over {warps} warp{'s' * (warps > 1)}"]
@@ -460,7 +460,7 @@ def launch_of(name):
         n = 50_000_000
         tensors = [meta(n, dtype=torch.float32) for _ in range(4)]
         scalars = (1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 0.5)
-        return lambda: timed.adamw[(triton.cdiv(n, 1024),)](*tensors, n, *scalars, BLOCK=1024)
+        return lambda: timed_kernels.adamw[(triton.cdiv(n, 1024),)](*tensors, n, *scalars, BLOCK=1024)
     q, k, v, o = (meta(16, 4096, 128) for _ in range(4))
     config = {"D": 128, "BM": 128, "BN": 128, "num_warps": 8, "num_stages": 3}
     return lambda: attention[(32, 16)](q, k, v, o, 4096, 0.1, **config)

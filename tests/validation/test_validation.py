@@ -12,13 +12,13 @@ import triton
 from gpukit import benchmark, hardware
 from gpukit.kernels import _device
 from gpukit.validation import __main__ as command
-from gpukit.validation import counters, counts, table
-from gpukit.validation.kernels import CASES, Case, copy
+from gpukit.validation import counters, simulated_counts, traffic
+from gpukit.validation.counted_kernels import CASES, Case, copy
 from gpukit.validation.values import VALUES, distance, run_all
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
-TRAFFIC = table.RESULTS / "h200" / "traffic.csv"
-NUMBERS = table.RESULTS / "h200" / "values.npz"
+TRAFFIC = traffic.RESULTS / "h200" / "traffic.csv"
+NUMBERS = traffic.RESULTS / "h200" / "values.npz"
 
 
 def test_there_are_kernels_of_every_kind():
@@ -31,9 +31,9 @@ def test_there_are_kernels_of_every_kind():
 
 @pytest.mark.parametrize("name", ["copy, small blocks", "rows of 30, padded to 32", "descriptor, tiles of 128x32"])
 def test_a_case_is_traced(name):
-    found = counts.trace_case(name, "h200", compiled=False)
+    found = simulated_counts.trace_case(name, "h200", compiled=False)
     assert found["counts"]["l2_read_sectors"] > 0 and len(found["kernels"]) == len(found["layouts"]) == 1
-    assert set(found["counts"]) == set(counts.COUNTERS)
+    assert set(found["counts"]) == set(simulated_counts.COUNTERS)
 
 
 def test_grids_of_a_fixed_size_are_made_for_the_gpu(monkeypatch):
@@ -44,7 +44,7 @@ def test_grids_of_a_fixed_size_are_made_for_the_gpu(monkeypatch):
         return lambda: copy[(_device.multiprocessors(x.device),)](x, y, 132 * 256, BLOCK=256)
 
     monkeypatch.setitem(CASES, "one on each SM", Case("one on each SM", prepare))
-    found = counts.trace_case("one on each SM", "h200", compiled=False)
+    found = simulated_counts.trace_case("one on each SM", "h200", compiled=False)
     assert found["counts"]["l2_write_sectors"] == 132 * 256 * 4 // 32
     assert hardware.imagined_gpu() is None, "the next case begins without"
 
@@ -63,11 +63,11 @@ def test_kernels_that_ask_for_their_gpu_can_be_validated(name, monkeypatch):
         return lambda: kernel(*inputs)
 
     monkeypatch.setitem(CASES, "own", Case("own", prepare))
-    assert counts.trace_case("own", "h200", compiled=False)["kernels"]
+    assert simulated_counts.trace_case("own", "h200", compiled=False)["kernels"]
     assert hardware.imagined_gpu() is None
     monkeypatch.setitem(CASES, "broken", Case("broken", lambda device: 1 / 0))
     with pytest.raises(ZeroDivisionError):
-        counts.trace_case("broken", "h200", compiled=False)
+        simulated_counts.trace_case("broken", "h200", compiled=False)
     assert hardware.imagined_gpu() is None
 
 
@@ -157,7 +157,7 @@ def test_no_ncu_is_one_sentence(monkeypatch):
 
 
 def row(kernel, counter, traced, measured, aligned=True):
-    return table.row(kernel, counter, traced, measured, aligned, "h200", "3.6.0", "2026-01-01")
+    return traffic.row(kernel, counter, traced, measured, aligned, "h200", "3.6.0", "2026-01-01")
 
 
 def test_bars():
@@ -177,9 +177,9 @@ def test_bars():
 def test_the_table_is_written_read_and_shown(tmp_path, capsys, monkeypatch):
     rows = [row("copy", "l2_read_sectors", 65_536, 65_536), row("odd", "dram_read_bytes", 3_000_000, 2_000_000)]
     path = tmp_path / "h200" / "traffic.csv"
-    table.write(rows, path)
-    assert table.read(path) == rows
-    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    traffic.write(rows, path)
+    assert traffic.read(path) == rows
+    monkeypatch.setattr(traffic, "RESULTS", tmp_path)
     assert command.main([]) == 1
     shown = capsys.readouterr().out
     assert "copy    l2_read_sectors     65,536     65,536  1.000   2%\n" in shown
@@ -187,7 +187,7 @@ def test_the_table_is_written_read_and_shown(tmp_path, capsys, monkeypatch):
     assert "MISS: odd (dram_read_bytes)\n      the reason is not known\n" in shown
     assert "l2_read_sectors: 1 of 1 kernels within their bar; the worst is copy, 1.000" in shown
     assert "2 rows judged: 1 within their bar, 0 outside with a reason, 1 outside without" in shown
-    monkeypatch.setitem(table.REASONS, ("odd", "dram_read_bytes"), "the moon was full")
+    monkeypatch.setitem(traffic.REASONS, ("odd", "dram_read_bytes"), "the moon was full")
     assert command.main(["--misses"]) == 0
     shown = capsys.readouterr().out
     assert "MISS: odd (dram_read_bytes)\n      the moon was full\n" in shown and "65,536" not in shown
@@ -207,7 +207,7 @@ MEASURED = {
 
 def test_a_measurement_is_looked_at_again_without_a_gpu(tmp_path, capsys, monkeypatch):
     """From the raw counters of a measurement: traced anew, held against what ncu said; then again from the table."""
-    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    monkeypatch.setattr(traffic, "RESULTS", tmp_path)
     again = ["--only", "small blocks", "--workers", "1", "--again"]
     assert command.main([*again, str(tmp_path)]) == 2
     facts = {"gpu": "h200", "device": "NVIDIA H200", "torch": "2.11", "triton": "3.6.0", "date": "2026-01-01"}
@@ -215,39 +215,42 @@ def test_a_measurement_is_looked_at_again_without_a_gpu(tmp_path, capsys, monkey
     (tmp_path / "measured.json").write_text(json.dumps({"facts": facts, "runs": [run]}))
     assert command.main([*again, str(tmp_path)]) == 0
     assert "1 kernels measured, 1 traced" in capsys.readouterr().out
-    rows = table.read(tmp_path / "traffic.csv")
+    rows = traffic.read(tmp_path / "traffic.csv")
     assert [r.counter for r in rows] == ["l2_read_sectors", "l2_write_sectors", "dram_read_bytes", "dram_bytes"]
     assert (rows[0].traced, rows[0].measured) == (65_536, 65_600)
     assert rows[2].ratio == pytest.approx(2_097_152 / 2_100_000, rel=1e-3)
 
     def in_this_process(names, gpu, workers):
-        return {name: counts.trace_case(name, gpu) for name in names}
+        return {name: simulated_counts.trace_case(name, gpu) for name in names}
 
-    monkeypatch.setattr(counts, "trace_all", in_this_process)
+    monkeypatch.setattr(simulated_counts, "trace_all", in_this_process)
     old = [dataclasses.replace(r, traced=1, ratio=0.0) for r in rows]
-    table.write([*old, row("gone", "l2_read_sectors", 5, 5)], tmp_path / "h200" / "traffic.csv")
+    traffic.write([*old, row("gone", "l2_read_sectors", 5, 5)], tmp_path / "h200" / "traffic.csv")
     assert command.main(again) == 0
-    assert {r.kernel: r for r in table.read(tmp_path / "h200" / "traffic.csv")}.keys() == {"copy, small blocks", "gone"}
-    assert [r for r in table.read(tmp_path / "h200" / "traffic.csv") if r.kernel != "gone"] == rows
+    assert {r.kernel: r for r in traffic.read(tmp_path / "h200" / "traffic.csv")}.keys() == {
+        "copy, small blocks",
+        "gone",
+    }
+    assert [r for r in traffic.read(tmp_path / "h200" / "traffic.csv") if r.kernel != "gone"] == rows
 
 
 def test_what_is_recorded_is_within_its_bars_or_says_why():
-    rows = table.read(TRAFFIC)
+    rows = traffic.read(TRAFFIC)
     assert len({r.kernel for r in rows}) >= 25 and {r.kernel for r in rows} <= set(CASES)
     assert [(r.kernel, r.counter, r.ratio) for r in rows if r.unexplained] == []
     outside = {(r.kernel, r.counter) for r in rows if not r.inside}
-    assert set(table.REASONS) - outside == set(), "reasons for rows that are within their bars, or gone"
+    assert set(traffic.REASONS) - outside == set(), "reasons for rows that are within their bars, or gone"
     for r in rows:  # nobody has moved a ratio or a bar by hand
         aligned = CASES[r.kernel].aligned
-        assert r == table.row(r.kernel, r.counter, r.traced, r.measured, aligned, r.gpu, r.triton, r.date)
+        assert r == traffic.row(r.kernel, r.counter, r.traced, r.measured, aligned, r.gpu, r.triton, r.date)
 
 
 @pytest.mark.parametrize(
     "name", ["rows of 30, padded to 32", "matmul 512, 64x64x32", "store stride 64", "32 MiB twice"]
 )
 def test_what_is_recorded_is_what_is_traced_today(name):
-    recorded = {r.counter: r.traced for r in table.read(TRAFFIC) if r.kernel == name}
-    traced = counts.trace_case(name, "h200", compiled=False)["counts"]
+    recorded = {r.counter: r.traced for r in traffic.read(TRAFFIC) if r.kernel == name}
+    traced = simulated_counts.trace_case(name, "h200", compiled=False)["counts"]
     for counter in ("l2_read_sectors", "l2_write_sectors", "dram_read_bytes", "dram_bytes"):
         assert traced[counter] == pytest.approx(recorded[counter], rel=0.02)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 import triton
 
-from gpukit.validation import timed, times
-from gpukit.validation.timed import CASES, RATES, Case
+from gpukit.validation import timed_kernels, times
+from gpukit.validation.timed_kernels import CASES, RATES, Case
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
 
@@ -44,7 +44,7 @@ def fake_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(
-        timed, "CASES", {"good": Case("good", lambda d: lambda: torch.ones(9) + 1), "bad": Case("bad", _lost)}
+        timed_kernels, "CASES", {"good": Case("good", lambda d: lambda: torch.ones(9) + 1), "bad": Case("bad", _lost)}
     )
     monkeypatch.setenv("TRITON_INTERPRET", "0")
 

@@ -1,0 +1,12 @@
+"""Triton's interpreter made safe and right; differences_from_a_gpu.md lists what is mended and what stays different.
+
+layer         `install()`, and the list of Triton's names that are replaced; autoload calls it when Triton is imported
+executor      one launch: its arguments, its programs; running is what the parts know of it meanwhile
+memory_ops    loads, stores and atomics
+addresses     where the lanes of one of them point: tiles, runs, sectors
+bounds        which memory is legal, who wrote it, who raced; faults are the exceptions
+arithmetic    bf16, fp8, dots, reductions; numerics (number formats) and libdevice (its functions) beside it
+frames        where in the user's code it happened
+lines         how often each source line ran
+type_cache    what makes it quicker
+"""

@@ -1,0 +1,11 @@
+"""What launches and PyTorch's operations move: `gpukit.trace()`.
+
+tracer         the `with` block: `Trace` and `trace`
+launch         one launch: its counts by access; torch_ops counts PyTorch's operations
+recording      which addresses it touched, compactly: all that the cache model is given
+caches         the cache model: traffic at each level, for any GPU. It is made of
+instructions   the warps' instructions that an access becomes; coalesce guesses the lanes where nothing was compiled
+levels         L1 and L2: what they hold and give up
+waves          the programs on the SMs, wave by wave
+replay         one launch again, access by access, for a view
+"""

@@ -1,4 +1,4 @@
-"""The simulator's counts of the kernels, each traced in the interpreter; `python -m gpukit.validation.counts` in
+"""The simulator's counts of the kernels, each traced in the interpreter; `python -m gpukit.validation.simulated_counts` in
 processes of their own, since Triton reads TRITON_INTERPRET when it is imported."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def trace_case(name: str, gpu: str, compiled: bool = True) -> dict:
     """Counts of one case, summed over its launches, and facts, as plain data. Needs the interpreter."""
     import gpukit
     from gpukit import hardware
-    from gpukit.validation.kernels import CASES
+    from gpukit.validation.counted_kernels import CASES
 
     case, machine = CASES[name], hardware.gpu(gpu)
     begin = time.perf_counter()
@@ -68,7 +68,7 @@ def trace_all(names: list[str], gpu: str, workers: int) -> dict[str, dict]:
     }
 
     def run(part: list[str]) -> list[dict]:
-        command = [sys.executable, "-m", "gpukit.validation.counts", gpu]
+        command = [sys.executable, "-m", "gpukit.validation.simulated_counts", gpu]
         done = subprocess.run(command, input=json.dumps(part), capture_output=True, text=True, env=env)
         found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
         named = {entry["case"] for entry in found}

@@ -16,8 +16,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gpukit.kernels.softmax import softmax_bwd, softmax_fwd
-from gpukit.validation import kernels
-from gpukit.validation.kernels import BF16, FLOAT, HALF, SMS
+from gpukit.validation import counted_kernels
+from gpukit.validation.counted_kernels import BF16, FLOAT, HALF, SMS
 
 MI = 1 << 20
 FP8 = torch.float8_e4m3fn
@@ -90,7 +90,7 @@ def _grid(n: int, block: int) -> tuple[int]:
 def _copy(n: int, dtype, BLOCK: int, num_warps: int = 4, shift: int = 0):
     def prepare(device):
         x, y = _normal(device, n + shift, dtype=dtype)[shift:], _normal(device, n, dtype=dtype)
-        return lambda: kernels.copy[_grid(n, BLOCK)](x, y, n, BLOCK=BLOCK, num_warps=num_warps)
+        return lambda: counted_kernels.copy[_grid(n, BLOCK)](x, y, n, BLOCK=BLOCK, num_warps=num_warps)
 
     return prepare
 
@@ -146,7 +146,7 @@ def _(device):
 @case("in place, 512 MiB fp32")
 def _(device):
     x = _normal(device, 128 * MI, dtype=FLOAT)
-    return lambda: kernels.add_in_place[(32768,)](x, BLOCK=4096)
+    return lambda: counted_kernels.add_in_place[(32768,)](x, BLOCK=4096)
 
 
 @triton.jit
@@ -175,7 +175,7 @@ def _grid_stride(programs: int, num_warps: int, BLOCK: int):
     def prepare(device):
         n = 64 * MI
         x, y = _normal(device, n, dtype=FLOAT), _normal(device, n, dtype=FLOAT)
-        return lambda: kernels.grid_stride_copy[(programs,)](x, y, n, BLOCK=BLOCK, num_warps=num_warps)
+        return lambda: counted_kernels.grid_stride_copy[(programs,)](x, y, n, BLOCK=BLOCK, num_warps=num_warps)
 
     return prepare
 
@@ -190,7 +190,7 @@ case("copy 256 MiB fp32, four programs of 8 warps an SM", sample=1)(_grid_stride
 def _strided(n: int, stride_x: int, stride_y: int, dtype):
     def prepare(device):
         x, y = _normal(device, n * stride_x, dtype=dtype), _normal(device, n * stride_y, dtype=dtype)
-        return lambda: kernels.copy_strided[_grid(n, 1024)](x, y, n, stride_x, stride_y, BLOCK=1024)
+        return lambda: counted_kernels.copy_strided[_grid(n, 1024)](x, y, n, stride_x, stride_y, BLOCK=1024)
 
     return prepare
 
@@ -205,20 +205,20 @@ case("store stride 16 fp16")(_strided(16 * MI, 1, 16, HALF))
 def _(device):
     x, y = _normal(device, 64 * MI, dtype=FLOAT), _normal(device, 16 * MI, dtype=FLOAT)
     index = _indices(device, 64 * MI, 16 * MI)
-    return lambda: kernels.gather[_grid(16 * MI, 2048)](x, index, y, BLOCK=2048)
+    return lambda: counted_kernels.gather[_grid(16 * MI, 2048)](x, index, y, BLOCK=2048)
 
 
 @case("embedding, 128 Ki rows of 2 KiB")
 def _(device):
     x, y = _normal(device, 256 * 1024, 1024), _normal(device, 128 * 1024, 1024)
     index = _indices(device, 256 * 1024, 128 * 1024)
-    return lambda: kernels.gather_rows[(128 * 1024,)](x, index, y, 1024, BLOCK=1024)
+    return lambda: counted_kernels.gather_rows[(128 * 1024,)](x, index, y, 1024, BLOCK=1024)
 
 
 def _histogram(bins: int):
     def prepare(device):
         x, y = _indices(device, bins, 16 * MI), torch.zeros(bins, dtype=torch.int32, device=device)
-        return lambda: kernels.histogram[_grid(16 * MI, 1024)](x, y, BLOCK=1024)
+        return lambda: counted_kernels.histogram[_grid(16 * MI, 1024)](x, y, BLOCK=1024)
 
     return prepare
 
@@ -230,7 +230,7 @@ case("histogram of 16 Mi in 4 Mi bins")(_histogram(4 * MI))
 @case("column sums by atomics, 16384 x 2048")
 def _(device):
     x, y = _normal(device, 16384, 2048, dtype=FLOAT), _normal(device, 2048, dtype=FLOAT)
-    return lambda: kernels.atomic_rows[(16384,)](x, y, 2048, BLOCK=2048)
+    return lambda: counted_kernels.atomic_rows[(16384,)](x, y, 2048, BLOCK=2048)
 
 
 # ---- rows ---------------------------------------------------------------------------------------------------------
@@ -260,13 +260,13 @@ case("gpukit softmax backward 4096 x 16384 fp32")(_softmax(4096, 16384, FLOAT, b
 @case("persistent softmax 4096 x 32768 bf16", sample=1)
 def _(device):
     x, y = _normal(device, 4096, 32768), _normal(device, 4096, 32768)
-    return lambda: kernels.persistent_softmax[(SMS,)](x, y, 4096, 32768, BLOCK=32768, STAGES=3, num_warps=16)
+    return lambda: counted_kernels.persistent_softmax[(SMS,)](x, y, 4096, 32768, BLOCK=32768, STAGES=3, num_warps=16)
 
 
 def _rows(M: int, N: int, num_warps: int):
     def prepare(device):
         x, y = _normal(device, M, N), _normal(device, M, N)
-        return lambda: kernels.row_softmax[(M,)](x, y, N, N, BLOCK=N, num_warps=num_warps)
+        return lambda: counted_kernels.row_softmax[(M,)](x, y, N, N, BLOCK=N, num_warps=num_warps)
 
     return prepare
 
@@ -279,13 +279,13 @@ case("plain softmax 4096 x 65536 bf16, 16 warps, spilled", sample=1)(_rows(4096,
 @case("RMSNorm 16384 x 4096 bf16")
 def _(device):
     x, w, y = _normal(device, 16384, 4096), _normal(device, 4096), _normal(device, 16384, 4096)
-    return lambda: kernels.rms_norm[(16384,)](x, w, y, 4096, BLOCK=4096, num_warps=8)
+    return lambda: counted_kernels.rms_norm[(16384,)](x, w, y, 4096, BLOCK=4096, num_warps=8)
 
 
 def _variance(M: int, N: int, num_warps: int):
     def prepare(device):
         x, y = _normal(device, M, N, dtype=FLOAT), _normal(device, M, dtype=FLOAT)
-        return lambda: kernels.row_variance[(M,)](x, y, N, BLOCK=1024, num_warps=num_warps)
+        return lambda: counted_kernels.row_variance[(M,)](x, y, N, BLOCK=1024, num_warps=num_warps)
 
     return prepare
 
@@ -297,7 +297,7 @@ case("two passes over 32 rows of 4 MiB", sample=1)(_variance(32, MI, 8))
 @case("column sums, 16384 x 8192 fp32", sample=1)
 def _(device):
     x, y = _normal(device, 16384, 8192, dtype=FLOAT), _normal(device, 8192, dtype=FLOAT)
-    return lambda: kernels.column_sums[(256,)](x, y, 16384, 8192, BM=64, BN=32)
+    return lambda: counted_kernels.column_sums[(256,)](x, y, 16384, 8192, BM=64, BN=32)
 
 
 @triton.jit
@@ -319,7 +319,7 @@ def _(device):
 def _transpose(M: int, N: int, BM: int, BN: int, dtype=HALF):
     def prepare(device):
         x, y = _normal(device, M, N, dtype=dtype), _normal(device, N, M, dtype=dtype)
-        return lambda: kernels.transpose[(triton.cdiv(M, BM), triton.cdiv(N, BN))](x, y, M, N, BM=BM, BN=BN)
+        return lambda: counted_kernels.transpose[(triton.cdiv(M, BM), triton.cdiv(N, BN))](x, y, M, N, BM=BM, BN=BN)
 
     return prepare
 
@@ -511,7 +511,7 @@ def _descriptors(n: int, BM: int, BN: int, BK: int):
     def prepare(device):
         a, b, c = (_normal(device, n, n) for _ in range(3))
         blocks = [TensorDescriptor(t, [n, n], [n, 1], s) for t, s in ((a, [BM, BK]), (b, [BN, BK]), (c, [BM, BN]))]
-        return lambda: kernels.matmul_descriptors[(SMS,)](
+        return lambda: counted_kernels.matmul_descriptors[(SMS,)](
             *blocks, n, n, n, BM=BM, BN=BN, BK=BK, GROUP_M=8, num_warps=8, num_stages=3
         )
 
@@ -525,7 +525,9 @@ case("matmul 8192 bf16, descriptors, persistent", sample=1)(_descriptors(8192, 1
 def _attention(heads: int, T: int, D: int, BM: int, BN: int, num_warps: int):
     def prepare(device):
         q, k, v, o = (_normal(device, heads, T, D) for _ in range(4))
-        return lambda: kernels.attention[(T // BM, heads)](q, k, v, o, T, 0.1, D=D, BM=BM, BN=BN, num_warps=num_warps)
+        return lambda: counted_kernels.attention[(T // BM, heads)](
+            q, k, v, o, T, 0.1, D=D, BM=BM, BN=BN, num_warps=num_warps
+        )
 
     return prepare
 
@@ -568,13 +570,13 @@ case("torch: MLP of 4096 tokens, 4096 wide")(
 @rate("launch on an idle stream", "us", lambda us: us)
 def _(device):
     x = _normal(device, 1024)
-    return lambda: kernels.copy[(1,)](x, x, 0, BLOCK=1024)
+    return lambda: counted_kernels.copy[(1,)](x, x, 0, BLOCK=1024)
 
 
 @rate("empty programs", "programs/us", lambda us: MI / us, minus="launch on an idle stream")
 def _(device):
     x = _normal(device, 1024)
-    return lambda: kernels.copy[(MI,)](x, x, 0, BLOCK=1024)
+    return lambda: counted_kernels.copy[(MI,)](x, x, 0, BLOCK=1024)
 
 
 rate("copy", "GB/s", lambda us: 4e-3 * 512 * MI / us)(_copy(512 * MI, BF16, 4096))
@@ -626,7 +628,7 @@ def _(device):
     def work():
         first()
         for _ in range(32):
-            kernels.copy[(1,)](x, x, 0, BLOCK=1024)
+            counted_kernels.copy[(1,)](x, x, 0, BLOCK=1024)
 
     return work
 
@@ -855,7 +857,7 @@ def _(device):
 def _empty_programs(num_warps: int):
     def prepare(device):
         x = _normal(device, 1024)
-        return lambda: kernels.copy[(MI,)](x, x, 0, BLOCK=1024, num_warps=num_warps)
+        return lambda: counted_kernels.copy[(MI,)](x, x, 0, BLOCK=1024, num_warps=num_warps)
 
     return prepare
 

@@ -1,4 +1,4 @@
-"""Launches the kernels on a GPU, one by one; `python -m gpukit.validation.launch FOLDER [NAMES]` runs under ncu.
+"""Launches the kernels on a GPU, one by one; `python -m gpukit.validation.under_ncu FOLDER [NAMES]` runs under ncu.
 
 Only the launches between cudaProfilerStart and cudaProfilerStop are measured, one for each line `begin` of the log. A
 kernel that fails costs itself; if it takes the CUDA context with it, the rest are left to a second process.
@@ -18,7 +18,7 @@ os.environ["TRITON_INTERPRET"] = "0"
 def main(log: Path, names: list[str], measure: bool) -> int:
     import torch
 
-    from gpukit.validation.kernels import CASES
+    from gpukit.validation.counted_kernels import CASES
 
     def note(**entry) -> None:
         with log.open("a") as file:
