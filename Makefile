@@ -39,7 +39,7 @@ prove:
 
 test-gpu:
 	$(SETUP) --extra dev --last-step "running the tests that need a GPU"
-	$(BIN)/python -m pytest -m gpu tests -n 8 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -m gpu tests -n 8 --dist loadgroup --durations=25 $(ARGS)
 
 test-triton:
 	$(SETUP) --extra dev --last-step "running the kernels on Triton $(TRITONS)"

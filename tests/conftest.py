@@ -29,7 +29,36 @@ def _why_no_gpu() -> str:
     return "" if torch.cuda.is_available() else "no CUDA device"
 
 
+def _gpu_alone(config) -> bool:
+    return config.option.markexpr == "gpu"
+
+
+def pytest_configure(config):
+    """Many processes on one GPU: none starts as many threads, or as many processes that compile, as there are cores."""
+    if _gpu_alone(config):
+        os.environ.setdefault("OMP_NUM_THREADS", "2")
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """What needs a GPU is in few files, and `-m gpu` imports no others: that takes half a minute in each process, and
+    JupyterLab, which the machine may lack."""
+    if _gpu_alone(config) and collection_path.name.startswith("test_"):
+        return True if "mark.gpu" not in collection_path.read_text(encoding="utf-8") else None
+    return None
+
+
+def pytest_runtest_teardown(item):
+    """The memory that a process keeps for its next test is the other processes', too."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        torch.cuda.empty_cache()  # does nothing where there is no GPU
+
+
 def pytest_collection_modifyitems(items):
+    marks = {item: item.get_closest_marker("gpu") for item in items}
+    items.sort(key=lambda item: not (marks[item] and "long" in marks[item].args))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     reason = _why_no_gpu() if on_gpu else ""
     for item in on_gpu if reason else ():

@@ -179,6 +179,7 @@ def test_a_steps_peak_is_what_pytorch_allocates(config, run, batch, tokens):
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("memory")
 def test_a_steps_peak_on_a_gpu():
     from tests.accounting.peak_memory import LLAMA, _workspaces, measure
 

@@ -583,6 +583,7 @@ def test_cuda_graph(device):
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("memory")
 def test_more_than_2_31_elements(device):
     n = 2**31 + 5000
     p = torch.ones(n, dtype=torch.bfloat16, device=device, requires_grad=True)

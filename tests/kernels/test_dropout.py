@@ -180,6 +180,7 @@ def test_shapes_of_models(dtype, device):
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("memory")
 @pytest.mark.parametrize("strided", [False, True])
 def test_more_than_2_31_elements(strided, device):
     shape = (2**20 + 3, 2048)

@@ -147,6 +147,7 @@ def test_shapes_of_models(op, fn, options, dtype, device):
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("memory")
 @pytest.mark.parametrize("shape", [(2**31 + 4096,), (2**20 + 3, 2048)], ids=str)
 def test_more_than_2_31_elements(shape, device):
     x = torch.randn(shape, device=device, dtype=torch.bfloat16)

@@ -57,6 +57,7 @@ def test_sizes_zero_and_one(device):
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("memory")
 def test_more_than_2_31_elements(device):
     n = 2**31 + 4096
     x, t = (torch.rand(n, device=device, dtype=torch.bfloat16) for _ in range(2))

@@ -445,7 +445,7 @@ def test_every_configuration(case, device):
                 assert_close(c[0], truth, native, what=f"{config}")
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu("long")
 def test_gluon_keeps_and_adds(device, monkeypatch):
     """Gradients of everything that an epilogue does, and the same bits again."""
     if module.for_hopper(module.GLUON, torch.device(device)) is None:
@@ -457,7 +457,7 @@ def test_gluon_keeps_and_adds(device, monkeypatch):
     assert all(torch.equal(first, matmul(a, b.mT)) for _ in range(20))
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu("long")
 @pytest.mark.parametrize(
     "shape", [(1024, 1024, 1024), (1793, 1793, 1793), (4096, 4096, 4096), (4096, 8192, 8192)], ids=str
 )
@@ -470,6 +470,7 @@ def test_measured_shapes_in_full(shape, device):
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("memory")
 def test_more_than_2_31_elements(device):
     M, N, K = 2**16 + 3, 2**15 + 8, 128  # by descriptors too
     a, b = random(M, K).to(device, torch.bfloat16), random(K, N, seed=1).to(device, torch.bfloat16)

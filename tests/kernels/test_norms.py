@@ -220,6 +220,7 @@ def test_every_length(op, fn, N, device):
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("memory")
 @pytest.mark.parametrize("N", [1024, 8192, 65_537])
 def test_more_than_2_31_elements(N, device):
     M = 2**31 // N + 2

@@ -151,7 +151,7 @@ def test_bad_weights():
 
 
 # ---------------------------------------------------------------------------------------------------- on a GPU alone
-@pytest.mark.gpu
+@pytest.mark.gpu("long")
 @BOTH
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_size_of_tile(op, dtype, device):

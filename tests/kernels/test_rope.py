@@ -133,6 +133,7 @@ def test_shapes_of_models(dtype, device):
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("memory")
 def test_more_than_2_31_elements(device):
     T = 2**31 // (8 * 128) + 2
     q = torch.randn((1, 8, T, 128), device=device, dtype=torch.bfloat16)

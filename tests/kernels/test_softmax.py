@@ -166,7 +166,7 @@ GPU_LENGTHS = (
 )  # fmt: skip
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu("long")
 @pytest.mark.parametrize("some", range(5))
 def test_every_length(some, device):
     for N in GPU_LENGTHS[some::5]:
@@ -182,7 +182,7 @@ def test_more_rows_than_programs(device):
         check((M, N), torch.bfloat16, device)
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu("long")
 @pytest.mark.parametrize("layout", LAYOUTS[1:], ids=lambda f: f.__name__)
 def test_every_kernel_in_every_layout(layout, device):
     for shape in ((6, 33), (6, 781), (2, 3, 4096), (6, 32_000), (6, 65_536), (2, 3, 70_001)):
@@ -206,6 +206,7 @@ def test_measured_shapes_in_full(shape, device):
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("memory")
 @pytest.mark.parametrize("N", [1024, 32_768, 65_537])
 def test_more_than_2_31_elements(N, device):
     M = 2**31 // N + 2
