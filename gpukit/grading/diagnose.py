@@ -148,6 +148,14 @@ class Words:
         more += [say for message, say in self.exercise.slips.items() if message in error.message]
         return self._found("error", "exception", f"{error.type} in {at}{where}", *more)
 
+    def does_not_compile(self, gpu: str, line: int, message: str, source: str) -> Diagnosis:
+        """The interpreter runs the kernel as Python; Triton's compiler, or ptxas, refuses it."""
+        at = f", {self.shown}, line {line}" if line else ""
+        text = f"right values here, but Triton cannot compile the kernel for {gpu}{at}"
+        code = [f"    {source.splitlines()[line - 1].strip()}"] if 0 < line <= len(source.splitlines()) else []
+        more = "a check runs kernels as Python; a GPU needs what Triton's compiler takes"
+        return self._found("fail", "does-not-compile", text, *code, " ".join(message.split())[:300], more)
+
     # -- the results ---------------------------------------------------------------------------------------------------
 
     def values(self, outcomes: list[Outcome], where: str = "") -> Diagnosis:

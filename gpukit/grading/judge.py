@@ -31,7 +31,10 @@ from gpukit.grading.messages import Failure, Job, Reply
 from gpukit.grading.registry import exercise as find
 from gpukit.grading.server import Server, ServerFailed, Worker
 from gpukit.grading.verdict import CheckFailed, Verdict
+from gpukit.simulator.compiler import compile as compiler
 
+COMPILED_FOR = ("a100-80gb", "h100-sxm")  # a pass means that the kernels compile for these, sm_80 and sm_90
+COMPILE_S = 60
 _PRINTED_BYTES = 1 << 16
 _shown: dict[str, int] = {}  # hints shown in this process
 _servers: dict[str, Server] = {}
@@ -132,7 +135,13 @@ class _Run:
                 server.prepare()  # loads while the cases are made; else each worker would load it
             cases = self.exercise.cases(random.Random(self.seed))
             self.total = len(cases) + self.exercise.bounds
-            self._judge_outcomes(self._run_cases(server, "cpu", cases))
+            if self.exercise.kernel:
+                _server("compile").prepare()
+            outcomes = self._run_cases(server, "cpu", cases)
+            self._judge_outcomes(outcomes)
+            if self.exercise.kernel:
+                self.passed = self.total - 1
+                self._compiles(outcomes)
             if self.exercise.kernel and _gpu_present():
                 self._judge_on_gpu(cases)
         except Diagnosis as found:
@@ -272,6 +281,42 @@ class _Run:
             enough = bound.flops(*outcome.case.args)
             if done.total() > enough * slack:
                 raise self.say.flops(outcome, done, enough)
+
+    def _compiles(self, outcomes: list[Outcome]) -> None:
+        """What the interpreter runs, a GPU may still refuse: each kernel is compiled, with each set of dtypes that it met."""
+        launches: dict[tuple, str] = {}
+        for text in (text for outcome in outcomes for text in outcome.reply.compiles):
+            packed = json.loads(text)
+            if "refused" in packed:
+                raise self.say.does_not_compile("a GPU", 0, packed["refused"], self.source)
+            dtypes = [value[1] for value in [*packed["args"], *packed["kwargs"].values()] if value[0] == "tensor"]
+            launches.setdefault((packed["name"], *dtypes), text)
+        if not launches:
+            return
+        texts = tuple(launches.values())
+        answer = compiler.answered({"accept": texts, "gpus": COMPILED_FOR}, lambda: self._ask_compiler(texts))
+        if answer:
+            raise self.say.does_not_compile(**answer, source=self.source)
+
+    def _ask_compiler(self, launches: tuple[str, ...]) -> dict:
+        """{}, or what was refused for which GPU and where."""
+        with _working(_server("compile"), printed := bytearray()) as worker:
+            deadline = time.monotonic() + COMPILE_S
+            try:
+                self._exchange(worker, Job("", "", "compile"), deadline)
+                error = self._exchange(worker, (launches, COMPILED_FOR), deadline).error
+            except TimeoutError:
+                return {"gpu": "a GPU", "line": 0, "message": f"still not compiled after {COMPILE_S} s"}
+            except (wire.Malformed, wire.Closed, OSError):
+                return {"gpu": "a GPU", "line": 0, "message": "the compiler ended without an answer"}
+        if error is None:
+            return {}
+        said = printed.decode(errors="replace")
+        self.detail += said + error.traceback
+        # The compiler's later passes print what is wrong and raise only that they failed.
+        reasons = [line.partition("error: ")[2] for line in said.splitlines() if "error: " in line]
+        message = reasons[0] if reasons and "PassManager" in error.message else error.message
+        return {"gpu": error.type, "line": error.line, "message": compiler.plain(message)}
 
     def _judge_on_gpu(self, cases: list[Case]) -> None:
         outcomes = self._run_cases(_server("cuda"), "cuda", cases)

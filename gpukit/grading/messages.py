@@ -20,7 +20,8 @@ from gpukit.grading import wire
 class Job:
     """One check: which function of which file, and how to call it. Its fields are the exercise's (gpukit.grading.exercise).
 
-    how     "function" for plain Python, "cpu" for a kernel in the interpreter, "cuda" for one on the GPU
+    how     "function" for plain Python, "cpu" for a kernel in the interpreter, "cuda" for one on the GPU; "compile" for
+            neither file nor function: its cases are launches and the GPUs that they are compiled for
     memory  whether to count the bytes of the tensors that are alive
     """
 
@@ -100,6 +101,7 @@ class Reply:
     outputs      a kernel exercise's results by name, `devices` of those that are tensors
     changed      arguments that the call changed and should not have; `aliases` results in the memory of an argument
     host_ops     PyTorch operations beside allocation, views and copies: (name, line)
+    compiles     the learner's launches as gpukit.simulator.compiler.compile packs them
     same_without_kernels  whether a replay in which launches do nothing gave the same
     agree        whether three runs on a GPU gave the same
     """
@@ -115,6 +117,7 @@ class Reply:
     aliases: tuple[str, ...] = ()
     launches: tuple[LaunchFacts, ...] = ()
     host_ops: tuple[tuple[str, int], ...] = ()
+    compiles: tuple[str, ...] = ()
     copied_read_bytes: int = 0
     copied_write_bytes: int = 0
     same_without_kernels: bool = False

@@ -54,7 +54,7 @@ class Worker:
 
 
 class Server:
-    """The judge's handle. `device` "cpu" runs kernels in Triton's interpreter, "cuda" on the GPU."""
+    """The judge's handle. `device` "cpu" runs kernels in Triton's interpreter, "cuda" on the GPU; "compile" runs none."""
 
     def __init__(self, device: str):
         self._lock = threading.Lock()
@@ -63,7 +63,7 @@ class Server:
         environment["TRITON_INTERPRET"] = "1" if device == "cpu" else "0"
         start = (
             f"import sys; sys.path.append({_PACKAGE_PARENT!r}); "
-            f"from gpukit.grading.server import serve; serve({theirs.fileno()})"
+            f"from gpukit.grading.server import serve; serve({theirs.fileno()}, {device!r})"
         )
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", start],
@@ -126,7 +126,7 @@ class Server:
             return number
 
 
-def serve(control_fd: int) -> None:
+def serve(control_fd: int, device: str) -> None:
     """The server's main loop."""
     import gpukit.grading.worker as worker
 
@@ -152,7 +152,7 @@ def serve(control_fd: int) -> None:
             if not loaded:
                 loaded = True
                 try:
-                    worker.preload()
+                    worker.preload(device)
                 except Exception as error:
                     failed = f"{type(error).__name__}: {error}"[:400]
             message = message[1:]

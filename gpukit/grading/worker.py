@@ -10,10 +10,12 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import json
 import linecache
 import os
 import socket
 import sys
+import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -33,9 +35,13 @@ HOST_OPS = _ALLOCATIONS | frozenset(
 _ABOUT = {MemoryError: "it asks for more memory than a check may have", SystemExit: "the file ends the program"}
 
 
-def preload() -> None:
+def preload(device: str) -> None:
     """What every worker needs, loaded once in the server before it forks. Off Linux there is no Triton: exercises without
     kernels work all the same."""
+    if device == "compile":  # a worker that compiles needs no torch
+        from gpukit.simulator.compiler import worker
+
+        return worker.warm_up()
     import torch
 
     torch.set_num_threads(1)  # a thread pool does not survive fork
@@ -54,7 +60,7 @@ def run(sock: socket.socket) -> None:
     """Serve one check: a job, then its cases, until the judge closes the connection."""
     job = messages.receive(sock, Job)
     try:
-        function = getattr(_load(job.path), job.function, None)
+        function = _compile if job.how == "compile" else getattr(_load(job.path), job.function, None)
     except BaseException as error:
         messages.send(sock, Reply(error=_describe(error, job.path)))
         return
@@ -62,7 +68,7 @@ def run(sock: socket.socket) -> None:
         messages.send(sock, Reply(missing=True))
         return
     messages.send(sock, Reply())
-    call = {"function": _call_function, "cpu": _call_kernel, "cuda": _call_on_gpu}[job.how]
+    call = {"function": _call_function, "cpu": _call_kernel, "cuda": _call_on_gpu, "compile": _call}[job.how]
     with contextlib.suppress(wire.Closed):
         while True:
             args = wire.receive(sock)
@@ -82,6 +88,24 @@ def _load(path: str) -> Any:
     sys.modules["exercise"] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _call(function: Any, args: tuple, job: Job) -> Reply:
+    return function(*args)
+
+
+def _compile(launches: tuple[str, ...], gpus: tuple[str, ...]) -> Reply:
+    """The answer of Triton and ptxas, as an error if they refuse one of the packed launches."""
+    from gpukit.simulator.compiler import worker
+
+    with tempfile.TemporaryDirectory(prefix="gpukit-compile-") as scratch:
+        os.environ["TRITON_CACHE_DIR"] = scratch
+        refused = worker.accepts([json.loads(text) for text in launches], list(gpus))
+    if not refused:
+        return Reply()
+    line = refused["at"][1] if refused["at"] else 0
+    failure = Failure(refused["gpu"], refused["message"][:400], line, "", False, None, refused["trace"][-8000:])
+    return Reply(error=failure)
 
 
 def _call_function(function: Any, args: tuple, job: Job) -> Reply:
@@ -151,6 +175,7 @@ def _call_kernel(function: Any, args: tuple, job: Job) -> Reply:
         aliases=aliases,
         launches=tuple(_launch_facts(launch, job.caches) for launch in own),
         host_ops=tuple(watch.used),
+        compiles=tuple(dict.fromkeys(_packed(launch, job.path) for launch in own)),
         copied_read_bytes=sum(op.read_bytes for op in traced.torch_ops),
         copied_write_bytes=sum(op.write_bytes for op in traced.torch_ops),
         same_without_kernels=same,
@@ -249,6 +274,16 @@ def _learner_line(path: str) -> int:
             return frame.f_lineno
         frame = frame.f_back
     return 0
+
+
+def _packed(launch: Any, path: str) -> str:
+    """A launch as text for the compiler; what cannot be one is a refusal already."""
+    from gpukit.simulator.compiler import compile as compiler
+
+    try:
+        return compiler.packed(launch, called=os.path.basename(path))
+    except TypeError as error:
+        return json.dumps({"name": launch.kernel, "refused": str(error)})
 
 
 def _launch_facts(launch: Any, caches: tuple[int, int] | None) -> LaunchFacts:

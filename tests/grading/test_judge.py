@@ -536,3 +536,40 @@ def test_wire_round_trip():
     with pytest.raises(wire.Closed):
         wire.receive(b)
     b.close()
+
+
+# ---------------------------------------------------------------------------------------------- what a GPU does not take
+@pytest.mark.parametrize(
+    ("line", "message"),
+    (
+        ("    for i in range(2):\n        if i == 0:\n            continue\n", "unsupported AST node type: Continue"),
+        ("    widths = {'a': 1}\n", "unsupported AST node type: Dict"),
+        ("    two = sum([1 for _ in range(2)])\n", "sum is not defined"),
+        (
+            "    wide = (offs % 8)[:, None].to(tl.float32) + tl.arange(0, 1024)[None, :]\n"
+            "    x += tl.sum(tl.dot(wide, wide.trans())) * 0\n",
+            "out of resource: shared memory, Required:",
+        ),
+    ),
+)
+def test_what_the_interpreter_runs_and_a_gpu_does_not_take(line, message):
+    """The values are right; Triton's compiler says why no GPU runs it, and the line is the learner's."""
+    store = "    tl.store(y_ptr"
+    source = DOUBLE_SOURCE.replace(store, line + store)
+    verdict = judge_source(DOUBLE, source, seed=1)
+    assert (verdict.state, verdict.diagnosis) == ("fail", "does-not-compile"), str(verdict)
+    assert "right values here, but Triton cannot compile the kernel for A100" in str(verdict)
+    assert message in " ".join(str(verdict).split())
+    assert verdict.checks_passed == verdict.checks_total - 1
+
+
+def test_a_compiled_kernel_is_compiled_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("GPUKIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(judging.compiler, "_recent", {})
+    asked = []
+    ask = judging._Run._ask_compiler
+    monkeypatch.setattr(judging._Run, "_ask_compiler", lambda run, texts: asked.append(texts) or ask(run, texts))
+    assert judge_source(DOUBLE, DOUBLE_SOURCE, seed=1).passed and judge_source(DOUBLE, DOUBLE_SOURCE, seed=2).passed
+    assert len(asked) == 1
+    assert judge_source(DOUBLE, DOUBLE_SOURCE.replace("2 * x", "x * 2"), seed=1).passed
+    assert len(asked) == 2

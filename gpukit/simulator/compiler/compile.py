@@ -23,6 +23,7 @@ import sys
 import tempfile
 import textwrap
 import types
+from collections.abc import Callable
 from concurrent import futures
 from functools import cache, cached_property
 from pathlib import Path
@@ -62,7 +63,7 @@ def _file(file: str) -> str:
     return "" if in_a_cell else f"{path.name} "
 
 
-def _plain(message: str) -> str:
+def plain(message: str) -> str:
     """The text of an exception that Triton passed on as its repr: AssertionError('why')."""
     inner = re.fullmatch(r"[A-Z]\w+\((['\"].*['\"]),?\)", message, re.DOTALL)
     try:
@@ -234,7 +235,7 @@ def compile(kernel, *args, gpu: str | hardware.Gpu = "h100", **kwargs) -> Compil
         if args or kwargs:
             raise TypeError("compile(launch) takes the launch's own arguments, so pass nothing but gpu")
         kernel, kwargs = kernel.function, {**kernel.arguments, **kernel.options}
-    job = _job(kernel, args, kwargs, target)
+    job = _job(kernel, args, kwargs) | {"capability": capability(target)}
     key = _key(job, triton_version)
     begun = _begun.pop(key, None)
     answer = _recall(key)
@@ -245,8 +246,28 @@ def compile(kernel, *args, gpu: str | hardware.Gpu = "h100", **kwargs) -> Compil
         error = answer["error"]
         if error["kind"] == "KeyError":  # an option that Triton does not know
             raise TypeError(f"{job['name']}: {error['message'].strip(chr(39))}")
-        raise CompileError(job["name"], target.name, _plain(error["message"]), error["at"], error["details"])
+        raise CompileError(job["name"], target.name, plain(error["message"]), error["at"], error["details"])
     return _compiled(job, target, answer)
+
+
+def packed(launch, called: str = "") -> str:
+    """A traced launch as text: all that the compiler needs of it, without its tensors (worker.py, `accepts`).
+
+    called  what the learner's file is called there, so that the same kernel in another folder is the same text
+    """
+    job = _job(launch.function, (), {**launch.arguments, **launch.options})
+    text = json.dumps(job, sort_keys=True)
+    return text.replace(json.dumps(path(launch.file))[1:-1], called) if called else text
+
+
+def answered(job: dict, ask: Callable[[], dict]) -> dict:
+    """What `ask` answers to a job: asked once, then read from the disk."""
+    key = _key(job, _triton_version())
+    answer = _recall(key)
+    if answer is None:
+        answer = ask()
+        _remember(key, answer)
+    return answer
 
 
 _begun: dict[str, futures.Future] = {}
@@ -257,7 +278,7 @@ def begin(launch, gpu: hardware.Gpu) -> None:
     """Start compiling a launch while the interpreter runs it: `compile` then has less to wait for. What is wrong with it,
     `compile` says."""
     with contextlib.suppress(Exception):
-        job = _job(launch.function, (), {**launch.arguments, **launch.options}, gpu)
+        job = _job(launch.function, (), {**launch.arguments, **launch.options}) | {"capability": capability(gpu)}
         key = _key(job, _triton_version())
         if key not in _begun and _recall(key) is None:
             _begun[key] = _background.submit(_ask_worker, job, gpu)
@@ -377,7 +398,13 @@ def _remember(key: str, answer: dict) -> None:
 # ---- the job: a launch as plain data ------------------------------------------------------------------------------
 
 
-def _job(kernel, args, kwargs, gpu: hardware.Gpu) -> dict:
+def capability(gpu: hardware.Gpu) -> int:
+    """Its compute capability as Triton writes it: 90 for 9.0."""
+    major, minor = gpu.compute_capability
+    return 10 * major + minor
+
+
+def _job(kernel, args, kwargs) -> dict:
     kwargs = dict(kwargs)
     function, kwargs = _unwrap(kernel, args, kwargs)
     fn = function.fn
@@ -394,10 +421,8 @@ def _job(kernel, args, kwargs, gpu: hardware.Gpu) -> dict:
             raise TypeError(f"{fn.__name__}: no parameter is called {name!r}; it takes {signature}")
     packer = _Packer()
     parameters = list(signature.parameters.values())
-    major, minor = gpu.compute_capability
     return {
         "name": fn.__name__,
-        "capability": 10 * major + minor,
         "kernel": packer.function(function),
         "args": [packer.argument(fn, parameters[min(i, len(parameters) - 1)], value) for i, value in enumerate(args)],
         "kwargs": {name: packer.argument(fn, signature.parameters[name], value) for name, value in named.items()},

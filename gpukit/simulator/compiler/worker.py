@@ -11,6 +11,7 @@ import importlib
 import io
 import json
 import linecache
+import os
 import re
 import subprocess
 import sys
@@ -215,6 +216,48 @@ def _explain(exc: Exception, job: dict) -> dict:
     message = getattr(innermost, "error_message", None) or str(innermost) or type(innermost).__name__
     kind = type(innermost).__name__
     return {"kind": kind, "message": message, "at": at, "trace": "".join(traceback.format_exception(innermost))}
+
+
+def accepts(jobs: list[dict], gpus: list[str]) -> dict:
+    """Whether Triton and ptxas take each kernel for each GPU, and a block of it fits there. {}, or the first error as
+    `_explain` tells it, with the `gpu` that it is about. For a process that ends afterwards: Triton keeps its driver."""
+    import triton
+
+    from gpukit import hardware
+
+    for gpu in map(hardware.gpu, gpus):
+        major, minor = gpu.compute_capability
+        triton.runtime.driver.set_active(_Target(10 * major + minor))
+        for job in jobs:
+            work = _Job(job)
+            with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    work.define()
+                    shared = work.compile().metadata.shared
+                    if shared > gpu.smem_per_block_bytes:  # Triton itself looks when it loads the kernel
+                        raise triton.OutOfResources(shared, gpu.smem_per_block_bytes, "shared memory")
+                except Exception as exc:
+                    return _explain(exc, job) | {"gpu": gpu.name}
+    return {}
+
+
+def warm_up() -> None:
+    """Load what compiling needs, by compiling a kernel that does nothing: a second and a half, once."""
+    lines = {"1": "def nothing():\n", "2": "    pass\n"}
+    function = {
+        "name": "nothing",
+        "module": "",
+        "file": "<nothing>",
+        "line": 1,
+        "source": "".join(lines.values()),
+        "flags": 0,
+    }
+    function |= {"kind": "jit", "options": {}, "constexpr_globals": [], "globals": {}}
+    job = {"name": "nothing", "kernel": "nothing#0", "args": [], "kwargs": {}, "options": {}}
+    with tempfile.TemporaryDirectory(prefix="gpukit-compile-") as scratch:
+        os.environ["TRITON_CACHE_DIR"] = scratch
+        accepts([job | {"functions": {"nothing#0": function}, "files": {"<nothing>": lines}}], ["h100"])
 
 
 def main() -> None:
