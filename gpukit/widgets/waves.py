@@ -44,7 +44,7 @@ class WaveView(View):
             "size": widgets.BoundedIntText(
                 size, min=1, max=MAX_SIZE, description="M = N (elements)", style=CAPTION, layout={"width": "190px"}
             ),
-            "gpu": menu("GPU", [(f"{g.name}, {g.sms} SMs", g.key) for g in hardware.GPUS], 230),
+            "gpu": menu("GPU", [(f"{g.name}, {g.sms} SMs", g.key) for g in hardware.GPUS], 260),
             "tile": menu("tile", [(f"{m} x {n}", (m, n)) for m, n in sizes], 140),
             "wave": slider("wave", 1, waves, 230),
         }

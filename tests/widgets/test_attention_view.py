@@ -1,7 +1,5 @@
-"""Blocks of attention scores, online softmax along a row, and the viewer of notebook 13, without a browser."""
+"""The viewer of notebook 13, without a browser."""
 
-import itertools
-import math
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -10,15 +8,12 @@ import pytest
 import torch
 import traitlets
 
-from gpukit.accounting.attention import Blocks, online
-from gpukit.reference.flash_attention import pairs, seen
 from gpukit.widgets import board, style
 from gpukit.widgets.attention import attention
 
 GENERATOR = torch.Generator().manual_seed(0)
 SCORES = torch.randn(10, 16, generator=GENERATOR).tolist()
 VALUES = torch.randn(16, generator=GENERATOR).tolist()
-LENGTHS = [(1, 1), (10, 16), (16, 10), (7, 7), (5, 1), (1, 9), (24, 24)]
 
 
 def view(**options):
@@ -27,54 +22,6 @@ def view(**options):
 
 def root(shown) -> ElementTree.Element:
     return ElementTree.fromstring(shown.picture_area.value)
-
-
-# ---- blocks ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("causal", (False, True))
-@pytest.mark.parametrize("window", (None, 1, 3, 40))
-@pytest.mark.parametrize(("T_q", "T_k"), LENGTHS)
-def test_blocks_are_those_of_the_mask(T_q, T_k, causal, window):
-    blocks, mask = Blocks(T_q, T_k, 4, 3, causal, window), seen(T_q, T_k, causal, window)
-    assert [list(blocks.keys(i)) for i in range(T_q)] == [row.nonzero().flatten().tolist() for row in mask]
-    assert sum(len(blocks.keys(i)) for i in range(T_q)) == pairs(T_q, T_k, causal, window)
-    kinds = []
-    for i, rows in enumerate(mask.split(4)):
-        for j, part in enumerate(rows.split(3, dim=1)):
-            kinds.append("full" if part.all() else "cut" if part.any() else "none")
-            assert blocks.kind(i, j) == kinds[-1]
-            assert ((i, j) in blocks.walk()) == bool(part.any())
-    assert blocks.count() == {kind: kinds.count(kind) for kind in ("full", "cut", "none")}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    (
-        ({"T_q": 0}, "blocks: T_q must be a whole number, at least 1, got 0"),
-        ({"BLOCK_N": 2.5}, "blocks: BLOCK_N must be a whole number, at least 1, got 2.5"),
-        ({"window": 0}, "blocks: window must be a whole number, at least 1, got 0"),
-    ),
-)
-def test_blocks_errors(options, message):
-    with pytest.raises(ValueError, match=message):
-        Blocks(**{"T_q": 4, "T_k": 4, "BLOCK_M": 2, "BLOCK_N": 2, **options})
-
-
-def test_online_softmax_ends_at_softmax_and_says_what_it_scaled():
-    s, v = torch.randn(2, 20, generator=GENERATOR, dtype=torch.float64) * 3
-    blocks = [list(zip(a.tolist(), b.tolist(), strict=True)) for a, b in zip(s.split(6), v.split(6), strict=True)]
-    states = online(blocks)
-    assert states[-1].o == pytest.approx(float(s.softmax(0) @ v), rel=1e-12)
-    assert states[-1].lse == pytest.approx(float(s.logsumexp(0)), rel=1e-12)
-    for before, after in itertools.pairwise(states):
-        assert after.factor == pytest.approx(math.exp(before.m - after.m), rel=1e-12)
-    assert states[0].factor == 0
-
-
-def test_a_row_that_sees_nothing_stays_empty():
-    (state,) = online([[(-math.inf, 1.0), (-math.inf, 2.0)]])
-    assert (state.m, state.l, state.acc, state.o, state.lse) == (-math.inf, 0, 0, 0, -math.inf)
 
 
 # ---- the viewer ------------------------------------------------------------------------------------------------------
