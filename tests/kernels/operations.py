@@ -3,7 +3,6 @@
 A new operation needs an entry in CONTRACTS: `Contract(zero=ZERO_AND_ONE)` where its inputs are rows, as softmax's are.
 """
 
-import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -92,12 +91,13 @@ def ones(x, dtype=None):
 @contextmanager
 def long_rows():
     """Rows of more than 16 elements are long, so that short ones show what is done with long ones."""
-    kernels = sys.modules["gpukit.kernels.norms"]
-    plain, configs = kernels._long_config, (kernels._fwd_config, kernels._bwd_config)
+    from gpukit.kernels import _norm_backward, _norm_choices, norms
+
+    plain, configs = _norm_choices.long_config, (norms._fwd_config, _norm_backward._bwd_config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "RESIDENT_FWD", 16)
-        patch.setattr(kernels, "RESIDENT_BWD", 16)
-        patch.setattr(kernels, "_long_config", lambda dtype: {**plain(dtype), "BLOCK_N": 32, "num_warps": 1})
+        patch.setattr(_norm_choices, "RESIDENT_FWD", 16)
+        patch.setattr(_norm_choices, "RESIDENT_BWD", 16)
+        patch.setattr(_norm_choices, "long_config", lambda dtype: {**plain(dtype), "BLOCK_N": 32, "num_warps": 1})
         for config in configs:
             config.cache_clear()
         yield

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gpukit.kernels import _norm_backward as backward
 from gpukit.kernels import layer_norm, residual_rms_norm, rms_norm
 from gpukit.op import Cost
 from gpukit.reference.norms import LAYER_NORM, RESIDUAL_RMS_NORM, RMS_NORM
@@ -72,10 +73,10 @@ def test_inputs_are_hard(dtype):
 @pytest.mark.parametrize(("op", "fn"), CASES)
 def test_few_programs_walk_over_all_rows(op, fn, stages, device, monkeypatch):
     """Each takes many steps, and the last one fewer than the first."""
-    kernel, _, config = kernels._bwd_config(40, torch.float32, False, 2, 0)
+    kernel, _, config = backward._bwd_config(40, torch.float32, False, 2, 0)
     config = {**config, "BLOCK_M": 2, "NUM_STAGES": stages}
-    monkeypatch.setattr(kernels, "_bwd_config", lambda *given: (kernel, 1, config))
-    monkeypatch.setattr(kernels, "multiprocessors", lambda device: 3)
+    monkeypatch.setattr(backward, "_bwd_config", lambda *given: (kernel, 1, config))
+    monkeypatch.setattr(backward, "multiprocessors", lambda device: 3)
     for shape in ((1, 40), (13, 40), (31, 40)):
         check(op, fn, shape, torch.float32, device)
 
@@ -86,7 +87,7 @@ def test_few_programs_walk_over_all_rows(op, fn, stages, device, monkeypatch):
 )
 def test_rows_on_their_way_need_shared_memory(N, tensors, shared_kib, stages):
     """Two rows of each tensor for each program: 4,096 columns of bfloat16 in two tensors and two programs are 64 KiB."""
-    _, _, config = kernels._bwd_config(N, torch.bfloat16, False, tensors, shared_kib * 1024)
+    _, _, config = backward._bwd_config(N, torch.bfloat16, False, tensors, shared_kib * 1024)
     assert config["NUM_STAGES"] == stages
 
 

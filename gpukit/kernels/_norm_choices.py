@@ -1,0 +1,31 @@
+"""How long a row the norms hold in registers, and the blocks for rows that are shorter or longer."""
+
+import torch
+
+from gpukit.kernels._dtypes import acc_dtype
+from gpukit.kernels._launch import power_of_2
+
+# Longer rows do not stay in registers. The backward pass holds x, dy, weight and dweight, four numbers an element.
+RESIDENT_FWD = 32768
+RESIDENT_BWD = 16384
+# The bias's gradient, a fifth number, is a sum over dy alone: of longer rows it is taken apart, in a second look at dy.
+BIAS_BWD = 8192
+
+
+def is_resident(N: int, dtype: torch.dtype, limit: int) -> bool:
+    return N <= (limit // 2 if dtype == torch.float64 else limit)  # a float64 takes two registers
+
+
+def resident_config(N: int, dtype: torch.dtype, BLOCK_M: int, num_warps: int) -> dict:
+    BLOCK_N = power_of_2(N)
+    return {
+        "BLOCK_M": BLOCK_M,
+        "BLOCK_N": BLOCK_N,
+        "EVEN": N == BLOCK_N,
+        "ACC": acc_dtype(dtype),
+        "num_warps": num_warps,
+    }
+
+
+def long_config(dtype: torch.dtype) -> dict:
+    return {"BLOCK_N": 8192, "ACC": acc_dtype(dtype), "num_warps": 16}
