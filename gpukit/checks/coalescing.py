@@ -1,12 +1,14 @@
-"""The exercises of notebook 05: cases, bounds on 32-byte sectors, hints, and the wrong answers that each check recognises."""
+"""The exercises of notebook 05: cases, bounds on 32-byte sectors, and what each wrong idea computes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gpukit.accounting.tiling import cdiv
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
+from gpukit.grading.inputs import Inputs, case, listed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,8 +38,8 @@ def _interleaved(trips: list[int]) -> tuple[float, float]:
 
 
 def _divergence_cases(rng: Random) -> list[Case]:
-    def case(name: str, trips: list[int], tags: str = "") -> Case:
-        return Case(f"{len(trips)} threads, {name}", (trips,), frozenset(tags.split()))
+    def threads(name: str, trips: list[int], tags: str = "") -> Case:
+        return case(f"{len(trips)} threads, {name}", trips, tags=tags)
 
     def some(n: int) -> list[int]:
         return [rng.randrange(1, 60) for _ in range(n)]
@@ -45,16 +47,16 @@ def _divergence_cases(rng: Random) -> list[Case]:
     one_long = [2] * 128
     one_long[rng.randrange(40, 60)] = rng.randrange(100, 200)
     return [
-        case("7 rounds each", [7] * 64, "uniform"),
-        case("random rounds", some(32)),
-        case("random rounds", some(256)),
-        case("thread i goes round i times", list(range(128))),
-        case("one of them long", one_long),
-        case("odd threads 10, even threads 0", [10 * (i % 2) for i in range(64)]),
-        case("the first half 10, the second 0", [10 * (i < 64) for i in range(128)]),
-        case("the last warp not full", some(70), "ragged"),
-        case("fewer than a warp", some(5), "ragged"),
-        case("no rounds at all", [0] * 40, "zero ragged"),
+        threads("7 rounds each", [7] * 64, "uniform"),
+        threads("random rounds", some(32)),
+        threads("random rounds", some(256)),
+        threads("thread i goes round i times", list(range(128))),
+        threads("one of them long", one_long),
+        threads("odd threads 10, even threads 0", [10 * (i % 2) for i in range(64)]),
+        threads("the first half 10, the second 0", [10 * (i < 64) for i in range(128)]),
+        threads("the last warp not full", some(70), "ragged"),
+        threads("fewer than a warp", some(5), "ragged"),
+        threads("no rounds at all", [0] * 40, "zero ragged"),
     ]
 
 
@@ -109,14 +111,11 @@ def _span(addresses: list[int | None]) -> tuple[int, int]:
 
 def _asked(addresses: list[int | None]) -> tuple[int, int]:
     size = 4 * len(_live(addresses))
-    return -(-size // SECTOR), -(-size // LINE)
+    return cdiv(size, SECTOR), cdiv(size, LINE)
 
 
 def _sector_cases(rng: Random) -> list[Case]:
     base = 256 * rng.randrange(1, 1000)
-
-    def case(name: str, addresses: list[int | None], tags: str = "") -> Case:
-        return Case(name, (addresses,), frozenset(tags.split()))
 
     def strided(size: int, stride: int = 1, offset: int = 0) -> list[int | None]:
         return [base + (offset + lane * stride) * size for lane in range(WARP)]
@@ -131,15 +130,15 @@ def _sector_cases(rng: Random) -> list[Case]:
         case("neighbours, 2 bytes each", strided(2)),
         case("neighbours, 16 bytes each", strided(16)),
         case("neighbours in another order", shuffled),
-        case("neighbours, 4 bytes each, from the middle of a sector", strided(4, offset=1), "misaligned"),
+        case("neighbours, 4 bytes each, from the middle of a sector", strided(4, offset=1), tags="misaligned"),
         case("every second element of 4 bytes", strided(4, 2)),
         case("every seventh element of 4 bytes", strided(4, 7)),
         case("a column: 4 bytes every 4,096", strided(4, 1024)),
         case("all lanes one address", [base + 12] * WARP),
         case("a gather", [4 * rng.randrange(10_000) for _ in range(WARP)]),
-        case("lanes 0 to 12 of 32 on", off(strided(4), lambda lane: lane < 13), "off"),
-        case("every third lane on", off(strided(8), lambda lane: lane % 3 == 0), "off"),
-        case("all lanes off", [None] * WARP, "off"),
+        case("lanes 0 to 12 of 32 on", off(strided(4), lambda lane: lane < 13), tags="off"),
+        case("every third lane on", off(strided(8), lambda lane: lane % 3 == 0), tags="off"),
+        case("all lanes off", [None] * WARP, tags="off"),
     ]
 
 
@@ -154,7 +153,7 @@ SECTORS = FunctionExercise(
         Misconception("span", gives=_span),
         Misconception("bytes-asked", gives=_asked),
         Misconception(
-            "packed-lines", gives=lambda addresses: (_units(addresses, SECTOR), -(-_units(addresses, SECTOR) // 4))
+            "packed-lines", gives=lambda addresses: (_units(addresses, SECTOR), cdiv(_units(addresses, SECTOR), 4))
         ),
         Misconception("off-lanes", gives=lambda addresses: _transactions([address or 0 for address in addresses])),
         Misconception("unit", gives=lambda addresses: (_units(addresses, 4 * SECTOR), _units(addresses, 4 * LINE))),
@@ -195,36 +194,22 @@ def _whole_sectors(advice: str, least_bytes: Callable[..., int] | None = None) -
     return rule
 
 
-def _tensors(rng: Random):
-    import torch
-
-    generator = torch.Generator().manual_seed(rng.getrandbits(62))
-
-    def normal(*shape: int, dtype: str = "float32") -> Tensor:
-        return torch.randn(shape, generator=generator).to(getattr(torch, dtype))
-
-    def below(high: int, size: int) -> Tensor:
-        return torch.randint(high, (size,), generator=generator)
-
-    return normal, below
-
-
 # ------------------------------------------------------------------------------------------------ coalescing.detective
 def _detective_cases(rng: Random) -> list[Case]:
-    normal, _ = _tensors(rng)
+    normal = Inputs(rng).normal
 
-    def case(M: int, N: int, tags: str = "") -> Case:
-        return Case(f"x [{M}, {N}] float32", (normal(M, N), normal(N)), frozenset(tags.split()))
+    def matrix(M: int, N: int, tags: str = "") -> Case:
+        return case(f"x [{M}, {N}] float32", normal(M, N), normal(N), tags=tags)
 
     return [
-        case(1, 1),
-        case(16, 64),
-        case(20, 100),
-        case(1, 300),
-        case(7, 40),
-        case(40, 7),
-        case(100, 1),
-        case(512, 40, "aligned"),
+        matrix(1, 1),
+        matrix(16, 64),
+        matrix(20, 100),
+        matrix(1, 300),
+        matrix(7, 40),
+        matrix(40, 7),
+        matrix(100, 1),
+        matrix(512, 40, "aligned"),
     ]
 
 
@@ -261,28 +246,27 @@ DETECTIVE = KernelExercise(
 
 # --------------------------------------------------------------------------------------------------- coalescing.gather
 def _gather_cases(rng: Random) -> list[Case]:
-    normal, below = _tensors(rng)
+    make = Inputs(rng)
 
-    def case(T: int, V: int, D: int, dtype: str = "float32", tags: str = "", note: str = "") -> Case:
-        ids = below(V, T)
+    def gather(T: int, V: int, D: int, dtype: str = "float32", tags: str = "", note: str = "") -> Case:
+        ids = make.integers(0, V, T)
         if note == "one token again and again":
             ids.fill_(V - 1)
         elif V > 1:
             ids[0] = V - 1  # never the identity
-        name = f"ids [{T}], table [{V}, {D}] {dtype}" + (f", {note}" if note else "")
-        found = frozenset(tags.split()) | ({"tail"} if D & (D - 1) else set())
-        return Case(name, (ids, normal(V, D, dtype=dtype)), found)
+        name = listed(f"ids [{T}], table [{V}, {D}] {dtype}", note)
+        return case(name, ids, make.normal(V, D, dtype=dtype), tags=f"{tags} {'tail' if D & (D - 1) else ''}")
 
     return [
-        case(1, 1, 1),
-        case(5, 8, 64),
-        case(16, 40, 100),
-        case(33, 50, 256, "float16"),
-        case(7, 11, 1500, tags="long", note="rows longer than 1,024"),
-        case(24, 30, 48, "bfloat16", note="one token again and again"),
-        case(40, 7, 16, note="more tokens than rows"),
-        case(130, 200, 32, note="more than 128 tokens", tags="aligned"),
-        case(64, 160, 256, "float16", tags="aligned"),
+        gather(1, 1, 1),
+        gather(5, 8, 64),
+        gather(16, 40, 100),
+        gather(33, 50, 256, "float16"),
+        gather(7, 11, 1500, tags="long", note="rows longer than 1,024"),
+        gather(24, 30, 48, "bfloat16", note="one token again and again"),
+        gather(40, 7, 16, note="more tokens than rows"),
+        gather(130, 200, 32, note="more than 128 tokens", tags="aligned"),
+        gather(64, 160, 256, "float16", tags="aligned"),
     ]
 
 
@@ -321,9 +305,6 @@ def _bank_passes(words: list[int | None]) -> int:
 def _bank_cases(rng: Random) -> list[Case]:
     first = 32 * rng.randrange(10)
 
-    def case(name: str, words: list[int | None], tags: str = "") -> Case:
-        return Case(name, (words,), frozenset(tags.split()))
-
     def strided(stride: int) -> list[int | None]:
         return [first + lane * stride for lane in range(WARP)]
 
@@ -335,13 +316,13 @@ def _bank_cases(rng: Random) -> list[Case]:
         case("every twelfth word", strided(12)),
         case("a column of a tile 32 words wide", strided(32)),
         case("a column of a tile 33 words wide", strided(33)),
-        case("all lanes one word", [first + 5] * WARP, "broadcast"),
-        case("two words of one bank", [first + 32 * (lane % 2) for lane in range(WARP)], "broadcast"),
-        case("pairs of lanes share a word", [first + lane // 2 * 2 for lane in range(WARP)], "broadcast"),
+        case("all lanes one word", [first + 5] * WARP, tags="broadcast"),
+        case("two words of one bank", [first + 32 * (lane % 2) for lane in range(WARP)], tags="broadcast"),
+        case("pairs of lanes share a word", [first + lane // 2 * 2 for lane in range(WARP)], tags="broadcast"),
         case("a gather", [rng.randrange(2048) for _ in range(WARP)]),
-        case("a gather from 48 words", [rng.randrange(48) for _ in range(WARP)], "broadcast"),
-        case("every second word, half of the lanes off", half, "off"),
-        case("all lanes off", [None] * WARP, "off"),
+        case("a gather from 48 words", [rng.randrange(48) for _ in range(WARP)], tags="broadcast"),
+        case("every second word, half of the lanes off", half, tags="off"),
+        case("all lanes off", [None] * WARP, tags="off"),
     ]
 
 
@@ -374,21 +355,21 @@ BANK_PASSES = FunctionExercise(
 
 # ------------------------------------------------------------------------------------------------ coalescing.transpose
 def _transpose_cases(rng: Random) -> list[Case]:
-    normal, _ = _tensors(rng)
+    normal = Inputs(rng).normal
 
-    def case(M: int, N: int, dtype: str = "float32", tags: str = "") -> Case:
-        return Case(f"x [{M}, {N}] {dtype}", (normal(M, N, dtype=dtype),), frozenset(tags.split()))
+    def matrix(M: int, N: int, dtype: str = "float32", tags: str = "") -> Case:
+        return case(f"x [{M}, {N}] {dtype}", normal(M, N, dtype=dtype), tags=tags)
 
     return [
-        case(1, 1),
-        case(32, 32),
-        case(64, 96, "float16"),
-        case(33, 31),
-        case(50, 70, "bfloat16"),
-        case(1, 37),
-        case(37, 1),
-        case(128, 192, tags="aligned"),
-        case(128, 128, "float16", tags="aligned"),
+        matrix(1, 1),
+        matrix(32, 32),
+        matrix(64, 96, "float16"),
+        matrix(33, 31),
+        matrix(50, 70, "bfloat16"),
+        matrix(1, 37),
+        matrix(37, 1),
+        matrix(128, 192, tags="aligned"),
+        matrix(128, 128, "float16", tags="aligned"),
     ]
 
 
@@ -403,4 +384,4 @@ TRANSPOSE = KernelExercise(
 )
 
 
-EXERCISES: list[Any] = [DIVERGENCE, SECTORS, DETECTIVE, GATHER, BANK_PASSES, TRANSPOSE]
+EXERCISES = [DIVERGENCE, SECTORS, DETECTIVE, GATHER, BANK_PASSES, TRANSPOSE]

@@ -1,4 +1,4 @@
-"""The exercises of notebook 07: cases, traffic bounds, hints, and the wrong answers that each check must recognise."""
+"""The exercises of notebook 07: cases, bounds, and what each wrong idea computes."""
 
 from __future__ import annotations
 
@@ -8,34 +8,13 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
+from gpukit.grading.ideas import padding
+from gpukit.grading.inputs import Inputs, case, listed, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from gpukit.grading.evidence import Evidence
-
-
-# ------------------------------------------------------------------------------------------------------------ inputs
-class _Inputs:
-    """Seeded tensors and cases named after them."""
-
-    def __init__(self, rng: Random):
-        import torch
-
-        self.torch = torch
-        self.generator = torch.Generator().manual_seed(rng.getrandbits(62))
-
-    def normal(self, *shape: int, size: float = 1.0, dtype: str = "float32") -> Tensor:
-        return self.torch.randn(shape, generator=self.generator).mul_(size).to(getattr(self.torch, dtype))
-
-    def full(self, *shape: int, value: float) -> Tensor:
-        return self.torch.full(shape, value)
-
-
-def _case(x: Tensor, *rest: Any, shown: str = "", tags: str = "") -> Case:
-    dtype = str(x.dtype).removeprefix("torch.")
-    name = f"x {list(x.shape)} {dtype}" + (f", {shown}" if shown else "")
-    return Case(name, (x, *rest), frozenset({dtype, *tags.split()}))
 
 
 def _only_first(count: Callable[..., int]) -> Callable[[Evidence], bool]:
@@ -94,9 +73,6 @@ def _random_graph(rng: Random) -> tuple[Ops, Kernels, Needed]:
 
 
 def _accesses_cases(rng: Random) -> list[Case]:
-    def case(name: str, ops: Ops, kernels: Kernels, needed: Needed) -> Case:
-        return Case(name, (ops, kernels, needed))
-
     waves = {"s": ["x"], "ss": ["s"], "c": ["x"], "cc": ["c"], "y": ["ss", "cc"]}
     apart = [[name] for name in _GELU]
     return [
@@ -182,22 +158,22 @@ ACCESSES = FunctionExercise(
 
 # ------------------------------------------------------------------------------------------------------ fusion.sin_cos
 def _sin_cos_cases(rng: Random) -> list[Case]:
-    make = _Inputs(rng)
+    make = Inputs(rng)
 
     def case(x: Tensor, a: float, b: float, block: int, tags: str = "") -> Case:
         facts = ["blocks" if x.numel() > block else "", "partial" if x.numel() % block else "", tags]
-        return _case(x, a, b, block, shown=f"a {a:g}, b {b:g}, BLOCK {block}", tags=" ".join(facts))
+        return tensor_case(x, a, b, block, note=f"a {a:g}, b {b:g}, BLOCK {block}", tags=" ".join(facts))
 
     normal = make.normal
     return [
-        case(make.full(1, value=0.7), 2.0, -3.0, 16),
-        case(normal(64, size=3), 1.5, 0.25, 64),
-        case(normal(50, size=3), 0.5, 2.0, 64),
-        case(normal(781, size=3), -1.0, 3.0, 128),
-        case(normal(3, 7, 11, size=3), 2.0, 1.0, 32, tags="leading"),
-        case(normal(2048, size=3, dtype="float16"), 1.25, -0.5, 256),
-        case(normal(1025, size=3, dtype="bfloat16"), 4.0, 1.0, 256),
-        case(normal(40, 300, size=3), 0.75, -2.0, 1024, tags="leading"),
+        case(make.torch.full((1,), 0.7), 2.0, -3.0, 16),
+        case(normal(64, scale=3), 1.5, 0.25, 64),
+        case(normal(50, scale=3), 0.5, 2.0, 64),
+        case(normal(781, scale=3), -1.0, 3.0, 128),
+        case(normal(3, 7, 11, scale=3), 2.0, 1.0, 32, tags="leading"),
+        case(normal(2048, scale=3, dtype="float16"), 1.25, -0.5, 256),
+        case(normal(1025, scale=3, dtype="bfloat16"), 4.0, 1.0, 256),
+        case(normal(40, 300, scale=3), 0.75, -2.0, 1024, tags="leading"),
     ]
 
 
@@ -227,26 +203,25 @@ SIN_COS = KernelExercise(
 
 # --------------------------------------------------------------------------------------------------------- fusion.gate
 def _gate_cases(rng: Random) -> list[Case]:
-    make = _Inputs(rng)
+    make = Inputs(rng)
     normal = make.normal
 
-    def case(x: Tensor, shown: str = "", tags: str = "") -> Case:
-        tail = "tail" if x.shape[-1] & (x.shape[-1] - 1) else ""
-        return _case(x, shown=shown, tags=f"{tail} {tags}")
+    def case(x: Tensor, note: str = "", tags: str = "") -> Case:
+        return tensor_case(x, note=note, tags=tags, tail=True)
 
-    high, low = normal(2, 256, size=2), normal(2, 100, size=2) - 12
+    high, low = normal(2, 256, scale=2), normal(2, 100, scale=2) - 12
     high[:, ::3] += 120
     return [
         case(normal(1, 1)),
-        case(normal(3, 64, size=2)),
-        case(normal(8, 256, size=2, dtype="bfloat16")),
-        case(normal(2, 1024, size=2, dtype="float16")),
+        case(normal(3, 64, scale=2)),
+        case(normal(8, 256, scale=2, dtype="bfloat16")),
+        case(normal(2, 1024, scale=2, dtype="float16")),
         case(high, "every third around 120", "large"),
         case(low, "around -12", "tiny"),
-        case(normal(5, 50, size=2)),
-        case(normal(2, 1025, size=2), tags="long"),
-        case(normal(17, 781, size=2)),
-        case(make.full(1, 40000, value=2.0).half(), "constant", "constant long"),
+        case(normal(5, 50, scale=2)),
+        case(normal(2, 1025, scale=2), tags="long"),
+        case(normal(17, 781, scale=2)),
+        case(make.torch.full((1, 40000), 2.0).half(), "constant", "constant long"),
     ]
 
 
@@ -255,14 +230,10 @@ def _gate(x: Tensor) -> Tensor:
     return score / score.sum(-1, keepdim=True)
 
 
-def _row_padding(x: Tensor) -> int:
-    return (1 << (x.shape[-1] - 1).bit_length()) - x.shape[-1]
-
-
 def _padded_gate(x: Tensor) -> Tensor:
     """Padding lanes that hold 0 have a sigmoid of one half."""
     score = x.sigmoid()
-    return score / (score.sum(-1, keepdim=True) + 0.5 * _row_padding(x))
+    return score / (score.sum(-1, keepdim=True) + 0.5 * padding(x.shape[-1]))
 
 
 def _overflowing_gate(x: Tensor) -> Tensor:
@@ -282,7 +253,7 @@ GATE = KernelExercise(
         Misconception(
             "padding-through-function",
             gives=_padded_gate,
-            fill=lambda evidence: {"lanes": _row_padding(*evidence.case.args)},
+            fill=lambda evidence: {"lanes": padding(evidence.case.args[0].shape[-1])},
         ),
         Misconception("not-normalised", gives=lambda x: x.sigmoid()),
         Misconception("softmax", gives=lambda x: x.softmax(-1)),
@@ -298,13 +269,13 @@ GATE = KernelExercise(
 
 # ---------------------------------------------------------------------------------------------------- fusion.recompute
 def _recompute_cases(rng: Random) -> list[Case]:
-    make = _Inputs(rng)
+    make = Inputs(rng)
     normal = make.normal
 
-    def case(*shape: int, dtype: str = "float32", size: float = 2.0, tags: str = "") -> Case:
-        x, dy = normal(*shape, size=size, dtype=dtype), normal(*shape, dtype=dtype)
+    def case(*shape: int, dtype: str = "float32", scale: float = 2.0, tags: str = "") -> Case:
+        x, dy = normal(*shape, scale=scale, dtype=dtype), normal(*shape, dtype=dtype)
         facts = "blocks" if x.numel() > 1024 else ""
-        return _case(x, dy, tags=f"{facts} {tags}")
+        return tensor_case(x, dy, tags=f"{facts} {tags}")
 
     return [
         case(1),
@@ -313,7 +284,7 @@ def _recompute_cases(rng: Random) -> list[Case]:
         case(3, 5, 7, tags="leading"),
         case(1024, dtype="float16"),
         case(1025, dtype="bfloat16"),
-        case(256, size=20.0, tags="large"),
+        case(256, scale=20.0, tags="large"),
         case(50, 70, tags="leading"),
         case(3, 2000, tags="leading"),
     ]
@@ -391,15 +362,15 @@ RECOMPUTE = KernelExercise(
 
 # ----------------------------------------------------------------------------------------------------- fusion.epilogue
 def _epilogue_cases(rng: Random) -> list[Case]:
-    make = _Inputs(rng)
+    make = Inputs(rng)
     normal = make.normal
 
     def case(M: int, N: int, K: int, block: int, dtype: str = "float32", tags: str = "") -> Case:
         a, b = normal(M, K, dtype=dtype), normal(K, N, dtype=dtype)
-        scale, residual = normal(N, size=0.5, dtype=dtype), normal(M, N, size=2.0, dtype=dtype)
+        scale, residual = normal(N, scale=0.5, dtype=dtype), normal(M, N, scale=2.0, dtype=dtype)
         ragged = "partial" if M % block or N % block else ""
-        name = f"a [{M}, {K}], b [{K}, {N}] {dtype}, BLOCK {block}"
-        return Case(name, (a, b, scale, residual, block), frozenset({dtype, *f"{ragged} {tags}".split()}))
+        shown = f"a [{M}, {K}], b [{K}, {N}]"
+        return tensor_case(a, b, scale, residual, block, shown=shown, note=f"BLOCK {block}", tags=f"{ragged} {tags}")
 
     return [  # never more rows than columns: whoever scales rows then finds a number for each, and reads the diagnosis
         case(16, 16, 16, 16, tags="square"),
@@ -446,24 +417,24 @@ EPILOGUE = KernelExercise(
 
 # ---------------------------------------------------------------------------------------------------- fusion.detective
 def _soft_cap_cases(rng: Random) -> list[Case]:
-    make = _Inputs(rng)
+    make = Inputs(rng)
 
-    def case(x: Tensor, cap: float, shown: str = "", tags: str = "") -> Case:
+    def case(x: Tensor, cap: float, note: str = "", tags: str = "") -> Case:
         facts = "blocks" if x.numel() > 1024 else ""
-        return _case(x, cap, shown=f"cap {cap:g}" + (f", {shown}" if shown else ""), tags=f"{facts} {tags}")
+        return tensor_case(x, cap, note=listed(f"cap {cap:g}", note), tags=f"{facts} {tags}")
 
     normal = make.normal
-    large = normal(200, size=30) + 1e4
+    large = normal(200, scale=30) + 1e4
     large[::2] *= -1
     return [
-        case(make.full(1, value=25.0), 30.0),
-        case(normal(64, size=30), 30.0),
-        case(normal(781, size=30), 50.0),
-        case(normal(6, 100, size=20, dtype="float16"), 20.0, tags="leading"),
+        case(make.torch.full((1,), 25.0), 30.0),
+        case(normal(64, scale=30), 30.0),
+        case(normal(781, scale=30), 50.0),
+        case(normal(6, 100, scale=20, dtype="float16"), 20.0, tags="leading"),
         case(large, 30.0, "around 1e4 and -1e4", "large"),
-        case(normal(1025, size=30), 50.0),
-        case(normal(2048, size=30, dtype="float16"), 30.0),
-        case(normal(50, 70, size=30, dtype="bfloat16"), 50.0, tags="leading"),
+        case(normal(1025, scale=30), 50.0),
+        case(normal(2048, scale=30, dtype="float16"), 30.0),
+        case(normal(50, 70, scale=30, dtype="bfloat16"), 50.0, tags="leading"),
     ]
 
 

@@ -1,5 +1,4 @@
-"""The exercises of notebook 12: cases, bounds on traffic, caches and memory, hints, and the wrong answers that each check
-must recognise."""
+"""The exercises of notebook 12: cases, bounds on traffic, caches and memory, and what each wrong idea computes."""
 
 from __future__ import annotations
 
@@ -7,7 +6,11 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from gpukit.accounting.tiling import cdiv
+from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
+from gpukit.grading.ideas import only
+from gpukit.grading.inputs import Inputs, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,30 +20,13 @@ if TYPE_CHECKING:
 
 
 # ------------------------------------------------------------------------------------------------------------ inputs
-class _Matrices:
-    """Seeded matrices and cases named after them."""
-
-    def __init__(self, rng: Random):
-        import torch
-
-        self.torch = torch
-        self.generator = torch.Generator().manual_seed(rng.getrandbits(62))
-
-    def normal(self, *shape: int, dtype: str = "float32") -> Tensor:
-        return self.torch.randn(shape, generator=self.generator).to(getattr(self.torch, dtype))
-
+class _Matrices(Inputs):
     def pair(self, M: int, N: int, K: int, dtype: str = "float32") -> tuple[Tensor, Tensor]:
         return self.normal(M, K, dtype=dtype), self.normal(K, N, dtype=dtype)
 
 
 def _case(x: Tensor, y: Tensor, *rest: Any, tags: str = "", note: str = "") -> Case:
-    dtype = str(x.dtype).removeprefix("torch.")
-    name = f"{list(x.shape)} times {list(y.shape)} {dtype}" + (f", {note}" if note else "")
-    return Case(name, (x, y, *rest), frozenset({dtype, *tags.split()}))
-
-
-def _up(a: int, b: int) -> int:
-    return -(-a // b)
+    return tensor_case(x, y, *rest, shown=f"{list(x.shape)} times {list(y.shape)}", note=note, tags=tags)
 
 
 def _blocks(a: Tensor, b: Tensor, step: int) -> list[Tensor]:
@@ -89,12 +75,6 @@ def _tiles_memory(case: Case, peak_bytes: int) -> tuple[str, str] | None:
     )
 
 
-def _rounded(evidence: Evidence) -> bool:
-    """Off by what bfloat16 loses, and not by more."""
-    y, right = evidence.outputs.double(), evidence.expected.double()
-    return bool(((y - right).abs().max() < 0.03 * right.abs().max()).all())
-
-
 TILES = FunctionExercise(
     id="matmul.tiles",
     function="matmul_tiles",
@@ -112,7 +92,7 @@ TILES = FunctionExercise(
             ),
         ),
         Misconception("edge-tiles", gives=_whole),
-        Misconception("rounded-sums", when=lambda evidence: evidence.kind == "values" and _rounded(evidence)),
+        Misconception("rounded-sums", when=lambda evidence: evidence.kind == "values" and evidence.near(0.03)),
     ),
 )
 
@@ -159,21 +139,10 @@ def _strides_cases(rng: Random) -> list[Case]:
     ]
 
 
-def _flat(x: Tensor) -> Tensor:
-    """What a kernel reads that takes x for contiguous; beyond its storage is nothing."""
-    return x.as_strided(x.shape, x.contiguous().stride())
-
-
 def _still(a: Tensor, b: Tensor, BLOCK: int) -> Tensor:
     """Every step multiplies the first blocks, masked by what is left of K."""
     left = [min(32, a.shape[2] - k) for k in range(0, a.shape[2], 32)]
     return sum(a[..., :k] @ b[:, :k] for k in left)
-
-
-def _nearly(evidence: Evidence) -> bool:
-    """Off by about 2^-11 of the terms, not by more."""
-    y, right = evidence.outputs.double(), evidence.expected.double()
-    return bool((y - right).abs().max() < 3e-3 * right.abs().max())
 
 
 STRIDES = KernelExercise(
@@ -186,15 +155,15 @@ STRIDES = KernelExercise(
     traffic=Traffic(reads=3 + 3, writes=96 / 64),
     misconceptions=(
         Misconception("low-precision-sums", when=lambda evidence: evidence.tag("many-blocks")),
-        Misconception("a-contiguous", gives=lambda a, b, BLOCK: _flat(a) @ b),
-        Misconception("b-contiguous", gives=lambda a, b, BLOCK: a @ _flat(b)),
+        Misconception("a-contiguous", gives=lambda a, b, BLOCK: ideas.as_if_contiguous(a) @ b),
+        Misconception("b-contiguous", gives=lambda a, b, BLOCK: a @ ideas.as_if_contiguous(b)),
         Misconception("first-matrix", gives=lambda a, b, BLOCK: (a[:1] @ b[:1]).expand(a.shape[0], -1, -1)),
         Misconception("first-matrix/2", gives=lambda a, b, BLOCK: a[:1] @ b),
         Misconception("first-matrix/3", gives=lambda a, b, BLOCK: a @ b[:1]),
         Misconception("k-does-not-move", gives=_still),
         Misconception("first-block-only", gives=lambda a, b, BLOCK: a[..., :32] @ b[:, :32]),
         Misconception("last-block-wins", gives=lambda a, b, BLOCK: _blocks(a, b, 32)[-1]),
-        Misconception("tf32", when=lambda evidence: evidence.tag("float32") and _nearly(evidence)),
+        Misconception("tf32", when=lambda evidence: evidence.tag("float32") and evidence.near(3e-3)),
     ),
 )
 
@@ -224,36 +193,32 @@ def _product(name: str, a: Tensor, b: Tensor) -> Tensor:
 
 def _precision_cases(rng: Random) -> list[Case]:
     make = _Matrices(rng)
+
+    def product(name: str, way: str, a: Tensor, b: Tensor, *tags: str) -> Case:
+        return Case(name, (a, b, _product(way, a, b)), frozenset(tags))
+
     cases = []
-    for name in WAYS:
-        a, b = make.pair(8, 8, 256)
-        cases.append(Case(f"{name}, K 256", (a, b, _product(name, a, b)), frozenset({name})))
+    for way in WAYS:
+        cases.append(product(f"{way}, K 256", way, *make.pair(8, 8, 256), way))
         a, b = make.pair(4, 6, 1024)
-        a, b = a.abs(), b.abs()
-        cases.append(Case(f"{name}, K 1024, all positive", (a, b, _product(name, a, b)), frozenset({name, "positive"})))
-    for name in ("ieee", "bf16"):
+        cases.append(product(f"{way}, K 1024, all positive", way, a.abs(), b.abs(), way, "positive"))
+    for way in ("ieee", "bf16"):
         a, b = make.pair(8, 8, 64)
-        a, b = a * 1e3, b * 1e3
-        cases.append(Case(f"{name}, numbers around 1e3", (a, b, _product(name, a, b)), frozenset({name, "scaled"})))
+        cases.append(product(f"{way}, numbers around 1e3", way, a * 1e3, b * 1e3, way, "scaled"))
     a, b = make.pair(8, 8, 64)
     a, b = a.repeat(1, 2), b.repeat(2, 1)
     a[:, 64:] *= -1
     a += 1e-2 * make.normal(8, 128)
-    cases.append(Case("ieee, terms that cancel", (a, b, _product("ieee", a, b)), frozenset({"ieee", "cancel"})))
+    cases.append(product("ieee, terms that cancel", "ieee", a, b, "ieee", "cancel"))
     a, b = (x.bfloat16().float() for x in make.pair(8, 8, 128))
-    fits = _product("bf16", a, b)
-    cases.append(Case("numbers that bfloat16 holds exactly", (a, b, fits), frozenset({"ieee", "several"})))
+    cases.append(product("numbers that bfloat16 holds exactly", "bf16", a, b, "ieee", "several"))
     a, b = (_read("fp16", _read("tf32", x)) for x in make.pair(8, 8, 128))
-    cases.append(
-        Case("numbers that float16 holds exactly", (a, b, _product("fp16", a, b)), frozenset({"ieee", "several"}))
-    )
+    cases.append(product("numbers that float16 holds exactly", "fp16", a, b, "ieee", "several"))
     # A little above what float16 holds, cutting gives what rounding gives; a little below what bfloat16 holds, both round up.
     a, b = (_read("fp16", x) * (1 + 2**-13) for x in make.pair(8, 8, 128))
-    cases.append(Case("tf32, and float16 reads the same", (a, b, _product("tf32", a, b)), frozenset({"several"})))
+    cases.append(product("tf32, and float16 reads the same", "tf32", a, b, "several"))
     a, b = (x.bfloat16().float() * (1 - 2**-13) for x in make.pair(8, 8, 128))
-    cases.append(
-        Case("fp16, and bfloat16 reads the same", (a, b, _product("fp16", a, b)), frozenset({"fp16", "several"}))
-    )
+    cases.append(product("fp16, and bfloat16 reads the same", "fp16", a, b, "fp16", "several"))
     return cases
 
 
@@ -269,7 +234,7 @@ def _which(a: Tensor, b: Tensor, c: Tensor, reads: str = "ab") -> str:
 
 
 def _tf32_rounded(evidence: Evidence) -> bool:
-    """tf32 is never recognised, and at most float16, which rounds to as many bits, is mistaken for it."""
+    """tf32 is never recognized, and at most float16, which rounds to as many bits, is mistaken for it."""
     passed = any("tf32" in case.tags for case in evidence.passed)
     return not passed and all({"tf32", "fp16"} & case.tags for case in evidence.failed)
 
@@ -280,7 +245,7 @@ PRECISION = FunctionExercise(
     cases=_precision_cases,
     expected=_which,
     misconceptions=(
-        Misconception("several-fit", when=lambda evidence: all("several" in case.tags for case in evidence.failed)),
+        Misconception("several-fit", when=only("several")),
         *(Misconception("one-operand", gives=lambda a, b, c, reads=reads: _which(a, b, c, reads)) for reads in "ab"),
         Misconception("tf32-is-cut", when=_tf32_rounded),
         Misconception(
@@ -323,10 +288,8 @@ def _order_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str
     if a.shape[0] * b.shape[1] < 128 * 256:
         return None
     read, enough = sum(launch.dram_read_bytes for launch in launches), 64 << 10
-    loaded, tiles = (
-        sum(launch.load_bytes for launch in launches),
-        2 * a.numel() * b.shape[1] // 16 * a.element_size(),
-    )
+    loaded = sum(launch.load_bytes for launch in launches)
+    tiles = 2 * a.numel() * b.shape[1] // 16 * a.element_size()
     if loaded < 0.95 * tiles:
         return (
             "tile-size",
@@ -373,11 +336,10 @@ def _split_cases(rng: Random) -> list[Case]:
         (1, 32, 480, 8, "float32"),
         (16, 32, 512, 8, "float16"),
     ):
-        blocks = _up(K, 32)
+        blocks = cdiv(K, 32)
         tags = "uneven" if blocks % SPLIT_K else ""
-        tags += " empty" if _up(blocks, SPLIT_K) * (SPLIT_K - 1) >= blocks else ""
-        note = f"SPLIT_K {SPLIT_K}"
-        cases.append(_case(*make.pair(M, N, K, dtype), SPLIT_K, tags=tags, note=note))
+        tags += " empty" if cdiv(blocks, SPLIT_K) * (SPLIT_K - 1) >= blocks else ""
+        cases.append(_case(*make.pair(M, N, K, dtype), SPLIT_K, tags=tags, note=f"SPLIT_K {SPLIT_K}"))
     a, b = make.normal(4, 192, dtype="float16"), make.normal(192, 16, dtype="float16")
     a[:, :96], a[:, 96:], b = a[:, :96].abs() + 60, -(a[:, 96:].abs() + 60), b.abs() + 60
     cases.append(_case(a, b, 2, tags="large-sums", note="SPLIT_K 2, shares beyond 65,504"))
@@ -391,9 +353,9 @@ def _split_cases(rng: Random) -> list[Case]:
 
 def _split_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
     a, _, SPLIT_K = case.args
-    blocks = _up(a.shape[1], 32)
+    blocks = cdiv(a.shape[1], 32)
     # Two loads for each block of K and a store; twice as many for those who take smaller blocks.
-    enough = 2 * _up(blocks, SPLIT_K) + 1
+    enough = 2 * cdiv(blocks, SPLIT_K) + 1
     if launches and launches[0].longest > 2 * enough:
         return (
             "not-shared",
@@ -417,13 +379,13 @@ def _split_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str
 
 
 def _share(a: Tensor, SPLIT_K: int) -> int:
-    return _up(_up(a.shape[1], 32), SPLIT_K) * 32
+    return cdiv(cdiv(a.shape[1], 32), SPLIT_K) * 32
 
 
 def _overlapping(a: Tensor, b: Tensor, each: int) -> Tensor:
     """Shares of `each` elements of K, of which the last block is whole all the same."""
     firsts = range(0, a.shape[1], each)
-    return sum(a[:, k : k + _up(each, 32) * 32] @ b[k : k + _up(each, 32) * 32] for k in firsts)
+    return sum(a[:, k : k + cdiv(each, 32) * 32] @ b[k : k + cdiv(each, 32) * 32] for k in firsts)
 
 
 SPLIT_K = KernelExercise(
@@ -453,18 +415,15 @@ SPLIT_K = KernelExercise(
                 a[:, s * _share(a, SPLIT_K) :] @ b[s * _share(a, SPLIT_K) :] for s in range(SPLIT_K)
             ),
         ),
-        Misconception("shares-overlap/2", gives=lambda a, b, SPLIT_K: _overlapping(a, b, _up(a.shape[1], SPLIT_K))),
+        Misconception("shares-overlap/2", gives=lambda a, b, SPLIT_K: _overlapping(a, b, cdiv(a.shape[1], SPLIT_K))),
         Misconception(
             "tail-dropped",
             gives=lambda a, b, SPLIT_K: (
-                a[:, : _up(a.shape[1], 32) // SPLIT_K * SPLIT_K * 32]
-                @ b[: _up(a.shape[1], 32) // SPLIT_K * SPLIT_K * 32]
+                a[:, : cdiv(a.shape[1], 32) // SPLIT_K * SPLIT_K * 32]
+                @ b[: cdiv(a.shape[1], 32) // SPLIT_K * SPLIT_K * 32]
             ),
         ),
-        Misconception(
-            "empty-share",
-            when=lambda evidence: evidence.kind == "nan" and all("empty" in c.tags for c in evidence.failed),
-        ),
+        Misconception("empty-share", when=only("empty", kind="nan")),
         Misconception(
             "low-precision-parts",
             when=lambda evidence: (
@@ -488,22 +447,14 @@ def _epilogue_cases(rng: Random) -> list[Case]:
         (1, 7, 100, "float16", "ragged"),
         (64, 96, 128, "float16", ""),
     ):
-        x, weight = make.normal(M, K, dtype=dtype), make.normal(N, K, dtype=dtype)
-        bias = make.normal(N, dtype=dtype)
+        x, weight, bias = (make.normal(*shape, dtype=dtype) for shape in ((M, K), (N, K), (N,)))
         cases.append(_case(x, weight / K**0.5, bias, tags=tags))
     x, weight, bias = make.normal(16, 32), make.normal(48, 32), make.normal(48)
     cases.append(_case(x, weight, bias * 30, tags="large", note="bias around 30"))
     return cases
 
 
-def _gelu(z: Tensor) -> Tensor:
-    import torch
-
-    return 0.5 * z * (1 + torch.erf(z * 0.5**0.5))
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return x @ weight.mT + bias
+_gelu = ideas.reference("gelu.gelu")
 
 
 def _after(finish: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
@@ -511,17 +462,11 @@ def _after(finish: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
     return lambda x, weight, bias: finish(x @ weight.mT, bias)
 
 
-def _tanh_form(z: Tensor) -> Tensor:
-    import torch
-
-    return 0.5 * z * (1 + torch.tanh(0.7978845608028654 * (z + 0.044715 * z**3)))
-
-
 EPILOGUE = KernelExercise(
     id="matmul.epilogue",
     function="linear_gelu",
     cases=_epilogue_cases,
-    reference=lambda x, weight, bias: _gelu(_linear(x, weight, bias)),
+    reference=_after(lambda z, bias: _gelu(z + bias)),
     # The largest case: x [64, 128] three times, weight [96, 128] twice, the bias for each tile.
     traffic=Traffic(reads=3 + 2 * 96 / 64 + 2 * 96 / (64 * 128), writes=96 / 128),
     misconceptions=(
@@ -529,7 +474,7 @@ EPILOGUE = KernelExercise(
         Misconception("bias-after", gives=_after(lambda z, bias: _gelu(z) + bias)),
         Misconception("bias-by-rows", gives=_after(lambda z, bias: _gelu(z + bias[: len(z), None]))),
         Misconception("no-activation", gives=_after(lambda z, bias: z + bias)),
-        Misconception("tanh-form", gives=_after(lambda z, bias: _tanh_form(z + bias))),
+        Misconception("tanh-form", gives=_after(lambda z, bias: _gelu(z + bias, "tanh"))),
         Misconception("quick-gelu", gives=_after(lambda z, bias: (z + bias) * (1.702 * (z + bias)).sigmoid())),
         Misconception("relu", gives=_after(lambda z, bias: (z + bias).relu())),
         Misconception("erf-argument", gives=_after(lambda z, bias: 0.5 * (z + bias) * (1 + (z + bias).erf()))),
@@ -539,7 +484,7 @@ EPILOGUE = KernelExercise(
         Misconception("silu", gives=_after(lambda z, bias: (z + bias) * (z + bias).sigmoid())),
         Misconception("half-missing", gives=_after(lambda z, bias: 2 * _gelu(z + bias))),
         Misconception(
-            "bias-each-step", gives=lambda x, weight, bias: _gelu(x @ weight.mT + _up(x.shape[1], 32) * bias)
+            "bias-each-step", gives=lambda x, weight, bias: _gelu(x @ weight.mT + cdiv(x.shape[1], 32) * bias)
         ),
     ),
 )
@@ -558,17 +503,14 @@ def _int4_cases(rng: Random) -> list[Case]:
         (16, 64, 256, 64, "float16", "groups"),
     ):
         x = make.normal(M, K, dtype=dtype)
-        packed = make.torch.randint(0, 256, (K // 2, N), generator=make.generator, dtype=make.torch.uint8)
+        packed = make.integers(0, 256, K // 2, N, dtype="uint8")
         scales = make.normal(K // GROUP, N, dtype=dtype).abs() / 8
         cases.append(_case(x, packed, scales, tags=tags, note=f"groups of {GROUP}"))
     torch = make.torch
-    alike = torch.ones(1, 768).bfloat16(), torch.full((384, 32), 255, dtype=torch.uint8)
     # 32 x 7 x 1.5 again and again: what rounding to bfloat16 takes away goes one way.
-    cases.append(
-        _case(
-            *alike, torch.full((24, 32), 1.5).bfloat16(), tags="groups many-blocks", note="groups of 32, all weights 7"
-        )
-    )
+    x, packed = torch.ones(1, 768).bfloat16(), torch.full((384, 32), 255, dtype=torch.uint8)
+    scales = torch.full((24, 32), 1.5).bfloat16()
+    cases.append(_case(x, packed, scales, tags="groups many-blocks", note="groups of 32, all weights 7"))
     return cases
 
 

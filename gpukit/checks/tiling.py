@@ -1,4 +1,4 @@
-"""The exercises of notebook 06: cases, traffic bounds, hints, and the wrong answers that each check must recognise."""
+"""The exercises of notebook 06: cases, bounds, and what each wrong idea computes."""
 
 from __future__ import annotations
 
@@ -8,20 +8,14 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from gpukit.accounting import tiling
+from gpukit.accounting.tiling import cdiv
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
+from gpukit.grading.inputs import Inputs, case, listed, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from gpukit.grading.evidence import Evidence
-
-
-def case(name: str, *args, tags: str = "") -> Case:
-    return Case(name, args, frozenset(tags.split()))
-
-
-def _up(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 # ------------------------------------------------------------------------------------------------------ tiling.traffic
@@ -44,7 +38,7 @@ def _traffic_cases(rng: Random) -> list[Case]:
 
 
 def _reads_swapped(M, N, K, BM, BN, itemsize):
-    return (_up(M, BM) * M * K + _up(N, BN) * K * N) * itemsize
+    return (cdiv(M, BM) * M * K + cdiv(N, BN) * K * N) * itemsize
 
 
 TRAFFIC = FunctionExercise(
@@ -69,7 +63,8 @@ TRAFFIC = FunctionExercise(
             gives=lambda M, N, K, BM, BN, itemsize: (M * K * N // BN + K * N * M // BM) * itemsize,
         ),
         Misconception(
-            "padding-loaded", gives=lambda M, N, K, BM, BN, itemsize: _up(M, BM) * _up(N, BN) * (BM + BN) * K * itemsize
+            "padding-loaded",
+            gives=lambda M, N, K, BM, BN, itemsize: cdiv(M, BM) * cdiv(N, BN) * (BM + BN) * K * itemsize,
         ),
         Misconception(
             "elements-not-bytes", gives=lambda M, N, K, BM, BN, itemsize: tiling.matmul_reads(M, N, K, BM, BN, 1)
@@ -83,49 +78,35 @@ TRAFFIC = FunctionExercise(
 
 
 # ------------------------------------------------------------------------------------------------------- tiling.matmul
-class _Matrices:
-    """Seeded pairs of matrices and cases named after them."""
-
-    def __init__(self, rng: Random):
-        import torch
-
-        self.torch = torch
-        self.generator = torch.Generator().manual_seed(rng.getrandbits(62))
-
-    def normal(self, *shape: int, dtype: str) -> Tensor:
-        return self.torch.randn(shape, generator=self.generator).to(getattr(self.torch, dtype))
-
-    def case(self, M: int, N: int, K: int, BLOCK: int, dtype: str = "float32", tags: str = "", note: str = "") -> Case:
-        a, b = self.normal(M, K, dtype=dtype), self.normal(K, N, dtype=dtype)
-        return self.named(a, b, BLOCK, tags, note)
-
-    def named(self, a: Tensor, b: Tensor, BLOCK: int, tags: str = "", note: str = "") -> Case:
-        (M, K), N = a.shape, b.shape[1]
-        dtype = str(a.dtype).removeprefix("torch.")
-        name = f"a [{M}, {K}] @ b [{K}, {N}] {dtype}, BLOCK {BLOCK}" + (f", {note}" if note else "")
-        found = {dtype, *tags.split()}
-        found |= {"ragged-c"} if M % BLOCK or N % BLOCK else set()
-        found |= {"ragged-k"} if K % min(BLOCK, 32) else set()
-        found |= {"long-k"} if min(BLOCK, 32) < K else set()
-        return Case(name, (a, b, BLOCK), frozenset(found))
+def _case(a: Tensor, b: Tensor, BLOCK: int, tags: str = "", note: str = "") -> Case:
+    (M, K), N = a.shape, b.shape[1]
+    tags += " ragged-c" if M % BLOCK or N % BLOCK else ""
+    tags += " ragged-k" if K % min(BLOCK, 32) else ""
+    tags += " long-k" if min(BLOCK, 32) < K else ""
+    shown = f"a [{M}, {K}] @ b [{K}, {N}]"
+    return tensor_case(a, b, BLOCK, shown=shown, note=listed(f"BLOCK {BLOCK}", note), tags=tags)
 
 
 def _matmul_cases(rng: Random) -> list[Case]:
-    make = _Matrices(rng)
+    make = Inputs(rng)
+
+    def case(M: int, N: int, K: int, BLOCK: int, dtype: str = "float32", note: str = "") -> Case:
+        return _case(make.normal(M, K, dtype=dtype), make.normal(K, N, dtype=dtype), BLOCK, note=note)
+
     a, b = make.normal(16, 64, dtype="float16"), make.normal(64, 16, dtype="float16")
     a[:, :32], a[:, 32:] = a[:, :32].abs() + 60, -(a[:, 32:].abs() + 60)
     b = b.abs() + 60  # the sum is beyond 65,504 after half of K, and comes back
     return [
-        make.case(16, 16, 16, 16),
-        make.case(64, 32, 16, 16),
-        make.case(32, 48, 64, 16),
-        make.case(32, 32, 33, 16, note="one element in the last block of K"),
-        make.case(37, 53, 32, 16),
-        make.case(1, 70, 24, 32),
-        make.case(50, 1, 40, 16, "bfloat16"),
-        make.case(48, 80, 96, 16, "float16"),
-        make.named(a, b, 16, tags="large-sums", note="partial sums beyond 65,504"),
-        make.case(128, 128, 128, 32),
+        case(16, 16, 16, 16),
+        case(64, 32, 16, 16),
+        case(32, 48, 64, 16),
+        case(32, 32, 33, 16, note="one element in the last block of K"),
+        case(37, 53, 32, 16),
+        case(1, 70, 24, 32),
+        case(50, 1, 40, 16, "bfloat16"),
+        case(48, 80, 96, 16, "float16"),
+        _case(a, b, 16, tags="large-sums", note="partial sums beyond 65,504"),
+        case(128, 128, 128, 32),
     ]
 
 
@@ -169,7 +150,7 @@ MATMUL = KernelExercise(
                 and not any("float32" in case.tags for case in evidence.failed)
             ),
         ),
-        Misconception("tf32", when=lambda evidence: evidence.tag("float32") and _nearly(evidence)),
+        Misconception("tf32", when=lambda evidence: evidence.tag("float32") and evidence.near(2e-3)),
         Misconception("stays-zero", gives=lambda a, b, BLOCK: 0 * (a @ b)),
         Misconception("program-id", when=lambda evidence: evidence.kind == "nan" and _first_tile_only(evidence)),
     ),
@@ -181,12 +162,6 @@ def _first_tile_only(evidence: Evidence) -> bool:
     missing, BLOCK = evidence.outputs.isnan(), evidence.case.args[2]
     rest = missing[BLOCK:], missing[:, BLOCK:]
     return not bool(missing[:BLOCK, :BLOCK].any()) and any(part.numel() and bool(part.all()) for part in rest)
-
-
-def _nearly(evidence: Evidence) -> bool:
-    """Off by about 2^-11 of the terms, not by more."""
-    y, right = evidence.outputs.double(), evidence.expected.double()
-    return bool((y - right).abs().max() < 2e-3 * right.abs().max())
 
 
 # -------------------------------------------------------------------------------------------------------- tiling.waves
@@ -218,7 +193,7 @@ def _waves(*args: int) -> tuple[int, int, float]:
     return t.tiles, t.waves, t.efficiency
 
 
-def _of(tiles: Callable[..., int], count: Callable[[int, int], float] = _up) -> Callable[..., tuple]:
+def _of(tiles: Callable[..., int], count: Callable[[int, int], float] = cdiv) -> Callable[..., tuple]:
     """What follows from another number of tiles or of waves."""
 
     def gives(M, N, BM, BN, sms, per_sm):
@@ -230,7 +205,7 @@ def _of(tiles: Callable[..., int], count: Callable[[int, int], float] = _up) -> 
 
 
 def _tiles(M, N, BM, BN):
-    return _up(M, BM) * _up(N, BN)
+    return cdiv(M, BM) * cdiv(N, BN)
 
 
 WAVES = FunctionExercise(
@@ -240,7 +215,7 @@ WAVES = FunctionExercise(
     expected=_waves,
     tolerance=1e-9,
     misconceptions=(
-        Misconception("area", gives=_of(lambda M, N, BM, BN: _up(M * N, BM * BN))),
+        Misconception("area", gives=_of(lambda M, N, BM, BN: cdiv(M * N, BM * BN))),
         Misconception("partial-tiles-dropped", gives=_of(lambda M, N, BM, BN: M // BM * (N // BN))),
         Misconception("one-program-an-sm", gives=lambda M, N, BM, BN, sms, per_sm: _waves(M, N, BM, BN, sms, 1)),
         Misconception("fractions-of-a-wave", gives=_of(_tiles, lambda tiles, slots: tiles / slots)),
@@ -289,9 +264,8 @@ def _align_cases(rng: Random) -> list[Case]:
         ("short", 3, 2, 16),
         ("float64", rng.randrange(101, 199, 2), 8, 16),
     ):
-        cases.append(
-            case(f"rows of {N} x {itemsize} bytes, alignment {alignment} bytes ({what})", N, itemsize, alignment)
-        )
+        name = f"rows of {N} x {itemsize} bytes, alignment {alignment} bytes ({what})"
+        cases.append(case(name, N, itemsize, alignment))
     return cases
 
 
@@ -338,7 +312,7 @@ ALIGN = FunctionExercise(
         ),
         Misconception(
             "alignment-in-elements",
-            gives=lambda N, itemsize, alignment: (_widest(N, itemsize, alignment), _up(N, alignment) * alignment),
+            gives=lambda N, itemsize, alignment: (_widest(N, itemsize, alignment), cdiv(N, alignment) * alignment),
         ),
         Misconception(
             "stride-in-bytes",
@@ -433,15 +407,8 @@ def _occupancy_cases(rng: Random) -> list[Case]:
         ("L4, any", rng.choice((2, 4, 8)), rng.randrange(40, 200, 8), rng.randrange(8_000, 40_000, 128), _L4),
         ("L4, any", rng.choice((2, 4, 8)), rng.randrange(40, 200, 8), rng.randrange(0, 4_000, 128), _L4),
     ):
-        cases.append(
-            case(
-                f"{num_warps} warps, {registers} registers, {shared:,} bytes ({what})",
-                num_warps,
-                registers,
-                shared,
-                *sm,
-            )
-        )
+        name = f"{num_warps} warps, {registers} registers, {shared:,} bytes ({what})"
+        cases.append(case(name, num_warps, registers, shared, *sm))
     for i, same in enumerate(("first", "second")):
         cases[9 + i] = case(f"L4, drawn at random, {same}", *cases[9 + i].args)
     return cases
@@ -479,7 +446,7 @@ OCCUPANCY = FunctionExercise(
         Misconception("no-shared-memory", gives=_without("shared")),
         Misconception("no-warps", gives=_without("warps")),
         Misconception(
-            "rounded-up", gives=lambda w, r, s, mw, mr, ms: min(_up(mw, w), _up(mr, r * 32 * w), _up(ms, s + 1024))
+            "rounded-up", gives=lambda w, r, s, mw, mr, ms: min(cdiv(mw, w), cdiv(mr, r * 32 * w), cdiv(ms, s + 1024))
         ),
         Misconception("at-least-one", gives=lambda *args: max(1, _programs(*args))),
     ),

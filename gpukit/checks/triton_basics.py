@@ -1,4 +1,4 @@
-"""The exercises of notebook 08: cases, bounds, hints, and the wrong answers that each check must recognise.
+"""The exercises of notebook 08: cases, bounds, and what each wrong idea computes.
 
 Sums are made of whole numbers, which float32 adds without rounding: no order of adding is punished.
 """
@@ -9,7 +9,11 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from gpukit.accounting.tiling import cdiv
+from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, KernelExercise, Misconception, Traffic
+from gpukit.grading.ideas import only, padding
+from gpukit.grading.inputs import Inputs, listed, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,44 +23,22 @@ if TYPE_CHECKING:
 
 
 # ------------------------------------------------------------------------------------------------------------ inputs
-class _Inputs:
-    """Seeded tensors and cases named after them."""
-
-    def __init__(self, rng: Random):
-        import torch
-
-        self.torch = torch
-        self.generator = torch.Generator().manual_seed(rng.getrandbits(62))
-
-    def normal(self, *shape: int, dtype: str = "float32") -> Tensor:
-        return self.torch.randn(shape, generator=self.generator).to(getattr(self.torch, dtype))
-
+class _Inputs(Inputs):
     def whole(self, *shape: int, low: int = -9, high: int = 10, dtype: str = "float32") -> Tensor:
-        return self.torch.randint(low, high, shape, generator=self.generator).to(getattr(self.torch, dtype))
+        return self.integers(low, high, *shape, dtype=dtype)
 
 
-def _case(x: Tensor, *rest: Any, shown: str = "", tags: str = "") -> Case:
-    dtype = str(x.dtype).removeprefix("torch.")
-    return Case(
-        f"x {list(x.shape)} {dtype}" + (f", {shown}" if shown else ""), (x, *rest), frozenset({dtype, *tags.split()})
-    )
-
-
-def _blocked(x: Tensor, *rest: Any, shown: str = "", tags: str = "") -> Case:
+def _blocked(x: Tensor, *rest: Any, note: str = "", tags: str = "") -> Case:
     """A case whose last argument is the block size along the last dimension of x."""
     n, block = x.shape[-1], rest[-1]
     facts = [tags, "blocks long" if n > block else "", "partial" if n % block else ""]
-    return _case(x, *rest, shown=", ".join(filter(None, [shown, f"BLOCK {block}"])), tags=" ".join(facts))
-
-
-def _cdiv(n: int, block: int) -> int:
-    return -(-n // block)
+    return tensor_case(x, *rest, note=listed(note, f"BLOCK {block}"), tags=" ".join(facts))
 
 
 # ----------------------------------------------------------------------------------------------- what launches may do
 def _no_idle_program(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
     n, block = case.args[0].numel(), case.args[-1]
-    programs, needed = sum(launch.programs for launch in launches), _cdiv(n, block)
+    programs, needed = sum(launch.programs for launch in launches), cdiv(n, block)
     if programs > needed:
         return (
             "idle-programs",
@@ -69,7 +51,7 @@ def _shared_and_read_once(*tensors: int) -> Callable[[Case, tuple[LaunchFacts, .
     """The work is spread over programs, and the tensors at these positions of the arguments are read once."""
 
     def rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
-        blocks = _cdiv(case.args[0].shape[-1], case.args[-1])
+        blocks = cdiv(case.args[0].shape[-1], case.args[-1])
         if blocks > 1 and max(launch.programs for launch in launches) == 1:
             text = f"one program does the work of {blocks} blocks: how many SMs of a GPU are idle meanwhile?"
             return "one-program", text
@@ -97,10 +79,6 @@ def _nan_from(y: Tensor, end: int) -> Tensor:
     return y
 
 
-def _as_if_contiguous(x: Tensor) -> Tensor:
-    return x.as_strided((x.numel(),), (1,)).view(x.shape)
-
-
 def _sum(x: Tensor) -> Tensor:
     return x.sum(-1)
 
@@ -121,7 +99,7 @@ def _constant_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng)
 
     def case(n: int, c: float, block: int, dtype: str = "float32") -> Case:
-        return _blocked(make.normal(n, dtype=dtype), c, block, shown=f"c {c:g}")
+        return _blocked(make.normal(n, dtype=dtype), c, block, note=f"c {c:g}")
 
     return [
         case(1, 2.5, 16),
@@ -135,7 +113,7 @@ def _constant_cases(rng: Random) -> list[Case]:
 
 
 def _one_apart(x: Tensor, c: float, BLOCK: int) -> Tensor:
-    return _nan_from(x + c, BLOCK + _cdiv(len(x), BLOCK) - 1)
+    return _nan_from(x + c, BLOCK + cdiv(len(x), BLOCK) - 1)
 
 
 ADD_CONSTANT = KernelExercise(
@@ -157,10 +135,10 @@ ADD_CONSTANT = KernelExercise(
 def _vector_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng)
     sizes = ((1, 16), (64, 64), (781, 1024), (1000, 256), (1024, 128), (1025, 256), (130, 64))
-    cases = [_blocked(make.normal(n), make.normal(n), block, shown="y the same") for n, block in sizes]
+    cases = [_blocked(make.normal(n), make.normal(n), block, note="y the same") for n, block in sizes]
     return [
         *cases,
-        _blocked(make.normal(300, dtype="float16"), make.normal(300, dtype="float16"), 128, shown="y the same"),
+        _blocked(make.normal(300, dtype="float16"), make.normal(300, dtype="float16"), 128, note="y the same"),
     ]
 
 
@@ -186,8 +164,8 @@ def _outer_cases(rng: Random) -> list[Case]:
     cases = []
     for M, N, block_m, block_n in sizes:
         tags = f"{'blocks' if M > block_m or N > block_n else ''} {'partial' if M % block_m or N % block_n else ''}"
-        shown = f"y [{N}], tiles of {block_m} x {block_n}"
-        cases.append(_case(make.normal(M), make.normal(N), block_m, block_n, shown=shown, tags=tags))
+        note = f"y [{N}], tiles of {block_m} x {block_n}"
+        cases.append(tensor_case(make.normal(M), make.normal(N), block_m, block_n, note=note, tags=tags))
     return cases
 
 
@@ -197,7 +175,7 @@ def _outer(x: Tensor, y: Tensor, *_: int) -> Tensor:
 
 def _axes_swapped(x: Tensor, y: Tensor, BLOCK_M: int, BLOCK_N: int) -> Tensor:
     """The grid's first axis counts tiles along M, and the kernel takes it for the one along N."""
-    rows, columns = _cdiv(len(y), BLOCK_N) * BLOCK_M, _cdiv(len(x), BLOCK_M) * BLOCK_N
+    rows, columns = cdiv(len(y), BLOCK_N) * BLOCK_M, cdiv(len(x), BLOCK_M) * BLOCK_N
     z = _nan_from(_outer(x, y), columns)
     z[rows:] = float("nan")
     return z
@@ -236,7 +214,7 @@ def _mul_relu_cases(rng: Random) -> list[Case]:
     normal = make.normal
 
     def case(x: Tensor, dy: Tensor, tags: str = "", note: str = "") -> Case:
-        return _case(x, normal(x.shape[1]).to(x.dtype), dy, shown=note, tags=tags)
+        return tensor_case(x, make.like(x, x.shape[1]), dy, note=note, tags=tags)
 
     zeros = normal(20, 40)
     zeros[::2, ::3] = 0.0
@@ -275,13 +253,13 @@ MUL_RELU = KernelExercise(
         Misconception("no-relu", gives=_y(lambda x, w: x * w)),
         Misconception("relu-first", gives=_y(lambda x, w: x.relu() * w)),
         Misconception("weight-axis", gives=_y(lambda x, w: (x * w[: len(x), None]).relu())),
-        Misconception("contiguous-assumed", gives=_y(lambda x, w: _mul_relu(_as_if_contiguous(x), w))),
+        Misconception("contiguous-assumed", gives=_y(lambda x, w: _mul_relu(ideas.as_if_contiguous(x), w))),
         Misconception("no-mask-in-backward", gives=_dx(lambda x, w, dy: dy * w)),
         Misconception("sign-of-x", gives=_dx(lambda x, w, dy: dy * w * (x > 0))),
         Misconception("sign-of-dy", gives=_dx(lambda x, w, dy: (dy * w).relu())),
         Misconception("no-weight", gives=_dx(lambda x, w, dy: dy * _positive(x, w))),
         Misconception("gradient-at-zero", gives=_dx(lambda x, w, dy: dy * w * (x * w >= 0))),
-        Misconception("gradient-strides", gives=_dx(lambda x, w, dy: _as_if_contiguous(dy) * w * _positive(x, w))),
+        Misconception("gradient-strides", gives=_dx(lambda x, w, dy: ideas.as_if_contiguous(dy) * w * _positive(x, w))),
     ),
 )
 
@@ -300,7 +278,7 @@ def _row_sum_cases(rng: Random) -> list[Case]:
         _blocked(whole(7, 781), 128),
         _blocked(whole(5, 1025), 256),
         _blocked(whole(2, 1000, dtype="bfloat16"), 128),
-        _blocked(cancel, 64, tags="cancel", shown="1024, small numbers, -1024"),
+        _blocked(cancel, 64, tags="cancel", note="1024, small numbers, -1024"),
     ]
 
 
@@ -309,7 +287,7 @@ def _last_block(x: Tensor, BLOCK_N: int) -> Tensor:
 
 
 def _padding_of_one(x: Tensor, BLOCK_N: int) -> Tensor:
-    return _sum(x) + -x.shape[-1] % BLOCK_N
+    return _sum(x) + padding(x.shape[-1], BLOCK_N)
 
 
 def _rows_a_block_apart(x: Tensor, BLOCK_N: int) -> Tensor:
@@ -329,7 +307,7 @@ ROW_SUM = KernelExercise(
         Misconception(
             "tail-mask",
             gives=_padding_of_one,
-            fill=lambda evidence: {"lanes": -evidence.case.args[0].shape[-1] % evidence.case.args[1]},
+            fill=lambda evidence: {"lanes": padding(evidence.case.args[0].shape[-1], evidence.case.args[1])},
         ),
         Misconception("row-stride", gives=_rows_a_block_apart),
         Misconception("program-id", gives=lambda x, BLOCK_N: _sum(x[:1]).expand(len(x))),
@@ -344,7 +322,7 @@ def _dot_cases(rng: Random) -> list[Case]:
 
     def case(n: int, block: int, dtype: str = "float32", **values: int) -> Case:
         x, y = (make.whole(n, dtype=dtype, **values) for _ in range(2))
-        return _blocked(x, y, block, shown="y the same", tags="large" if values else "")
+        return _blocked(x, y, block, note="y the same", tags="large" if values else "")
 
     return [
         case(1, 16),
@@ -378,13 +356,10 @@ DOT = KernelExercise(
         Misconception("sum-then-multiply", gives=_product_of_sums),
         Misconception(
             "tail-mask",
-            gives=lambda x, y, BLOCK: (_sum(x * y) + -len(x) % BLOCK).reshape(1),
-            fill=lambda evidence: {"lanes": -len(evidence.case.args[0]) % evidence.case.args[2]},
+            gives=lambda x, y, BLOCK: (_sum(x * y) + padding(len(x), BLOCK)).reshape(1),
+            fill=lambda evidence: {"lanes": padding(len(evidence.case.args[0]), evidence.case.args[2])},
         ),
-        Misconception(
-            "low-precision-sum",
-            when=lambda evidence: all(case.tags & {"float16", "bfloat16"} for case in evidence.failed),
-        ),
+        Misconception("low-precision-sum", when=only("float16", "bfloat16")),
     ),
 )
 
@@ -403,7 +378,7 @@ def _prefix_cases(rng: Random) -> list[Case]:
         _blocked(whole(4, 781), 128),
         _blocked(whole(2, 1025), 256),
         _blocked(whole(5, 100, dtype="bfloat16"), 32),
-        _blocked(steps.view(1, -1), 16, tags="large", shown="4096 in the first block, then 1 a block"),
+        _blocked(steps.view(1, -1), 16, tags="large", note="4096 in the first block, then 1 a block"),
     ]
 
 
@@ -452,7 +427,7 @@ def _histogram_cases(rng: Random) -> list[Case]:
     def case(n: int, num_bins: int, block: int, low: int = 0, high: int = 0, tags: str = "", note: str = "") -> Case:
         x = make.whole(n, low=low, high=high or num_bins, dtype="int32")
         x[: min(n, 3)] = num_bins // 2  # there is always a bin with several in it
-        return _blocked(x, num_bins, block, shown=f"{num_bins} bins" + note, tags=tags)
+        return _blocked(x, num_bins, block, note=f"{num_bins} bins" + note, tags=tags)
 
     return [
         case(1, 4, 16),
@@ -481,7 +456,7 @@ def _present(x: Tensor, num_bins: int, BLOCK: int) -> Tensor:
 def _padding_in(bin: int) -> Callable[[Tensor, int, int], Tensor]:
     def gives(x: Tensor, num_bins: int, BLOCK: int) -> Tensor:
         counts = _histogram(x, num_bins, BLOCK)
-        counts[bin] += -len(x) % BLOCK
+        counts[bin] += padding(len(x), BLOCK)
         return counts
 
     return gives
@@ -504,21 +479,18 @@ HISTOGRAM = KernelExercise(
         Misconception(
             "tail-mask",
             gives=_padding_in(0),
-            fill=lambda evidence: {"lanes": -len(evidence.case.args[0]) % evidence.case.args[2]},
+            fill=lambda evidence: {"lanes": padding(len(evidence.case.args[0]), evidence.case.args[2])},
         ),
         Misconception("adds-values", gives=_adds_values),
         Misconception(
-            "one-block", gives=lambda x, num_bins, BLOCK: _histogram(x[:BLOCK], num_bins, BLOCK) * _cdiv(len(x), BLOCK)
+            "one-block", gives=lambda x, num_bins, BLOCK: _histogram(x[:BLOCK], num_bins, BLOCK) * cdiv(len(x), BLOCK)
         ),
     ),
 )
 
 
 # ----------------------------------------------------------------------------------------------- triton_basics.dropout
-def _dropout(x: Tensor, p: float, seed: int) -> Tensor:
-    from gpukit.reference.triton_basics import dropout
-
-    return dropout(x, p, seed)
+_dropout = ideas.reference("triton_basics.dropout")
 
 
 def _dropout_cases(rng: Random) -> list[Case]:
@@ -527,7 +499,7 @@ def _dropout_cases(rng: Random) -> list[Case]:
     def case(shape: tuple[int, ...], p: float, dtype: str = "float32", tags: str = "") -> Case:
         x, dy = make.normal(*shape, dtype=dtype), make.normal(*shape, dtype=dtype)
         blocks = "blocks" if x.numel() > 256 else ""
-        return _case(x, p, rng.randrange(1, 1 << 31), dy, shown=f"p {p:g}", tags=f"{tags} {blocks}")
+        return tensor_case(x, p, rng.randrange(1, 1 << 31), dy, note=f"p {p:g}", tags=f"{tags} {blocks}")
 
     return [
         case((200,), 0.25),
@@ -668,17 +640,13 @@ def _neighbour_mean(x: Tensor, BLOCK: int) -> Tensor:
     return y
 
 
-def _several_programs(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
-    return _shared_and_read_once()(case, launches)
-
-
 DETECTIVE_RACE = KernelExercise(
     id="triton_basics.detective_race",
     function="neighbour_mean",
     cases=_mean_cases,
     reference=_neighbour_mean,
     traffic=Traffic(reads=2, writes=1),
-    launch_rule=_several_programs,
+    launch_rule=_shared_and_read_once(),
     misconceptions=(_ONE_BLOCK,),
 )
 
