@@ -49,8 +49,10 @@ def _update(
     m = tl.load(m_ptr + offs, mask=mask, other=0.0).to(ACC)
     v = tl.load(v_ptr + offs, mask=mask, other=0.0).to(ACC)
     w = tl.load(w_ptr + offs, mask=mask, other=0.0).to(ACC)
+    # b1 m + (1 - b1) g, from new_m = 1 - b1 alone, which has all its digits in float32.
     m += new_m * (g - m)
     v += new_v * (g * g - v)
+    # Decoupled: the decay is a factor of the weight and passes through neither m nor v.
     w = w * decay - step_size * m / (tl.sqrt(v) / root + eps)
     tl.store(m_ptr + offs, m, mask=mask)
     tl.store(v_ptr + offs, v, mask=mask)
@@ -84,6 +86,7 @@ def adamw_kernel(
         lr = tl.load(lr_ptr).to(ACC)
     if scale_ptr is not None:
         sign *= tl.load(scale_ptr).to(ACC)
+    # The launcher counts up afterwards, on the device: all blocks of a tensor read the same t.
     t = tl.load(step_ptr + tensor) + 1
     seed += tensor * 65_537 + t.to(tl.int32) * 7_919  # a stream of random numbers of its own, in which elements count
     # A Python number arrives in float32, where 1 - 0.999 would have four digits: 1 - beta is computed by the launcher.

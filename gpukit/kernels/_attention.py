@@ -57,8 +57,10 @@ def _store(
 def _ranges(first, last, left, right, size, BLOCK: tl.constexpr):
     """What x = first .. last see of 0 .. size - 1, if x sees x - left .. x + right, in whole blocks: it lies between `start`
     and `end`, and every x sees all of the `full` from `full_start` on."""
+    # Down to a whole block: blocks begin at multiples of BLOCK, also those that begin before what is seen.
     start = tl.maximum(first - left, 0) // BLOCK * BLOCK
     end = tl.minimum(last + right + 1, size)
+    # Full is what even the last x does not leave behind, and the first already sees.
     full_start = tl.cdiv(tl.maximum(last - left, 0), BLOCK) * BLOCK
     full_end = tl.maximum(tl.minimum(first + right + 1, size), 0) // BLOCK * BLOCK
     return start, end, full_start, tl.maximum(full_end - full_start, 0)
@@ -83,6 +85,7 @@ def _softmax_step(s, l, m, scale):
     the new maximum, the new sum and maximum, and what earlier sums have to be multiplied with.
 
     scale  times log2(e): e^x is 2^(x log2(e)), and the GPU computes powers of 2"""
+    # scale is positive, so the maximum may be taken before the product with it: one product a row.
     m_new = tl.maximum(m, tl.max(s, axis=1) * scale)
     p = tl.exp2(s * scale - m_new[:, None])
     shrink = tl.exp2(m - m_new)

@@ -185,6 +185,7 @@ def decode_attention_kernel(
         o = acc / tl.where(l == 0, 1.0, l)[:, None]
         _store_rows(o_ptr, o, offs_m, rows, groups, stride_oh, stride_ot, stride_od, D, BLOCK_D)
     else:
+        # R rows of queries in the whole batch: parts [splits, R, D] come first, then maxima and sums, [splits, R] each.
         R = (tl.num_programs(0) // (splits * blocks_m)).to(tl.int64) * rows
         stats_ptr = parts_ptr + splits * R * D
         first = (batch * H_kv + head) * rows

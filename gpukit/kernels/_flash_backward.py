@@ -33,6 +33,7 @@ def flash_attention_delta_kernel(
     """delta = sum(o do) - dlse for BLOCK_M rows of one head. dlse_ptr: the gradient of the LSE, or None."""
     blocks = tl.cdiv(T, BLOCK_M)
     start = tl.program_id(0) % blocks * BLOCK_M
+    # delta and the LSE are contiguous [B, H, T]: a row of them is one number of B H.
     row = (tl.program_id(0) // blocks).to(tl.int64)  # of B H
     o_ptr += row // H * stride_ob + row % H * stride_oh
     do_ptr += row // H * stride_gb + row % H * stride_gh
@@ -64,6 +65,7 @@ def _add_dk_dv(
         # For rows past the end +inf, of which p becomes 0.
         lse = tl.load(lse_ptr + offs_m, mask=offs_m < T_q, other=float("inf"))
         s = tl.dot(k, q.T, input_precision=PRECISION)
+        # p is softmax itself, not up to a factor: the LSE was kept for this. So no running maximum is needed.
         p = tl.exp2(s * scale - (lse * LOG2E)[None, :])
         if MASKED:
             p = tl.where(_seen(m, lowest, highest, BLOCK_M), p, 0.0)
@@ -71,7 +73,9 @@ def _add_dk_dv(
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
         delta = tl.load(delta_ptr + offs_m, mask=offs_m < T_q, other=0.0)
         dp = tl.dot(v, do.T, input_precision=PRECISION)
+        # The derivative of softmax: what dp has in common along a row is taken out, and delta is that.
         ds = p * (dp - delta[None, :])
+        # Without `scale`, which is applied once to the finished sums.
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
     return dk, dv
 
@@ -121,6 +125,7 @@ def flash_attention_bwd_kv_kernel(
     v = _load(v_ptr, start_n, stride_vt, stride_vd, T_k, True, D, BLOCK_N, BLOCK_D)
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    # All query heads that share these keys add to the same dk and dv, in this program, one after the other.
     for _ in tl.range(0, groups):
         dk, dv = _add_dk_dv(
             dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, stride_qt, stride_qd, stride_gt, stride_gd,
@@ -201,6 +206,7 @@ def flash_attention_bwd_q_kernel(
 
     q = _load(q_ptr, start_m, stride_qt, stride_qd, T_q, True, D, BLOCK_M, BLOCK_D)
     do = _load(do_ptr, start_m, stride_gt, stride_gd, T_q, True, D, BLOCK_M, BLOCK_D)
+    # Rows past the end have q = 0 and do = 0: whatever p is there, what it gives is not stored.
     lse = tl.load(lse_ptr + offs_m, mask=offs_m < T_q, other=0.0) * LOG2E
     delta = tl.load(delta_ptr + offs_m, mask=offs_m < T_q, other=0.0)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)

@@ -31,6 +31,7 @@ def norm_bwd_kernel(
     du: the gradient that reaches u by itself, or None. dweight, dbias [programs, N], float32, or None.
     """
     tl.assume(N > BLOCK_N // 2)
+    # Weight and both sums are for columns, which are the same in every row: loaded and stored once a program.
     offs_n = tl.arange(0, BLOCK_N)[None, :]
     mask_n = (offs_n < N) | EVEN
     if weight_ptr is not None:
@@ -40,6 +41,7 @@ def norm_bwd_kernel(
     if dbias_ptr is not None:
         dbias = tl.zeros([1, BLOCK_N], ACC)
 
+    # Rows in steps of the whole grid: programs that run at a time read neighbouring rows.
     first = tl.program_id(0).to(tl.int64) * BLOCK_M
     for start in tl.range(first, M, tl.num_programs(0) * BLOCK_M, num_stages=NUM_STAGES):
         offs_m = tl.cast(start, tl.int64) + tl.arange(0, BLOCK_M)[:, None]
@@ -55,6 +57,7 @@ def norm_bwd_kernel(
             dweight += tl.sum(dy * x_hat, axis=0, keep_dims=True)
         if dbias_ptr is not None:
             dbias += tl.sum(dy, axis=0, keep_dims=True)
+        # y = x_hat weight + bias, so this is the gradient of x_hat.
         dx_hat = dy
         if weight_ptr is not None:
             dx_hat = dy * weight
@@ -62,11 +65,13 @@ def norm_bwd_kernel(
         dx = dx_hat - x_hat * (tl.sum(dx_hat * x_hat, axis=1, keep_dims=True) / N)
         if CENTRE:
             dx -= tl.sum(dx_hat, axis=1, keep_dims=True) / N
+        # x_hat changes rstd times as fast as x.
         dx *= rstd
         if du_ptr is not None:
             dx += tl.load(du_ptr + offs_m * stride_dum + offs_n * stride_dun, mask=mask, other=0.0).to(ACC)
         tl.store(dx_ptr + offs_m * N + offs_n, dx, mask=mask)
 
+    # A row of sums for each program; `column_sums` adds them in a fixed order, which atomics would not.
     offs = tl.program_id(0).to(tl.int64) * N + offs_n
     if dweight_ptr is not None:
         tl.store(dweight_ptr + offs, dweight, mask=mask_n)
@@ -91,6 +96,7 @@ def norm_bwd_long_kernel(
         mean = 0.0
         if CENTRE:
             mean = tl.load(stats_ptr + M + row)
+        # First pass: how much of dx_hat lies along x_hat, and along all ones.
         dot = tl.zeros([BLOCK_N], ACC)
         total = tl.zeros([BLOCK_N], ACC)
         for start in tl.range(0, N, BLOCK_N):
@@ -115,6 +121,7 @@ def norm_bwd_long_kernel(
             dx_hat = dy
             if weight_ptr is not None:
                 dx_hat = dy * tl.load(weight_ptr + offs_n, mask=mask_n, other=0.0).to(ACC)
+            # Second pass, which reads the row again: the same formula as in `norm_bwd_kernel`.
             dx = (dx_hat - x_hat * along - shift) * rstd
             if du_ptr is not None:
                 dx += tl.load(du_ptr + row * stride_dum + offs_n * stride_dun, mask=mask_n, other=0.0).to(ACC)

@@ -16,10 +16,12 @@ def column_sums_kernel(
     BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """partial [1 or 2, P, N]. second_ptr: where the sums of partial[1] go, or None."""
+    # The programs of the second sum, if there is one, follow those of the first.
     blocks_n = tl.cdiv(N, BLOCK_N)
     which = (tl.program_id(0) // blocks_n).to(tl.int64)
     offs_n = (tl.program_id(0) % blocks_n) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     offs_p = tl.arange(0, BLOCK_P)[:, None]
+    # Rows in the same order in every run, and joined in the same tree: the same bits.
     acc = tl.zeros([BLOCK_P, BLOCK_N], ACC)
     for start in tl.range(0, P, BLOCK_P):
         offs = (which * P + start + offs_p) * N + offs_n

@@ -17,6 +17,7 @@ def tile_at(pid, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     Programs that run at the same time then form a block, not a line, and a block of tiles shares more of its operands in
     L2: 64 tiles read 8 strips of a and 8 of b, as a line they would read 1 and 64.
     """
+    # The tiles of a group lie one after the other; the last group may have fewer rows.
     width = GROUP_M * tiles_n
     first_m = pid // width * GROUP_M
     rows = min(tiles_m - first_m, GROUP_M)
@@ -41,6 +42,7 @@ def epilogue(
     mask = (offs_m < M) & (offs_n < N)
     if scale_ptr is not None:
         scale = tl.load(scale_ptr).to(acc.dtype)
+        # Before the bias, which is not part of the scaled product.
         acc *= scale
         if GATED:
             up *= scale
@@ -50,6 +52,7 @@ def epilogue(
             up += tl.load(bias_ptr + N + offs_n, mask=offs_n < N).to(acc.dtype)
     if z_ptr is not None:
         if GATED:
+            # As the product of a with all of b's columns would lie: gate, then up.
             tl.store(z_ptr + offs_m * 2 * N + offs_n, acc, mask=mask)
             tl.store(z_ptr + offs_m * 2 * N + N + offs_n, up, mask=mask)
         else:
@@ -70,6 +73,7 @@ def added(ptrs, stride, mask, PARTS: tl.constexpr):
     """ptrs[0] + ptrs[stride] + ...: tiles that `PARTS` programs have stored, for the last of them, always in this order."""
     total = tl.load(ptrs, mask=mask, other=0.0, cache_modifier=".cg")
     for i in tl.static_range(1, PARTS):
+        # Float sums depend on their order: this one is the shares', not that in which programs end.
         total += tl.load(ptrs + i * stride, mask=mask, other=0.0, cache_modifier=".cg")
     return total
 
@@ -84,6 +88,7 @@ def is_last(counter_ptr, programs):
     tl.debug_barrier()  # One thread counts for all: what the others have stored must come before.
     last = tl.atomic_add(counter_ptr, 1, sem="acq_rel") == programs - 1
     if last:
+        # Nobody else counts here any more in this launch; the next one begins after it.
         tl.store(counter_ptr, 0)
     return last
 

@@ -62,12 +62,15 @@ def _store_gradient(
     V,
     SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
+    # softmax(x) - one-hot(target), smoothed; the z-loss adds a multiple of the softmax.
     offs_v = start + tl.arange(0, BLOCK_V)
+    # Not from the log-sum-exp, for its digits: see `cross_entropy_fwd_kernel`.
     dx = _exp(x - m - log_l)
     if Z_LOSS != 0:
         dx *= 1 + 2 * Z_LOSS * (m + log_l)
     if SMOOTHING != 0:
         dx -= SMOOTHING / tl.cast(V, dx.dtype)
+    # The one-hot vector is never in memory: one lane of one block is its 1.
     dx = tl.where(offs_v == target, dx - (1 - SMOOTHING), dx) * scale
     tl.store(dx_ptr + offs_v * stride_dxv, dx, mask=offs_v < V)
 
@@ -86,12 +89,14 @@ def cross_entropy_fwd_kernel(
     pid_m = tl.program_id(0).to(tl.int64)  # a row's offset passes 2^31 elements in ordinary batches
     x_ptr += pid_m * stride_xm
     target = tl.load(target_ptr + pid_m).to(tl.int64)
+    # A target outside is never read from: its loss becomes NaN, or 0 if it is ignore_index.
     valid = (target >= 0) & (target < V)
     x_target = tl.load(x_ptr + target * stride_xv, mask=valid, other=float("nan")).to(ACC)
 
     # The maximum starts finite, so that -inf - m is never NaN. A row of -inf alone ends with log 0 and so with -inf.
     m = tl.full([], -3.4028234663852886e38, ACC)
     l = tl.zeros([], ACC)
+    # The plain sum of the logits, for smoothing alone.
     total = tl.zeros([], ACC)
     for start in tl.range(BLOCK_V, V, BLOCK_V, num_stages=1):
         x = _load(x_ptr, start, V, stride_xv, BLOCK_V, ACC)
@@ -102,6 +107,7 @@ def cross_entropy_fwd_kernel(
     x = _load(x_ptr, 0, V, stride_xv, BLOCK_V, ACC)
     m, l = _join(m, l, x)
     log_l = tl.log(l)
+    # Differences to the maximum first: they are small where the logits are large.
     loss = log_l + (1 - SMOOTHING) * (m - x_target)
     if SMOOTHING != 0:
         loss += SMOOTHING * (m - (total + _sum(x, 0, V, BLOCK_V)) / V)
@@ -111,6 +117,7 @@ def cross_entropy_fwd_kernel(
     tl.store(stats_ptr + 2 * pid_m + tl.arange(0, 2), tl.join(m, log_l))
 
     if GRADIENT:
+        # A row that does not count still gets its gradient: zeros, in place of the logits.
         scale = tl.where(target == ignore_index, 0.0, tl.load(scale_ptr).to(ACC))
         _store_gradient(x_ptr, x, 0, target, m, log_l, scale, stride_xv, V, SMOOTHING, Z_LOSS, BLOCK_V)
         # Backwards: what was read last is still in a cache.

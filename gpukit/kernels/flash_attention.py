@@ -74,6 +74,7 @@ def _attend(
         k = _load(k_ptr, n, stride_kt, stride_kd, T_k, MASKED, D, BLOCK_N, BLOCK_D)
         s = tl.dot(q, k.T, input_precision=PRECISION)
         if MASKED:
+            # -inf before the maximum is taken: what is not seen must not count there either.
             s = tl.where(_seen(n, lowest, highest, BLOCK_N), s, -float("inf"))
         p, l, m, shrink = _softmax_step(s, l, m, scale)
         v = _load(v_ptr, n, stride_vt, stride_vd, T_k, MASKED, D, BLOCK_N, BLOCK_D)
@@ -94,6 +95,7 @@ def flash_attention_fwd_kernel(
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_M queries of one head per program. groups: query heads for each head of keys."""
+    # Programs in one dimension: block of queries, head, sequence.
     blocks = tl.cdiv(T_q, BLOCK_M)
     # The last queries see the most keys if causal. They begin first, so that short programs fill the end.
     start_m = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
@@ -110,18 +112,22 @@ def flash_attention_fwd_kernel(
     o_ptr += batch * stride_ob + head * stride_oh + first_q * stride_ot
     lse_ptr += batch * stride_lb + head * stride_lh + first_q
 
+    # Where query 0 stands among the keys.
     shift = T_k - T_q
     offs_m = start_m + tl.arange(0, BLOCK_M)
     lowest, highest = offs_m + shift - left, tl.minimum(offs_m + shift + right, T_k - 1)
     last_m = tl.minimum(start_m + BLOCK_M, T_q) - 1
     start, end, full_start, full = _ranges(start_m + shift, last_m + shift, left, right, T_k, BLOCK_N)
 
+    # Read once and kept in registers or shared memory for the whole walk.
     q = _load(q_ptr, start_m, stride_qt, stride_qd, T_q, True, D, BLOCK_M, BLOCK_D)
+    # e^(scale s) is 2^(scale log2(e) s): one factor for both, applied inside the exponent.
     scale *= LOG2E
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
     # The maximum starts finite, so that -inf - m is never NaN. A row that sees no key ends with l = 0.
     m = tl.full([BLOCK_M], -3.4028234663852886e38, tl.float32)
+    # Blocks in which everything is seen first, and without a mask; then those at the edges, around that hole.
     acc, l, m = _attend(
         acc, l, m, q, k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
         full_start, full_start + full, 0, 0, lowest, highest, T_k, scale, False, PRECISION, D, BLOCK_N, BLOCK_D,
@@ -131,8 +137,10 @@ def flash_attention_fwd_kernel(
         start, end - full, full_start, full, lowest, highest, T_k, scale, True, PRECISION, D, BLOCK_N, BLOCK_D,
     )  # fmt: skip
 
+    # One division a row. A row that saw nothing has acc = 0, and gets 0, not NaN.
     o = acc * (1.0 / tl.where(l == 0, 1.0, l))[:, None]
     _store(o_ptr, o, start_m, stride_ot, stride_od, T_q, D, BLOCK_M, BLOCK_D)
+    # m and l are in powers of 2; the LSE is in powers of e, as PyTorch has it. log2(0) is -inf.
     tl.store(lse_ptr + offs_m, (m + tl.log2(l)) / LOG2E, mask=offs_m < T_q)
 
 

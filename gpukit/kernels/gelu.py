@@ -93,6 +93,7 @@ def _tile(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
     Both in int64: M and N are 1 and the number of elements if everything is contiguous.
     """
+    # Tiles in a grid of one dimension, row by row of tiles.
     blocks_n = tl.cdiv(N, BLOCK_N)
     pid_m = (tl.program_id(0) // blocks_n).to(tl.int64)
     pid_n = (tl.program_id(0) % blocks_n).to(tl.int64)
@@ -109,6 +110,7 @@ def gelu_fwd_kernel(
     TANH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """One tile per program. bias_ptr: None without bias."""
+    # Lanes outside hold whatever: each element is by itself, and theirs are not stored.
     offs_m, offs_n, mask = _tile(M, N, BLOCK_M, BLOCK_N)
     x = tl.load(x_ptr + offs_m * stride_xm + offs_n * stride_xn, mask=mask).to(ACC)
     if bias_ptr is not None:
@@ -128,6 +130,7 @@ def gelu_bwd_kernel(
     bias_ptr and partial_ptr: None without bias.
     """
     blocks_n = tl.cdiv(N, BLOCK_N)
+    # The launcher's grid is a multiple of blocks_n: so many programs share a column of tiles.
     blocks_m = tl.num_programs(0) // blocks_n
     pid_m = (tl.program_id(0) // blocks_n).to(tl.int64)
     offs_n = (tl.program_id(0) % blocks_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -142,6 +145,7 @@ def gelu_bwd_kernel(
         dy = tl.load(dy_ptr + offs_m * stride_dym + offs_n * stride_dyn, mask=mask, other=0.0).to(ACC)
         if bias_ptr is not None:
             x += bias
+        # In the padding dy is 0, so dx is, and adds nothing to the bias' gradient.
         dx = dy * _gelu_slope(x, TANH, x_ptr.dtype.element_ty == tl.float32)
         tl.store(dx_ptr + offs_m * N + offs_n, dx, mask=mask)
         if bias_ptr is not None:
@@ -174,6 +178,7 @@ def swiglu_bwd_kernel(
     dy = tl.load(dy_ptr + offs_m * stride_dym + offs_n * stride_dyn, mask=mask).to(ACC)
     gate = tl.load(gate_ptr + offs_m * stride_gm + offs_n * stride_gn, mask=mask).to(ACC)
     up = tl.load(up_ptr + offs_m * stride_um + offs_n * stride_un, mask=mask).to(ACC)
+    # silu' = s + silu (1 - s): both gradients come from one sigmoid.
     s = _sigmoid(gate)
     silu = gate * s
     tl.store(dgate_ptr + offs_m * N + offs_n, dy * up * (s + silu * (1.0 - s)), mask=mask)

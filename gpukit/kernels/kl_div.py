@@ -29,14 +29,17 @@ def kl_div_fwd_kernel(
     LOG_TARGET: tl.constexpr, REDUCED: tl.constexpr, BLOCK: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """out: the elements' terms, or REDUCED, the sum of each program's."""
+    # int64: logits of a batch may be more than 2^31.
     pid = tl.program_id(0).to(tl.int64)
     offs = pid * BLOCK + tl.arange(0, BLOCK)
     mask = offs < n
     x = tl.load(x_ptr + offs, mask=mask, other=0.0).to(ACC)
     if LOG_TARGET:
         t = tl.load(t_ptr + offs, mask=mask, other=0.0).to(ACC)
+        # Padding is 0 in both, of which the term is 0.
         loss = tl.exp(t) * (t - x)
     else:
+        # Padding of 1 beside x = 0: 1 log 1 - 0 is 0, so the sum may take all lanes.
         t = tl.load(t_ptr + offs, mask=mask, other=1.0).to(ACC)
         # 0 log 0 is 0. The logarithm of a negative "probability" is NaN, as in PyTorch.
         loss = tl.where(t == 0, 0.0, t * tl.log(tl.where(t == 0, 1.0, t))) - t * x
@@ -59,6 +62,7 @@ def kl_div_bwd_kernel(
     if LOG_TARGET:
         t = tl.exp(t)
     if REDUCED:
+        # To read the one number on the CPU would make it wait for the GPU.
         dloss = tl.load(dloss_ptr).to(ACC) * SCALE
     else:
         dloss = tl.load(dloss_ptr + offs, mask=mask, other=0.0).to(ACC)

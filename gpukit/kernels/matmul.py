@@ -54,6 +54,7 @@ def matmul_kernel(
     GATED: tl.constexpr = ACTIVATION == "swiglu"
     # With fp8 operands the tensor cores of Hopper keep 14 bits of a sum: no longer than one block of K at a time.
     IMPRECISE: tl.constexpr = BLOCK_K if a_ptr.dtype.element_ty == tl.float8e4nv else None
+    # One dimension of programs for tile, share and batch: a grid's second and third end at 65,535.
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     pid = tl.program_id(0)
     pid_m, pid_n = tile_at(pid % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
@@ -63,14 +64,18 @@ def matmul_kernel(
     # int64: a matrix may have more than 2^31 elements, and a row of a transposed one may span as many.
     offs_m = pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     offs_n = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    # Shares are whole blocks of K, as many each: the last ones may be short, or have none.
     steps = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K)
     first = share // batches * steps * BLOCK_K
     offs_k = first + tl.arange(0, BLOCK_K).to(tl.int64)
     a_ptrs = a_ptr + batch * stride_ab + offs_m * stride_am + offs_k[None, :] * stride_ak
     b_ptrs = b_ptr + batch * stride_bb + offs_k[:, None] * stride_bk + offs_n * stride_bn
+    # A stride of 1 is a compile-time constant here, which tl.cast takes and .to() does not know.
     step_a, step_b = tl.cast(stride_ak, tl.int64) * BLOCK_K, tl.cast(stride_bk, tl.int64) * BLOCK_K
+    # The second half of b's columns. It may lie more than 2^31 elements on, hence int64.
     up_ptrs = b_ptrs + tl.cast(stride_bn, tl.int64) * N
 
+    # The sums stay in registers over all of K, in float32 also for 16-bit operands.
     acc = tl.zeros([BLOCK_M, BLOCK_N], ACC)
     up = acc
     for k in tl.range(first, min(first + steps * BLOCK_K, K), BLOCK_K):
@@ -83,25 +88,30 @@ def matmul_kernel(
             b = tl.load(up_ptrs, mask=mask_k[:, None] & (offs_n < N), other=0.0)
             up = tl.dot(a, b, up, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACC)
             up_ptrs += step_b
+        # Pointers that move take one addition; computed anew from k they would take a product.
         a_ptrs += step_a
         b_ptrs += step_b
 
     mask = (offs_m < M) & (offs_n < N)
     if SPLIT_K > 1:
         columns = 2 * N if GATED else N
+        # Parts lie share by share, so that the same element of two shares is `size` apart.
         size = tl.cast(batches, tl.int64) * M * columns
         parts = parts_ptr + tl.cast(share, tl.int64) * M * columns + offs_m * columns + offs_n
         tl.store(parts, acc, mask=mask)
         if GATED:
             tl.store(parts + N, up, mask=mask)
+        # One counter for each tile of each batch. Whoever counts last sees what the others have stored.
         if not is_last(counters_ptr + pid % (tiles_m * tiles_n * batches), SPLIT_K):
             return
         parts = parts_ptr + batch * M * columns + offs_m * columns + offs_n
         acc = added(parts, size, mask, SPLIT_K)
         if GATED:
             up = added(parts + N, size, mask, SPLIT_K)
+    # Only float32 results show the error of the shorter formula for GELU.
     FINE: tl.constexpr = c_ptr.dtype.element_ty == tl.float32
     before = batch * M * N  # elements of c in the batches before this one
+    # int64 again: moved here once, so that the epilogue counts from the batch's first row.
     if z_ptr is not None:
         z_ptr += before * (2 if GATED else 1)
     if residual_ptr is not None:

@@ -68,7 +68,9 @@ def norm_fwd_kernel(
 
     residual_ptr with u_ptr, weight_ptr and bias_ptr may be None. stats [1 or 2, M]: 1 / sqrt(variance + eps), the mean.
     """
+    # Half of each row is inside, so the compiler need not test those lanes.
     tl.assume(N > BLOCK_N // 2)
+    # int64: a row's offset passes 2^31 elements long before a GPU's memory is full.
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     offs_n = tl.arange(0, BLOCK_N)[None, :]
     mask_m, mask_n = offs_m < M, (offs_n < N) | EVEN
@@ -76,13 +78,16 @@ def norm_fwd_kernel(
     offs_x, offs_r = offs_m * stride_xm + offs_n * stride_xn, offs_m * stride_rm + offs_n * stride_rn
     x = _load_input(x_ptr, residual_ptr, offs_x, offs_r, mask, ACC)
     if weight_ptr is not None:
+        # Before the sums, so that it arrives while they are computed.
         weight = tl.load(weight_ptr + offs_n, mask=mask_n, other=0.0).to(ACC)
     if residual_ptr is not None:
+        # u is written now and not read again: what goes on below is the same numbers in registers.
         tl.store(u_ptr + offs_m * N + offs_n, x, mask=mask)
     if CENTRE:
         mean = _mean(tl.sum(x, axis=1, keep_dims=True), N)
         tl.store(stats_ptr + M + offs_m, mean, mask=mask_m)
         x = tl.where(mask_n, x - mean, 0.0)  # the padding would be -mean, and count in the variance
+    # Padding is 0 and adds nothing; the divisor is N, not the block.
     rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / N + EPS)
     tl.store(stats_ptr + offs_m, rstd, mask=mask_m)
     y = x * rstd
@@ -115,11 +120,13 @@ def norm_fwd_long_kernel(
             offs_n = start + offs
             total += _load_input(x_ptr, residual_ptr, offs_n * stride_xn, offs_n * stride_rn, offs_n < N, ACC)
         mean = _mean(tl.sum(total, axis=0), N)
+    # Sums for each lane, joined after the loop: a reduction in each step would make all warps wait.
     squares = tl.zeros([BLOCK_N], ACC)
     rest = tl.zeros([BLOCK_N], ACC)
     for start in tl.range(0, N, BLOCK_N):
         offs_n = start + offs
         x = _load_input(x_ptr, residual_ptr, offs_n * stride_xn, offs_n * stride_rn, offs_n < N, ACC)
+        # The padding would be -mean, and count.
         x = tl.where(offs_n < N, x - mean, 0.0)
         squares += x * x
         rest += x

@@ -34,13 +34,16 @@ def _rotate(
     BLOCK_H: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """The H heads of one token: x and out point to the first of them."""
+    # cos and sin stay in registers for all heads of the token.
     for start in range(0, H, BLOCK_H):
+        # int64: heads of a [B, H, T, D] tensor are T D elements apart.
         offs_h = (start + tl.arange(0, BLOCK_H)[:, None]).to(tl.int64)
         mask = (offs_h < H) & (offs_d < HALF)
         x_ptrs = x_ptr + offs_h * stride_h
         offs_out = offs_h * stride_oh + offs_d
         x1 = tl.load(x_ptrs + offs_d * stride_d, mask=mask).to(ACC)
         x2 = tl.load(x_ptrs + (HALF + offs_d) * stride_d, mask=mask).to(ACC)
+        # Both halves were read before either is written.
         tl.store(out_ptr + offs_out, x1 * cos - x2 * sin, mask=mask)
         tl.store(out_ptr + offs_out + HALF, x2 * cos + x1 * sin, mask=mask)
 
@@ -56,13 +59,16 @@ def rope_kernel(
     BACKWARDS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """One token of one sequence per program, all heads of q and of k. HALF: half of a head's size."""
+    # One dimension of programs: a grid's second ends at 65,535, and T may be longer.
     b = (tl.program_id(0) // T).to(tl.int64)
     t = (tl.program_id(0) % T).to(tl.int64)
     offs_d = tl.arange(0, BLOCK_D)[None, :].to(tl.int64)
     cos = tl.load(cos_ptr + b * stride_cb + t * stride_ct + offs_d * stride_cd, mask=offs_d < HALF).to(ACC)
     sin = tl.load(sin_ptr + b * stride_sb + t * stride_st + offs_d * stride_sd, mask=offs_d < HALF).to(ACC)
     if BACKWARDS:
+        # The turn by the opposite angle, which is also the transpose of the turn: hence the gradient.
         sin = -sin
+    # The results are contiguous, so their strides follow from the sizes and need not be passed.
     D = 2 * HALF
     _rotate(
         q_ptr + b * stride_qb + t * stride_qt, q_out_ptr + (b * H * T + t) * D,

@@ -77,9 +77,12 @@ def softmax_fwd_persistent_kernel(
     LOG: tl.constexpr, BLOCK_N: tl.constexpr, EVEN: tl.constexpr, NUM_STAGES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """A fixed number of programs walk over the rows; NUM_STAGES - 1 rows ahead are on their way into shared memory."""
+    # BLOCK_N is the power of two at or above N.
     tl.assume(N > BLOCK_N // 2)
     offs_n = tl.arange(0, BLOCK_N)
     mask_n = (offs_n < N) | EVEN
+    # Row after row in steps of the grid. The loads of the next rows depend on nothing computed here, so Triton can begin
+    # them before this row is done.
     for pid_m in tl.range(tl.program_id(0), M, tl.num_programs(0), num_stages=NUM_STAGES):
         row = tl.cast(pid_m, tl.int64)
         x = tl.load(x_ptr + row * stride_xm + offs_n * stride_xn, mask=mask_n, other=-float("inf")).to(ACC)
@@ -100,10 +103,12 @@ def softmax_fwd_pieces_kernel(
     """A row per program in three pieces of which only the last has padding, A + B < N <= A + B + C."""
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * stride_xm
+    # A block's size is a power of two, but a sum of three need not be.
     offs_a, offs_b, offs_c = tl.arange(0, A), A + tl.arange(0, B), A + B + tl.arange(0, C)
     a = tl.load(x_ptr + offs_a * stride_xn).to(ACC)
     b = tl.load(x_ptr + offs_b * stride_xn).to(ACC)
     c = tl.load(x_ptr + offs_c * stride_xn, mask=offs_c < N, other=-float("inf")).to(ACC)
+    # One maximum for all three: numerators under different ones could not be added.
     maximum = tl.maximum(tl.maximum(tl.max(a, axis=0), tl.max(b, axis=0)), tl.max(c, axis=0))
     a, b, c = a - maximum, b - maximum, c - maximum
     exp_a, exp_b, exp_c = _exp(a), _exp(b), _exp(c)
@@ -136,10 +141,12 @@ def softmax_fwd_online_kernel(
         x = tl.load(x_ptr + offs_n * stride_xn, mask=offs_n < N, other=-float("inf"), eviction_policy="evict_last")
         x = x.to(ACC)
         m_new = tl.maximum(m_i, tl.max(x, axis=0))
+        # What was summed under the old maximum shrinks to what it is under the new one.
         l_i = l_i * _exp(m_i - m_new) + tl.sum(_exp(x - m_new), axis=0)
         m_i = m_new
     scale = tl.log(l_i) if LOG else 1.0 / l_i
 
+    # From the end backwards: the blocks read last are those still in a cache.
     last = (N - 1) // BLOCK_N * BLOCK_N
     for start in tl.range(0, N, BLOCK_N):
         offs_n = last - start + offs
@@ -164,6 +171,7 @@ def softmax_bwd_kernel(
     mask = (offs_m < M) & ((offs_n < N) | EVEN)
     y = tl.load(y_ptr + offs_m * N + offs_n, mask=mask, other=0.0).to(ACC)
     dy = tl.load(dy_ptr + offs_m * stride_dym + offs_n * stride_dyn, mask=mask, other=0.0).to(ACC)
+    # Of log-softmax y is the logarithm, and the derivative needs the softmax: e^y.
     if LOG:
         dx = dy - _exp(y) * tl.sum(dy, axis=1, keep_dims=True)
     else:
@@ -185,6 +193,7 @@ def softmax_bwd_online_kernel(
     dx_ptr += pid_m * N
     offs = tl.arange(0, BLOCK_N)
 
+    # A sum for each lane, joined once after the loop: a reduction in each step would make all warps wait.
     dot_i = tl.zeros([BLOCK_N], ACC)
     for start in tl.range(0, N, BLOCK_N):
         offs_n = start + offs
