@@ -16,12 +16,12 @@ import contextlib
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpukit import dispatch
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Moment:
     bytes: int
 
 
-class watch(TorchDispatchMode):
+class watch(dispatch.Mode):
     """A context manager that counts the tensors which were made inside it and are still alive.
 
     bytes       now; also right after the block, while what it made is still held
@@ -50,19 +50,15 @@ class watch(TorchDispatchMode):
         self._phase = phase
         self._alive: dict[int, weakref.ref] = {}
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:  # else the first operation imports torch._dynamo, a second
-        return False
-
     def phase(self, name: str) -> None:
         """Call the moments from here on `name`."""
         self._phase = name
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        for tensor in _tensors((args, kwargs)):
+    def operation(self, func, args, kwargs):
+        for tensor in dispatch.tensors((args, kwargs)):
             self._note(tensor, made_here=False)
-        out = func(*args, **(kwargs or {}))
-        for tensor in _tensors(out):
+        out = func(*args, **kwargs)
+        for tensor in dispatch.tensors(out):
             self._note(tensor, made_here=True)
         op = func.name().removeprefix("aten::").partition(".")[0]
         self.timeline.append(Moment(self._phase, op, self.bytes))
@@ -127,13 +123,3 @@ class _Calls(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         self.name = func.__name__
         return func(*args, **(kwargs or {}))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))

@@ -7,12 +7,11 @@ the answers one below the other.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpukit import benchmark, hardware, tables
+from gpukit import benchmark, dispatch, hardware, tables
 from gpukit.accounting import roofline
 from gpukit.op import Cost, Op
 from gpukit.simulator.prediction.predict import Prediction, Step, predict
@@ -126,18 +125,14 @@ def _kernel(op: Op) -> Callable:
     return found
 
 
-class Sizes(TorchDispatchMode):
+class Sizes(dispatch.Mode):
     """Inside the block PyTorch's floating-point results on the CPU have a size and no values: their memory is promised
     and never touched, so that a tensor larger than this machine costs nothing. Integers are computed, since they may be
     indices."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True, the default, imports torch._dynamo at the first op: one to three seconds
-
-    def __torch_dispatch__(self, func, kinds, args=(), kwargs=None):
+    def operation(self, func, args, kwargs):
         try:
-            return self._run(func, args, kwargs or {})
+            return self._run(func, args, kwargs)
         except (RuntimeError, OSError) as error:
             if not isinstance(error, OSError) and "can't allocate memory" not in str(error):
                 raise
@@ -147,7 +142,7 @@ class Sizes(TorchDispatchMode):
         name = func._schema.name.split("::")[-1]
         returned = [r.alias_info for r in func._schema.returns]
         views = any(alias is not None and not alias.is_write for alias in returned)
-        given = list(_tensors([*args, *kwargs.values()]))
+        given = dispatch.tensors((args, kwargs))
         floats = any(x.is_floating_point() for x in given)
         if name.startswith(("empty", "new_empty")):
             return _to_cpu(func(*_to_meta(args), **_to_meta({**kwargs, "device": "meta"})))
@@ -172,26 +167,14 @@ class Sizes(TorchDispatchMode):
         return _to_cpu(out)
 
 
-def _tensors(values) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+def _to_meta(values):
+    return dispatch.map_tensors(
+        lambda x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta"), values
+    )
 
 
-def _to_meta(value):
-    if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    if isinstance(value, dict):
-        return {name: _to_meta(item) for name, item in value.items()}
-    return type(value)(map(_to_meta, value)) if type(value) in (list, tuple) else value
-
-
-def _to_cpu(value):
-    if isinstance(value, torch.Tensor):
-        return _promised(value).as_strided(value.shape, value.stride())
-    return type(value)(map(_to_cpu, value)) if type(value) in (list, tuple) else value
+def _to_cpu(values):
+    return dispatch.map_tensors(lambda x: _promised(x).as_strided(x.shape, x.stride()), values)
 
 
 _NORESERVE = 0x4000  # of Linux' sys/mman.h; Python has a name for it from 3.13 on

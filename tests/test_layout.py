@@ -16,6 +16,7 @@ LAYERS = {
     "gpukit.op": 0,
     "gpukit.hardware": 0,
     "gpukit.launches": 0,
+    "gpukit.dispatch": 0,
     "gpukit.course": 0,
     "gpukit.tables": 0,
     "gpukit.accounting": 1,

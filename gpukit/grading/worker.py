@@ -242,22 +242,17 @@ def _argument_names(function: Any, args: tuple, job: Job) -> list[str]:
 
 def _host_watch(path: str):
     """A dispatch mode that poisons fresh buffers and notes every PyTorch operation outside HOST_OPS with its line."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
+    from gpukit import dispatch
     from gpukit.testing import poison
 
-    class HostWatch(TorchDispatchMode):
+    class HostWatch(dispatch.Mode):
         def __init__(self):
             super().__init__()
             self.used: list[tuple[str, int]] = []  # (operation, line)
 
-        @classmethod
-        def _should_skip_dynamo(cls):  # else the first operation under the mode imports torch._dynamo, a second
-            return False
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        def operation(self, func, args, kwargs):
             name = func.name().removeprefix("aten::").partition(".")[0]
-            out = func(*args, **(kwargs or {}))
+            out = func(*args, **kwargs)
             if name in _ALLOCATIONS:
                 poison(out)
             elif name not in HOST_OPS and len(self.used) < 20:

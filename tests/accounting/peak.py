@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import weakref
 
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from gpukit import dispatch
 
 
-class PeakMemory(TorchDispatchMode):
+class PeakMemory(dispatch.Mode):
     """`bytes` now, `peak` at most; `add` counts tensors that were there before. What a kernel takes and gives back inside
     itself is not seen."""
 
@@ -32,9 +30,9 @@ class PeakMemory(TorchDispatchMode):
         del self._known[key]
         self.bytes -= size
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.add(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+    def operation(self, func, args, kwargs):
+        result = func(*args, **kwargs)
+        self.add(dispatch.tensors(result))
         if self.bytes > self.peak:
             self.peak, self.at = self.bytes, str(func)
         return result

@@ -17,10 +17,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from torch.utils._python_dispatch import TorchDispatchMode
 from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from gpukit import dispatch
 from gpukit.simulator.interpreter import executor, layer, running
 from gpukit.simulator.interpreter.bounds import Memory, guard, unguard_all
 from gpukit.simulator.interpreter.faults import MemoryFault, RaceFault
@@ -451,10 +451,10 @@ def arithmetic_of_a_kernel_is_no_operation_of_pytorch():
     """erf is PyTorch's inside; whoever watches what the host code computes must not see it."""
     seen = []
 
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    class Watch(dispatch.Mode):
+        def operation(self, func, args, kwargs):
             seen.append(func.name())
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
 
     x, y = torch.randn(64), torch.zeros(64)
     with Watch():

@@ -36,9 +36,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpukit import hardware, tables
+from gpukit import dispatch, hardware, tables
 from gpukit.simulator.compiler import assembly
 from gpukit.simulator.compiler.compile import Compiled, begin, compile
 from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
@@ -459,28 +458,24 @@ _DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32",
 _DTYPES |= {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
 
 
-class _OpFacts(TorchDispatchMode):
+class _OpFacts(dispatch.Mode):
     """What the trace does not say of PyTorch's ops, by their position among its events."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in trace.py
 
     def __init__(self, trace: Trace):
         super().__init__()
         self.trace = trace
         self.of: dict[int, _Facts] = {}
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def operation(self, func, args, kwargs):
         from torch.utils.flop_counter import flop_registry
 
-        out = func(*args, **(kwargs or {}))
+        out = func(*args, **kwargs)
         if not self.trace.events or not isinstance(self.trace.events[-1], TorchOp):
             return out
         position, inputs = len(self.trace.events) - 1, [a for a in args if isinstance(a, torch.Tensor)]
         count = flop_registry.get(func._overloadpacket)
         if count is not None:
-            flops = count(*args, **(kwargs or {}), out_val=out)
+            flops = count(*args, **kwargs, out_val=out)
             self.of.setdefault(position, _Facts(flops, _DTYPES.get(inputs[0].dtype, "fp32")))
         elif isinstance(out, torch.Tensor):
             self.of.setdefault(position, _Facts(single=sum(_elements_apart(x, out) for x in inputs)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpukit import dispatch
+from gpukit.dispatch import tensors
 from gpukit.simulator.interpreter import bounds, running
 
 _ALLOCATE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
@@ -35,10 +36,10 @@ class TorchOp:
         return self.read_bytes + self.write_bytes
 
 
-def _nbytes(tensors) -> int:
+def _nbytes(given) -> int:
     """Bytes of the distinct elements; one tensor given twice counts once, as does an expanded row; sparse ones 0."""
     seen = {}
-    for t in tensors:
+    for t in given:
         if t.layout is not torch.strided:
             continue
         distinct = 1
@@ -49,19 +50,11 @@ def _nbytes(tensors) -> int:
     return sum(seen.values())
 
 
-def _flat(value):
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flat(item)
-
-
 def _count(func, args, kwargs, out) -> tuple[int, int]:
     """Bytes an op reads and writes."""
     name = func._schema.name.split("::")[-1]
     returns = func._schema.returns
-    outputs = list(_flat(out))
+    outputs = tensors(out)
     is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
     if is_view or name in _ALLOCATE or name in _METADATA or torch.Tag.inplace_view in func.tags:
         return 0, 0
@@ -69,7 +62,7 @@ def _count(func, args, kwargs, out) -> tuple[int, int]:
     for i, argument in enumerate(func._schema.arguments):
         value = args[i] if i < len(args) else kwargs.get(argument.name)
         written = argument.alias_info is not None and argument.alias_info.is_write
-        given[argument.name] = (list(_flat(value)), written, argument.kwarg_only)
+        given[argument.name] = (tensors(value), written, argument.kwarg_only)
     if name in _SCATTER:
         source = given.get(_SCATTER[name], ([], False, False))[0]
         reads = [t for key, (ts, _, _) in given.items() if key != "self" for t in ts]
@@ -84,10 +77,10 @@ def _count(func, args, kwargs, out) -> tuple[int, int]:
     if name in _WRITE_ONLY:
         return 0, written_bytes
     reads = []
-    for key, (tensors, written, kwarg_only) in given.items():
+    for key, (used, written, kwarg_only) in given.items():
         overwritten = written and (kwarg_only or name == "copy_")  # out=... and copy_ do not read their destination
         if not overwritten and _GATHER.get(name) != key:
-            reads += tensors
+            reads += used
     return _nbytes(reads) + (_nbytes(outputs) if name in _GATHER else 0), written_bytes
 
 
@@ -95,31 +88,26 @@ def _note_memory(func, args, kwargs, out) -> None:
     """Tell the interpreter which memory is fresh and which has been filled."""
     name = func._schema.name.split("::")[-1]
     if name in _ALLOCATE:
-        for tensor in _flat(out):
+        for tensor in tensors(out):
             if tensor.layout is torch.strided:
                 bounds.note_allocation(tensor)
         return
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[i] if i < len(args) else kwargs.get(argument.name)
-            for tensor in _flat(value):
+            for tensor in tensors(value):
                 if tensor.layout is torch.strided:
                     bounds.note_written(tensor)
 
 
-class CountOps(TorchDispatchMode):
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True, the default, imports torch._dynamo at the first op: one to three seconds
-
+class CountOps(dispatch.Mode):
     """Appends each operation to `events`."""
 
     def __init__(self, events: list):
         super().__init__()
         self.events = events
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+    def operation(self, func, args, kwargs):
         events = self.events
         before = len(events)
         out = func(*args, **kwargs)
