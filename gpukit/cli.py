@@ -104,10 +104,10 @@ def _parser() -> argparse.ArgumentParser:
 
     added = command("nb", None, "run notebooks, or put them in the form that git should hold")
     actions = added.add_subparsers(title="actions", metavar="ACTION", required=True)
-    action = actions.add_parser("run", help="execute on the solutions and save the outputs in canonical form")
+    action = actions.add_parser("run", help="execute on the stubs and save the outputs in canonical form")
     action.add_argument("files", nargs="*", metavar="FILE", help="default: all notebooks")
     action.add_argument(
-        "--refresh", action="store_true", help="replace saved measurements (cells tagged nbval-ignore-output)"
+        "--refresh", action="store_true", help="replace what was saved on another machine (cells tagged hardware)"
     )
     action.add_argument(
         "--timeout", type=float, default=120, metavar="S", help="seconds a cell may take (default: 120)"
@@ -349,10 +349,14 @@ def _doctor(args: argparse.Namespace) -> int:
 
 def _nb_run(args: argparse.Namespace) -> int:
     from gpukit import notebooks
+    from gpukit.grading import stubs
 
-    for path in notebooks.find(args.files, _root()):
+    root = _root()
+    if answered := stubs.drift(root):
+        raise course.CourseError(f"{answered[0]}: notebooks are saved with exercises/ as `gpukit stubs` makes it")
+    for path in notebooks.find(args.files, root):
         changed = notebooks.run(path, refresh=args.refresh, timeout_s=args.timeout)
-        print(f"{path.name}: {'outputs changed' if changed else 'unchanged'}", flush=True)
+        print(f"{path.name}: {'new outputs in ' + ', '.join(changed) if changed else 'outputs unchanged'}", flush=True)
     return 0
 
 

@@ -210,8 +210,11 @@ def test_nb_clean_and_check(tiny, capsys):
     assert cli.main(["nb", "clean"]) == 0
     assert capsys.readouterr().out == "01_alpha.ipynb: cleaned\n"
     assert cli.main(["nb", "clean", "--check", "01_alpha.ipynb"]) == 0
+    assert cli.main(["nb", "run", "01_alpha"]) == 2
+    assert "exercises/beta.py differs from solutions/beta.py: notebooks are saved with" in capsys.readouterr().err
+    (tiny / "exercises" / "beta.py").write_text("right\n")
     assert cli.main(["nb", "run", "01_alpha"]) == 0
-    assert capsys.readouterr().out.endswith("01_alpha.ipynb: unchanged\n")
+    assert capsys.readouterr().out.endswith("01_alpha.ipynb: outputs unchanged\n")
 
 
 def test_stubs_and_check(tiny, capsys):

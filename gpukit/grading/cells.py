@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpukit.grading import registry
-from gpukit.grading.check_cells import NOISE, check_ids, kernel_environment
+from gpukit.grading.check_cells import NOISE, UNCOMPARED, check_ids, kernel_environment
 from gpukit.grading.report import missing, plain, row
 from gpukit.grading.verdict import Verdict
 
@@ -224,6 +224,12 @@ class Notebook(IPyNbFile):
 class Demo(IPyNbCell):
     """A cell that must run and, unless tagged, show what it showed when it was saved: nbval's rules."""
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        tags = self.cell.metadata.get("tags")
+        if isinstance(tags, list) and any(tag in tags for tag in UNCOMPARED):
+            self.options["check"] = False
+
     def setup(self) -> None:
         pass  # nbval would expect later cells to fail after a timeout, and pass them if they do not
 
@@ -250,6 +256,10 @@ class Demo(IPyNbCell):
         if isinstance(excinfo.value, CellFailed):
             return Failure(str(excinfo.value), self.path)
         text = str(super().repr_failure(excinfo))
+        if getattr(self, "comparison_traceback", ()):  # nbval's account of what differs
+            text += (
+                f"\nThe saved output is stale or the cell wrong. `gpukit nb run {self.parent.path.stem}` saves it anew."
+            )
         coloured = self.config.get_terminal_writer().hasmarkup and not getattr(self.config.option, "xmlpath", None)
         return Failure(text if coloured else plain(text), self.path, f"{self.name}: {excinfo.value}")
 

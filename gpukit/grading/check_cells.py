@@ -16,6 +16,10 @@ _PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 _CALL_IN_TEXT = re.compile(r"\bgpukit\.check\(\s*[\"']([\w.-]+)[\"']")
 _KERNEL_DROPS = ("COLUMNS", "LINES", "MPLBACKEND")  # a terminal's size and a forced backend change what cells show
 
+# Cells whose saved output depends on more than the cell and the versions in constraints.txt carry one of these tags:
+# "hardware" where it depends on the machine or its speed, "answers" where it depends on what exercises/ holds.
+UNCOMPARED = ("hardware", "answers")
+
 # Text that differs between two runs of the same cell and says nothing: (pattern, replacement). The canonicaliser
 # removes it from saved outputs and the plugin from both sides of a comparison, so that a canonical notebook always
 # compares equal.

@@ -287,6 +287,18 @@ def test_demo_cells_keep_nbvals_rules_and_lose_its_gaps(course):
     assert "\x1b" not in course.output
 
 
+def test_a_stale_output_fails_unless_its_tag_says_that_it_depends_on_more(course):
+    tags = ("hardware", "answers", "mine")
+    cells = [cell("print(2)", "1\n", tags=[tag]) for tag in tags]
+    cells.append(cell("1 / 0", tags=["hardware"]))  # such a cell must still run
+    course.notebook(*cells, cell("print(2)", "1\n", metadata={"tags": "hardware"}), cell(CHECK_A), cell(CHECK_B))
+    course.run()
+    assert course.outcomes == {"failed": 3, "passed": 4}, course.output
+    said = "The saved output is stale or the cell wrong. `gpukit nb run 01_tiny` saves it anew."
+    assert course.output.count(said) == 2
+    assert "'1\\n' == '2\\n'" in course.output and "ZeroDivisionError" in course.output
+
+
 def test_verdict_is_handed_to_the_kernel_before_the_cell_runs(course):
     source = "import json, os; print(json.load(open(os.environ['GPUKIT_VERDICTS'] + '/alpha.first.json'))['state'])"
     course.answer("alpha", "fail")

@@ -2,13 +2,18 @@
 
 import base64
 import copy
+import io
 import json
 import os
 
 import nbformat
+import numpy as np
 import pytest
+from PIL import Image
 
 from gpukit import course, notebooks
+from gpukit.grading import stubs
+from gpukit.grading.check_cells import UNCOMPARED
 from gpukit.notebooks import NotebookFailed, clean, problems, run, write
 
 PNG = base64.b64encode(b"\x89PNG" + bytes(60)).decode()
@@ -145,23 +150,26 @@ def test_running_twice_changes_nothing(tmp_path):
         code("import os; print(os.environ['GPUKIT_IMPL'], os.path.basename(os.getcwd()))"),
         code("object()"),
         code("import ipywidgets; ipywidgets.IntSlider(3)"),
-        code("import time; print(time.time_ns())", metadata={"tags": ["nbval-ignore-output"]}),
+        code("import time; print(time.time_ns())", cell_id="clock", metadata={"tags": ["hardware"]}),
         code("1 / 0", metadata={"tags": ["raises-exception"]}),
         code("input()", stream("as saved\n"), metadata={"tags": ["nbval-skip"]}),
     ]
+    cells.append(code("import gpukit; gpukit.check('no.such')"))  # would raise: check cells are not run
     path.write_text(json.dumps(notebook(*cells)))
-    assert run(path) is True
+    assert run(path, save=False) and json.loads(path.read_text()) == notebook(*cells)
+    assert run(path)
     text = path.read_text()
     outputs = [cell["outputs"] for cell in json.loads(text)["cells"]]
-    assert outputs[0][0]["text"] == [f"solutions {tmp_path.name}\n"]
+    assert outputs[0][0]["text"] == [f"exercises {tmp_path.name}\n"]
     assert outputs[1][0]["data"]["text/plain"] == ["<object at 0x...>"]
     assert outputs[2][0]["data"] == {"text/plain": ["IntSlider(value=3)"]}
     assert outputs[4][0]["ename"] == "ZeroDivisionError"
     assert outputs[5] == [stream(["as saved\n"])]
-    assert run(path) is False
+    assert run(path) == []
     assert path.read_text() == text
+    assert [cell["metadata"] for cell in json.loads(text)["cells"]] == [cell["metadata"] for cell in cells]
     assert problems(path) == []
-    assert run(path, refresh=True) is True  # the clock has moved on
+    assert run(path, refresh=True) == ["clock"]  # it has moved on
     assert path.read_text() != text
 
 
@@ -187,14 +195,50 @@ def test_a_failed_run_names_the_cell_and_keeps_the_file(tmp_path, source, senten
 def test_stderr_is_allowed_where_it_is_tagged(tmp_path):
     path = tmp_path / "x.ipynb"
     source = "import logging; logging.warning('measured')"
-    path.write_text(json.dumps(notebook(code(source, metadata={"tags": ["nbval-ignore-output"]}))))
+    path.write_text(json.dumps(notebook(code(source, metadata={"tags": ["hardware"]}))))
     run(path)
     assert "measured" in path.read_text()
 
 
+def test_a_picture_that_looks_the_same_keeps_its_bytes(tmp_path):
+    def png(value, level):
+        pixels = np.full((8, 8, 3), value)
+        pixels[0, 0] += 0.05
+        file = io.BytesIO()
+        Image.fromarray((255 * pixels).astype(np.uint8)).save(file, format="png", compress_level=level)
+        return base64.b64encode(file.getvalue()).decode()
+
+    path = tmp_path / "x.ipynb"
+    show = "import base64; from IPython.display import Image; Image(base64.b64decode('{}'))"
+    path.write_text(json.dumps(notebook(code(show.format(png(0.5, 0))))))
+    run(path)
+    nb = json.loads(path.read_text())
+    for other, changed in ((png(0.5, 9), []), (png(0.52, 0), []), (png(0.7, 0), ["a"])):
+        nb["cells"][0]["source"] = show.format(other)
+        path.write_text(json.dumps(nb))
+        assert run(path, save=False) == changed
+
+
 # ---- the course's own notebooks
-@pytest.mark.parametrize(
-    "path", sorted((course.root(__file__) / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
-)
+NOTEBOOKS = sorted((course.root(__file__) / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_is_canonical(path):
     assert problems(path) == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_saved_outputs_are_what_the_stubs_give(path):
+    """`answers` cells and pictures too, which `pytest --nbval` does not compare."""
+    assert course.root(__file__) == path.parents[1] and not stubs.drift(path.parents[1])
+    stale = run(path, save=False)
+    assert not stale, f"{path.name} shows something else in {', '.join(stale)}: look, then `gpukit nb run {path.stem}`"
+
+
+def test_cells_carry_known_tags_only():
+    known = {*UNCOMPARED, "raises-exception"}
+    for path in NOTEBOOKS:
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            unknown = set(cell["metadata"].get("tags", ())) - known
+            assert not unknown, f"{path.name}, cell {cell['id']}: unknown tag {', '.join(unknown)}"
