@@ -5,9 +5,10 @@ matmul, quantized_matmul                                       products
 flash_attention, flash_attention_varlen, decode_attention      attention; kv_cache and the loop that decodes with it
 cross_entropy, linear_cross_entropy, kl_div, adamw             losses and the optimizer
 
-Behind them, shared: _launch (a table of compiled kernels), _device (the GPU), _arguments (what is refused), _dtypes, _autograd,
-_rows (a tensor as rows), _tiles (the order of tiles), _attention (one head's blocks). Parts of the large ones: _matmul_choices,
-_matmul_persistent (descriptors), _flash_choices, _flash_backward, _flash_descriptors. In Gluon for Hopper: _hopper (what is
+Behind them, shared: _launch (a table of compiled kernels), _device (the GPU), _arguments (what is refused), _autograd (a
+launcher's operator and its gradient), _dtypes, _rows (a tensor as rows), _tiles (the order of tiles), _attention (one head's
+blocks). Parts of the large ones: _matmul_choices, _matmul_persistent (descriptors), _norm_choices, _norm_backward,
+_flash_choices, _flash_backward, _flash_descriptors, _decode_kernel, _adamw_kernels. In Gluon for Hopper: _hopper (what is
 shared), _matmul_hopper, _flash_hopper, _flash_hopper_backward, _flash_hopper_parts.
 """
 
