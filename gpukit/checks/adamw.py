@@ -1,12 +1,15 @@
-"""The exercises of notebook 16: cases, bounds, hints, and the wrong answers that each check must recognise."""
+"""The exercises of notebook 16: cases, bounds, and what each wrong idea computes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gpukit.accounting.tiling import cdiv
 from gpukit.grading.exercise import Case, KernelExercise, Misconception, Traffic
+from gpukit.grading.ideas import only
+from gpukit.grading.inputs import Inputs, case, listed, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,18 +18,7 @@ if TYPE_CHECKING:
     from gpukit.grading.messages import LaunchFacts
 
 
-class _Inputs:
-    """Seeded tensors."""
-
-    def __init__(self, rng: Random):
-        import torch
-
-        self.torch = torch
-        self.generator = torch.Generator().manual_seed(rng.getrandbits(62))
-
-    def normal(self, *shape: int, scale: float = 1.0, dtype: str = "float32") -> Tensor:
-        return self.torch.randn(shape, generator=self.generator).mul_(scale).to(getattr(self.torch, dtype))
-
+class _Inputs(Inputs):
     def states(self, n: int, scale: float = 1.0) -> tuple[Tensor, ...]:
         """p, g, m and v [n] of a run that is under way, with gradients of about `scale`."""
         g, m = self.normal(n, scale=scale), self.normal(n, scale=scale / 3)
@@ -47,7 +39,8 @@ def _update(
     wd: float,
     twist: str = "",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One step; `twist` names the wrong idea that it follows."""
+    """One step of one tensor, with options that gpukit.reference's has as constants; `twist` names the wrong idea that it
+    follows."""
     old_m, old_v = m, v
     if twist == "coupled-decay":
         g = g + wd * p
@@ -77,10 +70,6 @@ def _update(
     return p * (1 - decay) - moved, m, v
 
 
-def reference_update(p: Tensor, g: Tensor, m: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, ...]:
-    return _update(p, g, m, v, *options)
-
-
 def _twisted(twist: str) -> Callable[..., dict[str, Tensor]]:
     return lambda *args: dict(zip("pmv", _update(*args, twist=twist), strict=True))
 
@@ -89,28 +78,25 @@ def _update_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng)
     zeros = make.torch.zeros
 
-    def case(n: int, step: int, *, scale: float = 1.0, eps: float = 1e-8, wd: float = 0.1, tags: str = "") -> Case:
+    def state(n: int, step: int, *, scale: float = 1.0, eps: float = 1e-8, wd: float = 0.1, tags: str = "") -> Case:
         p, g, m, v = make.states(n, scale)
         if step == 1:
             m, v = zeros(n), zeros(n)
         lr, beta1, beta2 = rng.choice((0.01, 0.02, 0.05)), rng.choice((0.8, 0.9)), rng.choice((0.98, 0.99))
-        name = (
-            f"p [{n}], step {step}"
-            + (f", weight decay {wd:g}" if wd else "")
-            + (f", eps {eps:g}" if eps > 1e-8 else "")
-        )
-        return Case(name, (p, g, m, v, step, lr, beta1, beta2, eps, wd), frozenset(tags.split()))
+        decay, large_eps = f"weight decay {wd:g}" if wd else "", f"eps {eps:g}" if eps > 1e-8 else ""
+        name = listed(f"p [{n}]", f"step {step}", decay, large_eps)
+        return case(name, p, g, m, v, step, lr, beta1, beta2, eps, wd, tags=tags)
 
     return [
-        case(1, 1, tags="early decay"),
-        case(1000, 1, wd=0.0, tags="early"),
-        case(1024, 3, wd=0.0, tags="early"),
-        case(1025, 5, wd=0.5, tags="early decay tail"),
-        case(781, 20, tags="early decay tail"),
-        case(600, 10, scale=1e-3, eps=0.01, wd=0.0, tags="early large-eps"),
-        case(2500, 100_000, wd=0.0),
-        case(333, 100_000, wd=0.2, tags="decay"),
-        case(512, 1_000_000, scale=1e-3, eps=0.01, tags="decay large-eps"),
+        state(1, 1, tags="early decay"),
+        state(1000, 1, wd=0.0, tags="early"),
+        state(1024, 3, wd=0.0, tags="early"),
+        state(1025, 5, wd=0.5, tags="early decay tail"),
+        state(781, 20, tags="early decay tail"),
+        state(600, 10, scale=1e-3, eps=0.01, wd=0.0, tags="early large-eps"),
+        state(2500, 100_000, wd=0.0),
+        state(333, 100_000, wd=0.2, tags="decay"),
+        state(512, 1_000_000, scale=1e-3, eps=0.01, tags="decay large-eps"),
     ]
 
 
@@ -118,7 +104,7 @@ UPDATE = KernelExercise(
     id="adamw.update",
     function="adamw_update",
     cases=_update_cases,
-    reference=reference_update,
+    reference=_update,
     in_place=(0, 2, 3),
     traffic=Traffic(reads=4, writes=3),
     misconceptions=(
@@ -146,20 +132,22 @@ UPDATE = KernelExercise(
         ),
         Misconception(
             "moment-not-stored",
-            when=lambda evidence: evidence.output in "mv" and _is_old(evidence, "mv".index(evidence.output) + 2),
+            when=lambda evidence: (
+                evidence.output in "mv" and evidence.outputs.equal(evidence.case.args["mv".index(evidence.output) + 2])
+            ),
         ),
     ),
 )
 
 
-def _is_old(evidence: Evidence, argument: int) -> bool:
-    return evidence.outputs.equal(evidence.case.args[argument])
-
-
 # ------------------------------------------------------------------------------------------------------- adamw.clip
-def reference_clip(g: Tensor, max_norm: float) -> Tensor:
+def _clip(g: Tensor, max_norm: float) -> Tensor:
     wide = g if g.element_size() == 8 else g.float()
-    return (max_norm / (wide.square().sum().sqrt() + 1e-6)).clamp(max=1.0).view(1)
+    return _clip_of(wide.square().sum(), max_norm)
+
+
+def _clip_of(squares: Tensor, max_norm: float) -> Tensor:
+    return (max_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0).view(1)
 
 
 def _clip_cases(rng: Random) -> list[Case]:
@@ -167,11 +155,8 @@ def _clip_cases(rng: Random) -> list[Case]:
 
     def case(n: int, dtype: str, scale: float, max_norm: float, tags: str = "") -> Case:
         norm = f"norm about {scale * n**0.5:.3g}, max_norm {max_norm:g}"
-        return Case(
-            f"g [{n}] {dtype}, {norm}",
-            (make.normal(n, scale=scale, dtype=dtype), max_norm),
-            frozenset({dtype, *tags.split()}),
-        )
+        g = make.normal(n, scale=scale, dtype=dtype)
+        return tensor_case(g, max_norm, shown=f"g [{n}]", note=norm, tags=tags)
 
     return [
         case(1, "float32", 1.0, 0.001),
@@ -189,9 +174,7 @@ def _clip_cases(rng: Random) -> list[Case]:
 
 def _squares_in_own_dtype(evidence: Evidence) -> bool:
     """Only cases in 16 bits fail, among them those that overflow."""
-    return all("16-bit" in case.tags for case in evidence.failed) and not any(
-        "overflow" in case.tags for case in evidence.passed
-    )
+    return only("16-bit")(evidence) and not any("overflow" in case.tags for case in evidence.passed)
 
 
 def _rounded_squares(evidence: Evidence) -> bool:
@@ -199,12 +182,8 @@ def _rounded_squares(evidence: Evidence) -> bool:
     import torch
 
     g, max_norm = evidence.case.args
-    expected = reference_of_sum((g * g).double().sum(), max_norm)
+    expected = _clip_of((g * g).double().sum(), max_norm)
     return g.element_size() == 2 and torch.allclose(evidence.outputs.double(), expected, rtol=2e-6, atol=0)
-
-
-def reference_of_sum(total: Tensor, max_norm: float) -> Tensor:
-    return (max_norm / (total.sqrt() + 1e-6)).clamp(max=1.0).view(1)
 
 
 def _clip_gives(formula: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor, float], Tensor]:
@@ -215,7 +194,7 @@ CLIP = KernelExercise(
     id="adamw.clip",
     function="clip_scale",
     cases=_clip_cases,
-    reference=reference_clip,
+    reference=_clip,
     traffic=Traffic(reads=1, writes=0.01, launches=2),
     misconceptions=(
         Misconception("scales-up", gives=_clip_gives(lambda g, max_norm: max_norm / (g.square().sum().sqrt() + 1e-6))),
@@ -253,7 +232,7 @@ def _many(
     p, m, v = p.clone(), m.clone(), v.clone()
     first = 0  # program of this tensor
     for start, size, weight_decay in zip(starts, sizes, weight_decays, strict=True):
-        begin, blocks = 0, -(-size // BLOCK)
+        begin, blocks = 0, cdiv(size, BLOCK)
         if twist == "tail-lost":
             size -= size % BLOCK
         if twist == "one-decay":
@@ -270,10 +249,6 @@ def _many(
         for whole, block in zip((p, m, v), new, strict=True):
             whole[part] = block
     return p, m, v
-
-
-def reference_many(*args: Any) -> tuple[Tensor, ...]:
-    return _many(*args)
 
 
 def _many_gives(twist: str) -> Callable[..., dict[str, Tensor]]:
@@ -295,31 +270,31 @@ def _gaps_updated(evidence: Evidence) -> bool:
 def _many_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng)
 
-    def case(sizes: list[int], BLOCK: int, gap: int = 0, tags: str = "") -> Case:
+    def tensors(sizes: list[int], BLOCK: int, gap: int = 0, tags: str = "") -> Case:
         starts = [sum(sizes[:i]) + gap * i for i in range(len(sizes))]
         total = starts[-1] + sizes[-1] + gap
         decays = [0.1 * (i % 3) + 0.1 for i in range(len(sizes))]
         lr, step = rng.choice((0.01, 0.02)), rng.choice((3, 10))
         shown = ", ".join(map(str, sizes[:5])) + (", …" if len(sizes) > 5 else "")
         args = (*make.states(total), starts, sizes, decays, step, lr, 0.9, 0.99, 1e-8, BLOCK)
-        return Case(f"{len(sizes)} tensors of {shown}, BLOCK {BLOCK}", args, frozenset(tags.split()))
+        return case(f"{len(sizes)} tensors of {shown}, BLOCK {BLOCK}", *args, tags=tags)
 
     return [
-        case([64], 64),
-        case([256, 128], 128, gap=16),
-        case([1000], 256, gap=24, tags="partial"),
-        case([64, 64, 64], 64, gap=64, tags="several"),
-        case([100, 1, 300, 7], 64, gap=8, tags="partial several"),
-        case([5, 0, 0, 130, 64], 64, gap=32, tags="partial several empty"),
-        case([1] * 20, 32, gap=3, tags="partial several"),
-        case([3, 2000, 9, 4], 128, gap=4, tags="partial several uneven"),
-        case([8192, 600], 1024, gap=40, tags="partial several uneven"),
+        tensors([64], 64),
+        tensors([256, 128], 128, gap=16),
+        tensors([1000], 256, gap=24, tags="partial"),
+        tensors([64, 64, 64], 64, gap=64, tags="several"),
+        tensors([100, 1, 300, 7], 64, gap=8, tags="partial several"),
+        tensors([5, 0, 0, 130, 64], 64, gap=32, tags="partial several empty"),
+        tensors([1] * 20, 32, gap=3, tags="partial several"),
+        tensors([3, 2000, 9, 4], 128, gap=4, tags="partial several uneven"),
+        tensors([8192, 600], 1024, gap=40, tags="partial several uneven"),
     ]
 
 
 def _grid_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
     sizes, BLOCK = case.args[5], case.args[12]
-    needed = sum(-(-size // BLOCK) for size in sizes)
+    needed = sum(cdiv(size, BLOCK) for size in sizes)
     started = sum(launch.programs for launch in launches)
     if len(launches) > 1:
         return "launches", (
@@ -338,7 +313,7 @@ MANY = KernelExercise(
     id="adamw.many",
     function="adamw_many",
     cases=_many_cases,
-    reference=reference_many,
+    reference=_many,
     in_place=(0, 2, 3),
     torch_ops=frozenset({"lift_fresh"}),
     traffic=Traffic(reads=4, writes=3),
@@ -383,7 +358,7 @@ def _rounded(x: Tensor, seed: int, noise: Callable[[Tensor], Tensor]) -> Tensor:
     return _to_bf16_bits(_bits(x) + noise(randint(seed, torch.arange(x.numel()))))
 
 
-def reference_rounding(x: Tensor, seed: int) -> Tensor:
+def _at_random(x: Tensor, seed: int) -> Tensor:
     return _rounded(x, seed, lambda words: words & 0xFFFF)
 
 
@@ -434,19 +409,19 @@ def _rounding_cases(rng: Random) -> list[Case]:
     exact = make.normal(300).bfloat16().float()
     ones = 1 + make.torch.full((2000,), 2.0**-12)  # 1/32 of the way to the next bfloat16
 
-    def case(x: Tensor, note: str, tags: str = "") -> Case:
-        return Case(f"x [{len(x)}], {note}", (x, rng.randrange(1, 1 << 31)), frozenset(tags.split()))
+    def numbers(x: Tensor, note: str, tags: str = "") -> Case:
+        return case(f"x [{len(x)}], {note}", x, rng.randrange(1, 1 << 31), tags=tags)
 
     return [
-        case(make.normal(1), "one number"),
-        case(make.normal(64), "normal noise"),
-        case(make.normal(1000), "normal noise"),
-        case(-make.normal(781).abs(), "negative", "negative"),
-        case(ones, "a little above 1", "blocks"),
-        case(exact, "already bfloat16", "exact"),
-        case(make.normal(1500, scale=1e30), "around 1e30", "blocks"),
-        case(make.normal(700, scale=1e-30), "around 1e-30"),
-        case(special, "with infinities and zeros", "special"),
+        numbers(make.normal(1), "one number"),
+        numbers(make.normal(64), "normal noise"),
+        numbers(make.normal(1000), "normal noise"),
+        numbers(-make.normal(781).abs(), "negative", "negative"),
+        numbers(ones, "a little above 1", "blocks"),
+        numbers(exact, "already bfloat16", "exact"),
+        numbers(make.normal(1500, scale=1e30), "around 1e30", "blocks"),
+        numbers(make.normal(700, scale=1e-30), "around 1e-30"),
+        numbers(special, "with infinities and zeros", "special"),
     ]
 
 
@@ -454,7 +429,7 @@ ROUNDING = KernelExercise(
     id="adamw.rounding",
     function="round_at_random",
     cases=_rounding_cases,
-    reference=reference_rounding,
+    reference=_at_random,
     traffic=Traffic(reads=1, writes=0.5),
     misconceptions=(
         Misconception("round-to-nearest", gives=_nearest),
@@ -508,10 +483,6 @@ def _train(
     return *params, *states[0], *states[1]
 
 
-def reference_train(*args: Any) -> tuple[Tensor, ...]:
-    return _train(*args)
-
-
 def _train_gives(twist: str) -> Callable[..., dict[str, Tensor]]:
     return lambda *args: {f"y[{i}]": y for i, y in enumerate(_train(*args, twist=twist))}
 
@@ -519,26 +490,23 @@ def _train_gives(twist: str) -> Callable[..., dict[str, Tensor]]:
 def _train_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng)
 
-    def case(n: int, steps: int, stop: int, wd: float = 0.0) -> Case:
+    def run(n: int, steps: int, stop: int, wd: float = 0.0) -> Case:
         args = (make.normal(n), make.normal(n), make.normal(steps, n), stop, rng.choice((0.01, 0.02)), wd)
-        tags = {"stopped"} if 0 < stop < steps else set()
-        name = f"{steps} steps, {'stopped after ' + str(stop) if tags else 'never stopped'}"
-        return Case(f"p [{n}], {name}" + (f", weight decay {wd:g}" if wd else ""), args, frozenset(tags))
+        stopped = 0 < stop < steps
+        end = f"stopped after {stop}" if stopped else "never stopped"
+        name = listed(f"p [{n}]", f"{steps} steps", end, f"weight decay {wd:g}" if wd else "")
+        return case(name, *args, tags="stopped" if stopped else "")
 
     return [
-        case(1, 1, 9),
-        case(64, 1, 9, wd=0.5),
-        case(100, 2, 9),
-        case(781, 4, 9, wd=0.5),
-        case(64, 3, 1),
-        case(100, 5, 3),
-        case(1025, 5, 2, wd=0.5),
-        case(300, 7, 5),
+        run(1, 1, 9),
+        run(64, 1, 9, wd=0.5),
+        run(100, 2, 9),
+        run(781, 4, 9, wd=0.5),
+        run(64, 3, 1),
+        run(100, 5, 3),
+        run(1025, 5, 2, wd=0.5),
+        run(300, 7, 5),
     ]
-
-
-def _only_when_stopped(evidence: Evidence) -> bool:
-    return all("stopped" in case.tags for case in evidence.failed)
 
 
 RESUME = KernelExercise(
@@ -546,7 +514,7 @@ RESUME = KernelExercise(
     function="train",
     returns=("p", "q", "m_p", "v_p", "m_q", "v_q"),
     cases=_train_cases,
-    reference=reference_train,
+    reference=_train,
     torch_ops=frozenset({"_local_scalar_dense", "lift_fresh", "add", "add_"}),  # step counts may be tensors
     misconceptions=(
         *(
@@ -563,7 +531,7 @@ RESUME = KernelExercise(
             )
         ),
         Misconception("update-first", when=lambda evidence: len(evidence.case.args[2]) == 1),
-        Misconception("not-resumed", when=_only_when_stopped),
+        Misconception("not-resumed", when=only("stopped")),
     ),
 )
 

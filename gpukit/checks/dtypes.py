@@ -1,4 +1,4 @@
-"""The exercises of notebook 01: cases, hints, and the wrong answers that each check must recognise."""
+"""The exercises of notebook 01: cases, and what each wrong idea computes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from random import Random
 from gpukit.accounting import dtypes
 from gpukit.accounting.dtypes import FORMATS, Format
 from gpukit.grading.exercise import Case, FunctionExercise, Misconception
-
-
-def case(name: str, *args, tags: str = "") -> Case:
-    return Case(name, args, frozenset(tags.split()))
-
+from gpukit.grading.inputs import case
 
 # ------------------------------------------------------------------------------------------------------ dtypes.decode
 _IEEE = (FORMATS["fp16"], FORMATS["bf16"], FORMATS["fp32"], FORMATS["fp8_e5m2"], Format("e3m4", 3, 4))

@@ -1,5 +1,4 @@
-"""The exercises of notebook 13: cases, bounds on traffic and memory, hints, and the wrong answers that each check must
-recognise."""
+"""The exercises of notebook 13: cases, bounds on traffic and memory, and what each wrong idea computes."""
 
 from __future__ import annotations
 
@@ -8,7 +7,11 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from gpukit.accounting.tiling import cdiv
+from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
+from gpukit.grading.ideas import only
+from gpukit.grading.inputs import Inputs, case, listed, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,18 +21,7 @@ if TYPE_CHECKING:
 
 
 # ------------------------------------------------------------------------------------------------------------ inputs
-class _Heads:
-    """Seeded q, k and v, and cases named after them."""
-
-    def __init__(self, rng: Random):
-        import torch
-
-        self.torch = torch
-        self.generator = torch.Generator().manual_seed(rng.getrandbits(62))
-
-    def normal(self, *shape: int, dtype: str = "float32") -> Tensor:
-        return self.torch.randn(shape, generator=self.generator).to(getattr(self.torch, dtype))
-
+class _Heads(Inputs):
     def qkv(self, H: int, T_q: int, T_k: int, D: int, dtype: str = "float32", slope: float = 0.0) -> tuple:
         """v is around 1, so that a row's sum matters. slope: by how much the scores rise from key to key, up to about 0; from
         slope 20 on they begin at 0, so that their exponentials overflow, and the last key has all the weight."""
@@ -51,26 +43,19 @@ def _low(qkv: tuple) -> tuple:
 
 
 def _case(q: Tensor, k: Tensor, v: Tensor, *rest: Any, tags: str = "", note: str = "") -> Case:
-    dtype = str(q.dtype).removeprefix("torch.")
-    lengths = f"T_q {q.shape[-2]}, T_k {k.shape[-2]}, D {q.shape[-1]}, {dtype}"
-    name = (f"H {q.shape[0]}, " if q.ndim == 3 else "") + lengths + (f", {note}" if note else "")
-    found = {dtype, *tags.split()}
-    if k.shape[-2] % 16:
-        found.add("partial")
-    if k.shape[-2] > 16:
-        found.add("blocks")
-    return Case(name, (q, k, v, *rest), frozenset(found))
-
-
-def _up(a: int, b: int) -> int:
-    return -(-a // b)
+    heads = f"H {q.shape[0]}" if q.ndim == 3 else ""
+    shown = listed(heads, f"T_q {q.shape[-2]}, T_k {k.shape[-2]}, D {q.shape[-1]},")
+    tags += " partial" * (k.shape[-2] % 16 > 0) + " blocks" * (k.shape[-2] > 16)
+    return tensor_case(q, k, v, *rest, shown=shown, note=note, tags=tags)
 
 
 def _wide(D: int) -> int:
     """D as a block holds it."""
-    return max(16, 1 << (D - 1).bit_length())
+    return max(16, D + ideas.padding(D))
 
 
+# Attention of the exercises: heads without a batch, or a single one, and the LSE beside it, neither of which gpukit.reference
+# has; as formulas, since wrong ideas change parts of them.
 def _scores(q: Tensor, k: Tensor) -> Tensor:
     return q @ k.mT / math.sqrt(q.shape[-1])
 
@@ -119,22 +104,22 @@ def _merge_cases(rng: Random) -> list[Case]:
     def keys(count: int, about: float = 0.0) -> list[tuple[float, float]]:
         return [(about + rng.gauss(0, 2), rng.gauss(1, 1)) for _ in range(count)]
 
-    def case(name: str, a: list, b: list, tags: str) -> Case:
-        return Case(name, (_state(a), _state(b)), frozenset(tags.split()))
+    def pair(name: str, a: list, b: list, tags: str) -> Case:
+        return case(name, _state(a), _state(b), tags=tags)
 
     same = keys(4)
     return [
-        case("equal maxima", same, [(s, rng.gauss(1, 1)) for s, _ in same], "equal"),
-        case("the second maximum is larger", keys(3), keys(5, 12), "rises"),
-        case("the first maximum is larger", keys(3, 12), keys(5), "falls"),
-        case("a single key", keys(6, 10), keys(1), "falls"),
-        case("scores around 1,000", keys(3, 1000), keys(3, 1010), "rises large"),
-        case("scores around -1,000", keys(3, -990), keys(3, -1010), "falls large"),
-        case("2,000 apart", keys(3, 1000), keys(3, -1000), "falls large"),
-        case("2,000 apart, the other way round", keys(3, -1000), keys(3, 1000), "rises large"),
-        case("no keys in the first", [], keys(4), "empty"),
-        case("no keys in the second", keys(4), [], "empty"),
-        case("no keys in either", [], [], "empty none"),
+        pair("equal maxima", same, [(s, rng.gauss(1, 1)) for s, _ in same], "equal"),
+        pair("the second maximum is larger", keys(3), keys(5, 12), "rises"),
+        pair("the first maximum is larger", keys(3, 12), keys(5), "falls"),
+        pair("a single key", keys(6, 10), keys(1), "falls"),
+        pair("scores around 1,000", keys(3, 1000), keys(3, 1010), "rises large"),
+        pair("scores around -1,000", keys(3, -990), keys(3, -1010), "falls large"),
+        pair("2,000 apart", keys(3, 1000), keys(3, -1000), "falls large"),
+        pair("2,000 apart, the other way round", keys(3, -1000), keys(3, 1000), "rises large"),
+        pair("no keys in the first", [], keys(4), "empty"),
+        pair("no keys in the second", keys(4), [], "empty"),
+        pair("no keys in either", [], [], "empty none"),
     ]
 
 
@@ -164,8 +149,8 @@ MERGE = FunctionExercise(
         Misconception("one-side", gives=lambda a, b: _merged(a, b, (True, False), (True, False))),
         Misconception("averaged", gives=_averaged),
         Misconception("divided", gives=lambda a, b: (*_merged(a, b)[:2], _merged(a, b)[2] / (_merged(a, b)[1] or 1))),
-        Misconception("empty", when=lambda evidence: all("empty" in case.tags for case in evidence.failed)),
-        Misconception("overflow", when=lambda evidence: all("large" in case.tags for case in evidence.failed)),
+        Misconception("empty", when=only("empty")),
+        Misconception("overflow", when=only("large")),
     ),
 )
 
@@ -179,7 +164,7 @@ def _spread(case: Case) -> Case:
 
 def _one_maximum(evidence: Evidence) -> bool:
     """Large scores are right, but not in the row whose own scores are small."""
-    if not all("large" in case.tags for case in evidence.failed):
+    if not only("large")(evidence):
         return False
     right = evidence.outputs.isfinite().all(-1).reshape(-1)
     return not right[0] and bool(right[1:].all())
@@ -190,7 +175,7 @@ def _tiles_cases(rng: Random) -> list[Case]:
 
     def case(T_q: int, T_k: int, D: int, BLOCK: int = 16, slope: float = 0.0, tags: str = "", note: str = "") -> Case:
         q, k, v = (x[0] for x in make.qkv(1, T_q, T_k, D, slope=slope))
-        return _case(q, k, v, BLOCK, tags=tags, note=", ".join(filter(None, (f"BLOCK {BLOCK}", note))))
+        return _case(q, k, v, BLOCK, tags=tags, note=listed(f"BLOCK {BLOCK}", note))
 
     def transposed(T_q: int, T_k: int, D: int, BLOCK: int) -> Case:
         """The last dimension of v is not contiguous: the library's own kernel, which has no scores either, does not take it."""
@@ -239,11 +224,6 @@ def _last_block(q: Tensor, k: Tensor, v: Tensor, BLOCK: int = 16) -> Tensor:
     return _attention(q.double(), k.split(BLOCK, -2)[-1].double(), v.split(BLOCK, -2)[-1].double()).to(q.dtype)
 
 
-def _only(*tags: str) -> Callable[[Evidence], bool]:
-    """Every case that failed has one of the tags."""
-    return lambda evidence: all(case.tags.intersection(tags) for case in evidence.failed)
-
-
 TILES = FunctionExercise(
     id="flash_attention.tiles",
     function="attention_tiles",
@@ -255,7 +235,7 @@ TILES = FunctionExercise(
         Misconception("acc-not-rescaled", gives=_walked("acc")),
         Misconception("l-not-rescaled", gives=_walked("l")),
         Misconception("not-rescaled", gives=_walked("both")),
-        Misconception("maximum-not-carried", when=_only("plunge")),
+        Misconception("maximum-not-carried", when=only("plunge")),
         *(Misconception("last-block-wins", gives=gives) for gives in (_walked("last"), _last_block)),
         Misconception("not-divided", gives=_walked("not divided")),
         Misconception("no-scale", gives=lambda q, k, v, BLOCK: _attention(q * math.sqrt(q.shape[-1]), k, v)),
@@ -263,7 +243,7 @@ TILES = FunctionExercise(
             "mean-of-blocks",
             gives=lambda q, k, v, BLOCK: (
                 sum(_attention(q, *part) for part in zip(k.split(BLOCK), v.split(BLOCK), strict=True))
-                / _up(len(k), BLOCK)
+                / cdiv(len(k), BLOCK)
             ),
         ),
         Misconception("scale-of-d", gives=lambda q, k, v, BLOCK: _attention(q / math.sqrt(q.shape[-1]), k, v)),
@@ -272,8 +252,8 @@ TILES = FunctionExercise(
             for fault in ("divided", "divided, also in the end")
         ),
         Misconception("one-maximum", when=_one_maximum),
-        Misconception("not-low-enough", when=_only("low")),
-        Misconception("overflow", when=_only("large", "low")),
+        Misconception("not-low-enough", when=only("low")),
+        Misconception("overflow", when=only("large", "low")),
     ),
 )
 
@@ -321,9 +301,9 @@ LATE = KernelExercise(
         Misconception("acc-not-rescaled", gives=_walked("acc")),
         Misconception("l-not-rescaled", gives=_walked("l")),
         Misconception("not-rescaled", gives=_walked("both")),
-        Misconception("maximum-not-carried", when=_only("plunge")),
+        Misconception("maximum-not-carried", when=only("plunge")),
         *(Misconception("last-block-wins", gives=gives) for gives in (_walked("last"), _last_block)),
-        Misconception("overflow", when=lambda evidence: all("large" in case.tags for case in evidence.failed)),
+        Misconception("overflow", when=only("large")),
         Misconception("factor", when=lambda evidence: evidence.tag("late")),
     ),
 )
@@ -332,20 +312,19 @@ LATE = KernelExercise(
 # --------------------------------------------------------------------------------------------- flash_attention.forward
 def _forward_cases(rng: Random) -> list[Case]:
     make = _Heads(rng)
+    qkv = make.qkv
     return [
-        _case(*make.qkv(1, 1, 1, 16)),
-        _case(*make.qkv(2, 32, 16, 16)),
-        _case(*make.qkv(1, 32, 48, 16, slope=-0.5), note="scores that fall"),
-        _case(*make.qkv(1, 20, 48, 32, slope=0.5), tags="late", note="scores that rise"),
-        _case(*make.qkv(2, 37, 29, 16), tags="late"),
-        _case(*make.qkv(1, 5, 41, 33, "float16", slope=0.2), tags="late"),
-        _case(*make.qkv(2, 33, 17, 80, "bfloat16"), tags="late"),
-        _case(*make.qkv(1, 3, 7, 256, "float16"), note="the largest head"),
-        _spread(
-            _case(*make.qkv(1, 16, 40, 16, slope=20), tags="late large", note="scores up to 780, and a query of zeros")
-        ),
-        _case(*make.qkv(1, 4, 40, 16, slope=-20), tags="plunge", note="scores down to -780"),
-        _case(*_low(make.qkv(1, 32, 40, 16)), tags="low", note="scores of -128"),
+        _case(*qkv(1, 1, 1, 16)),
+        _case(*qkv(2, 32, 16, 16)),
+        _case(*qkv(1, 32, 48, 16, slope=-0.5), note="scores that fall"),
+        _case(*qkv(1, 20, 48, 32, slope=0.5), tags="late", note="scores that rise"),
+        _case(*qkv(2, 37, 29, 16), tags="late"),
+        _case(*qkv(1, 5, 41, 33, "float16", slope=0.2), tags="late"),
+        _case(*qkv(2, 33, 17, 80, "bfloat16"), tags="late"),
+        _case(*qkv(1, 3, 7, 256, "float16"), note="the largest head"),
+        _spread(_case(*qkv(1, 16, 40, 16, slope=20), tags="late large", note="scores up to 780, and a query of zeros")),
+        _case(*qkv(1, 4, 40, 16, slope=-20), tags="plunge", note="scores down to -780"),
+        _case(*_low(qkv(1, 32, 40, 16)), tags="low", note="scores of -128"),
         # 16 x 1.8125 again and again: what rounding to bfloat16 takes away goes one way.
         _case(
             make.normal(1, 1, 16, dtype="bfloat16") * 0,
@@ -354,7 +333,7 @@ def _forward_cases(rng: Random) -> list[Case]:
             tags="many-blocks",
             note="all weights and all values alike",
         ),
-        _case(*make.qkv(2, 96, 80, 64, "float16"), tags="late"),
+        _case(*qkv(2, 96, 80, 64, "float16"), tags="late"),
     ]
 
 
@@ -365,10 +344,7 @@ def _with_lse(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def _padded(q: Tensor, k: Tensor, v: Tensor, most: int = 16) -> Tensor:
     """The rows that fill the last block, or the first `most` of them, count as keys of score 0."""
-    pad = min(-k.shape[-2] % 16, most)
-    k, v = (x.new_zeros(*x.shape[:-2], pad, x.shape[-1]) if pad else x[..., :0, :] for x in (k, v)), (k, v)
-    k, v = (_concat(x, zeros) for x, zeros in zip(v, k, strict=True))
-    return _attention(q, k, v)
+    return _attention(q, *(_with_zeros(x, min(-x.shape[-2] % 16, most)) for x in (k, v)))
 
 
 def _all_but_the_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -376,20 +352,10 @@ def _all_but_the_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _attention(q, k[..., :-1, :], v[..., :-1, :]) if k.shape[-2] > 1 else q * math.nan
 
 
-def _concat(x: Tensor, more: Tensor) -> Tensor:
+def _with_zeros(x: Tensor, rows: int) -> Tensor:
     import torch
 
-    return torch.cat((x, more), dim=-2)
-
-
-def _in_float32_alone(evidence: Evidence) -> bool:
-    return all("float32" in case.tags for case in evidence.failed)
-
-
-def _nearly(evidence: Evidence) -> bool:
-    """Off by about what tf32 cuts off, and not by more."""
-    y, right = evidence.outputs.double(), evidence.expected.double()
-    return bool((y - right).abs().max() < 5e-3 * right.abs().max())
+    return torch.cat((x, x.new_zeros(*x.shape[:-2], rows, x.shape[-1])), dim=-2)
 
 
 def _only_lse(q: Tensor, k: Tensor, wrong: Callable[[Tensor], Tensor]) -> dict:
@@ -406,17 +372,19 @@ FORWARD = KernelExercise(
     traffic=Traffic(
         reads=1 + 3 * 2 * 80 / 96,
         writes=1 + 1 / 32,
-        flops=lambda q, k, v: 4 * q.shape[0] * 32 * _up(q.shape[1], 32) * 32 * _up(k.shape[1], 32) * _wide(q.shape[2]),
+        flops=lambda q, k, v: (
+            4 * q.shape[0] * 32 * cdiv(q.shape[1], 32) * 32 * cdiv(k.shape[1], 32) * _wide(q.shape[2])
+        ),
     ),
     misconceptions=(
-        Misconception("low-precision-sums", when=_only("many-blocks")),
+        Misconception("low-precision-sums", when=only("many-blocks")),
         Misconception("padding-counts", gives=_padded),
         Misconception("one-key-too-many", gives=lambda q, k, v: _padded(q, k, v, most=1)),
         Misconception("last-key-missing", gives=_all_but_the_last),
         Misconception("acc-not-rescaled", gives=_walked("acc")),
         Misconception("l-not-rescaled", gives=_walked("l")),
         Misconception("not-rescaled", gives=_walked("both")),
-        Misconception("maximum-not-carried", when=_only("plunge")),
+        Misconception("maximum-not-carried", when=only("plunge")),
         *(Misconception("last-block-wins", gives=gives) for gives in (_walked("last"), _last_block)),
         Misconception("last-block-wins/2", gives=_walked("last acc")),
         Misconception("no-scale", gives=lambda q, k, v: _attention(q * math.sqrt(q.shape[-1]), k, v)),
@@ -440,9 +408,9 @@ FORWARD = KernelExercise(
         ),
         Misconception("factor", when=lambda evidence: evidence.tag("late")),
         Misconception("one-maximum", when=_one_maximum),
-        Misconception("not-low-enough", when=_only("low")),
-        Misconception("overflow", when=_only("large", "low")),
-        Misconception("tf32", when=lambda evidence: _in_float32_alone(evidence) and _nearly(evidence)),
+        Misconception("not-low-enough", when=only("low")),
+        Misconception("overflow", when=only("large", "low")),
+        Misconception("tf32", when=lambda evidence: only("float32")(evidence) and evidence.near(5e-3)),
     ),
 )
 
@@ -493,7 +461,7 @@ def _visible_bytes(T_q: int, T_k: int, D: int, itemsize: int) -> int:
     rows = 0
     for first in range(0, T_q, 16):
         behind = min(first + 16, T_q) + T_k - T_q  # behind the last key that is seen
-        rows += min(_up(max(behind, 0), 16) * 16, T_k)
+        rows += min(cdiv(max(behind, 0), 16) * 16, T_k)
     return 2 * rows * D * itemsize
 
 
@@ -504,7 +472,7 @@ def _causal_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, st
     enough = H * _visible_bytes(T_q, T_k, D, q.element_size())
     if read <= 1.02 * enough:
         return _all_keys_at_once(T_k, launches)
-    everything = H * _up(T_q, 16) * 2 * T_k * D * q.element_size()
+    everything = H * cdiv(T_q, 16) * 2 * T_k * D * q.element_size()
     return (
         "blocks",
         f"{read:,} bytes of k and v are loaded where {enough:,} are enough; all blocks for all queries are {everything:,}. "
@@ -518,10 +486,10 @@ def _walked_to(q: Tensor, k: Tensor, v: Tensor, past: int = 0, end: str = "right
     import torch
 
     T_q, T_k = q.shape[-2], k.shape[-2]
-    k, v = (_concat(x, x.new_zeros(*x.shape[:-2], -T_k % 16, x.shape[-1])) for x in (k, v))
+    k, v = (_with_zeros(x, -T_k % 16) for x in (k, v))
     first, keys = torch.arange(T_q) // 16 * 16, torch.arange(k.shape[-2])
     last = (first + 16).clamp(max=T_q) + T_k - T_q
-    stop = {"right": -(-last // 16) * 16, "whole": last // 16 * 16, "first": -(-(first + T_k - T_q) // 16) * 16}[end]
+    stop = {"right": cdiv(last, 16) * 16, "whole": last // 16 * 16, "first": cdiv(first + T_k - T_q, 16) * 16}[end]
     seen = (keys <= torch.arange(T_q)[:, None] + T_k - T_q + past) & (keys < stop[:, None])
     return torch.nan_to_num(_scores(q, k).masked_fill(~seen, -math.inf).softmax(-1)) @ v
 
@@ -575,17 +543,14 @@ CAUSAL = KernelExercise(
 def _packed_case(
     make: _Heads, lengths: list[tuple[int, int]], H: int, H_kv: int, D: int, dtype: str = "float32"
 ) -> Case:
-    torch = make.torch
     total_q, total_k = (sum(pair[i] for pair in lengths) for i in (0, 1))
     q, k, v = make.normal(total_q, H, D), make.normal(total_k, H_kv, D), make.normal(total_k, H_kv, D) + 1
-    q, k, v = (x.to(getattr(torch, dtype)) for x in (q, k, v))
-    cu = [torch.tensor([0, *(pair[i] for pair in lengths)]).cumsum(0).int() for i in (0, 1)]
-    tags = {dtype} | ({"gqa"} if H_kv != H else set()) | ({"sequences"} if len(lengths) > 1 else set())
-    tags |= {"unequal"} if any(a != b for a, b in lengths) else set()
-    tags |= {"no-query"} if any(a == 0 for a, _ in lengths) else set()
-    shown = ", ".join(f"{a}/{b}" for a, b in lengths)
-    name = f"queries/keys {shown}; {H} heads on {H_kv}, D {D}, {dtype}"
-    return Case(name, (q, k, v, *cu, max(a for a, _ in lengths)), frozenset(tags))
+    q, k, v = (x.to(getattr(make.torch, dtype)) for x in (q, k, v))
+    cu = [make.torch.tensor([0, *(pair[i] for pair in lengths)]).cumsum(0).int() for i in (0, 1)]
+    tags = "gqa" * (H_kv != H) + " sequences" * (len(lengths) > 1)
+    tags += " unequal" * any(a != b for a, b in lengths) + " no-query" * any(a == 0 for a, _ in lengths)
+    shown = f"queries/keys {listed(*(f'{a}/{b}' for a, b in lengths))}; {H} heads on {H_kv}, D {D},"
+    return tensor_case(q, k, v, *cu, max(a for a, _ in lengths), shown=shown, tags=tags)
 
 
 _PACKED_LARGEST = ([(48, 48), (16, 33), (7, 16)], 4, 2, 32)
@@ -634,8 +599,8 @@ def _packed_traffic() -> Traffic:
     """Of the largest case, in units of q."""
     lengths, H, _, D = _PACKED_LARGEST
     elements = sum(a for a, _ in lengths) * H * D
-    read = sum(2 * _up(a, 16) * b * H * D for a, b in lengths)
-    cu = 4 * H * 3 * _up(48, 16)  # four numbers for each program, as large as an element
+    read = sum(2 * cdiv(a, 16) * b * H * D for a, b in lengths)
+    cu = 4 * H * 3 * cdiv(48, 16)  # four numbers for each program, as large as an element
     return Traffic(reads=1 + (read + cu) / elements, writes=1.0, slack=0.02)
 
 
@@ -677,19 +642,13 @@ def _gradients(q, k, v, o, lse, do, *_, fault: str = "", step: int = 16) -> tupl
     if fault == "p without scale":
         p = torch.exp(q @ k.mT - lse.to(q.dtype)[..., None])
     if fault == "p of a block":
-        p = torch.cat([s.softmax(-1) for s in _scores(q, k).split(step, -1)], -1)
+        p = ideas.each_block(lambda s: s.softmax(-1), _scores(q, k), step)
     dp = do @ v.mT
     delta = (o * do).sum(-1, keepdim=True)
     if fault == "no delta":
         delta = delta * 0
     if fault == "delta of a block":
-        delta = torch.cat(
-            [
-                (a * b).sum(-1, keepdim=True).expand_as(a)
-                for a, b in zip(p.split(step, -1), dp.split(step, -1), strict=True)
-            ],
-            -1,
-        )
+        delta = ideas.each_block(lambda terms: terms.sum(-1, keepdim=True).expand_as(terms), p * dp, step)
     if fault == "delta without o":
         delta = do.sum(-1, keepdim=True)
     ds = p * (dp - delta)
@@ -710,7 +669,7 @@ def _recompute_cases(rng: Random) -> list[Case]:
             q, do = q / 4, do - do.mean(-1, keepdim=True)
         o, lse = _with_lse(q, k, v)
         q, k, v, o, lse = (x.float() for x in (q, k, v, o, lse))
-        note = f"BLOCK {BLOCK}" + (", v transposed in memory" if transposed else "")
+        note = listed(f"BLOCK {BLOCK}", "v transposed in memory" if transposed else "")
         v = v.mT.contiguous().mT if transposed else v
         return _case(q, k, v, o, lse, do, BLOCK, note=note)
 
@@ -753,11 +712,11 @@ RECOMPUTE = FunctionExercise(
         Misconception("no-scale", gives=_faulty("no scale")),
         Misconception(
             "no-scale/2",
-            gives=lambda *args: (*_faulty("")(*args)[:0], _faulty("no scale")(*args)[0], *_faulty("")(*args)[1:]),
+            gives=lambda *args: (_faulty("no scale")(*args)[0], *_faulty("")(*args)[1:]),
         ),
         Misconception(
             "no-scale/3",
-            gives=lambda *args: (*_faulty("")(*args)[:1], _faulty("no scale")(*args)[1], *_faulty("")(*args)[2:]),
+            gives=lambda *args: (_faulty("")(*args)[0], _faulty("no scale")(*args)[1], _faulty("")(*args)[2]),
         ),
         Misconception("p-of-a-block", gives=_faulty("p of a block")),
         Misconception("p-without-scale", gives=_faulty("p without scale")),
@@ -785,9 +744,7 @@ def _gradients_cases(rng: Random) -> list[Case]:
     def case(H: int, T_q: int, T_k: int, D: int, dtype: str = "float32", slope: float = 0.0, tags: str = "") -> Case:
         q, k, v = make.qkv(H, T_q, T_k, D, dtype, slope)
         do = (make.normal(H, T_q, D) + 0.5).to(q.dtype)
-        if (
-            T_q == 1
-        ):  # weights of about 1 / T_k and small dp: where one weight is nearly 1, dp - delta cancels to nothing
+        if T_q == 1:  # weights of about 1 / T_k and small dp: with one weight near 1, dp - delta cancels to nothing
             q, do = q / 4, do - do.mean(-1, keepdim=True)
         o, lse = _with_lse(q.double(), k.double(), v.double())
         delta = (o * do.double()).sum(-1)
@@ -819,7 +776,7 @@ def _dk_dv(q, k, v, do, lse, delta, *_, fault: str = "") -> tuple:
         s = (q @ k.mT).to(wide)
     p = torch.exp(s - (0 if fault == "no lse" else lse.to(wide)[..., None]))
     if fault == "queries of the keys":  # as many blocks of queries as there are of keys
-        p = p * (torch.arange(p.shape[-2]) < _up(k.shape[-2], 16) * 16)[:, None]
+        p = p * (torch.arange(p.shape[-2]) < cdiv(k.shape[-2], 16) * 16)[:, None]
     dp = (do @ v.mT).to(wide)
     ds = p * (dp - (0 if fault == "no delta" else delta.to(wide)[..., None]))
     if fault == "no p":
@@ -833,17 +790,6 @@ def _wrong(fault: str, *names: str) -> Callable[..., dict]:
     return lambda *args: {k: x for k, x in zip(("dk", "dv"), _dk_dv(*args, fault=fault), strict=True) if k in names}
 
 
-def _no_atomics(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
-    added = sum(launch.atomic_bytes for launch in launches)
-    if not added:
-        return None
-    return (
-        "atomics",
-        f"{added:,} bytes were added with atomics, in the order in which programs happen to arrive: two runs then differ in "
-        "their last bits. Which program could own a block of dk and dv and walk over the queries itself?",
-    )
-
-
 GRADIENTS = KernelExercise(
     id="flash_attention.gradients",
     function="dk_dv",
@@ -854,9 +800,14 @@ GRADIENTS = KernelExercise(
     traffic=Traffic(
         reads=2 * 64 / 96 + 2 * (2 + 2 / 32),
         writes=2 * 64 / 96,
-        flops=lambda q, k, *_: 8 * q.shape[0] * 16 * _up(q.shape[1], 16) * 32 * _up(k.shape[1], 32) * _wide(q.shape[2]),
+        flops=lambda q, k, *_: (
+            8 * q.shape[0] * 16 * cdiv(q.shape[1], 16) * 32 * cdiv(k.shape[1], 32) * _wide(q.shape[2])
+        ),
     ),
-    launch_rule=_no_atomics,
+    launch_rule=ideas.no_atomics(
+        "{bytes} bytes were added with atomics, in the order in which programs happen to arrive: two runs then differ in "
+        "their last bits. Which program could own a block of dk and dv and walk over the queries itself?"
+    ),
     misconceptions=(
         Misconception("no-delta", gives=_wrong("no delta", "dk")),
         Misconception("no-scale", gives=_wrong("no scale", "dk")),
@@ -873,8 +824,8 @@ GRADIENTS = KernelExercise(
                 and all(case.args[0].shape[1] <= 16 for case in evidence.passed)
             ),
         ),
-        Misconception("query-edge", when=lambda evidence: all("rest" in case.tags for case in evidence.failed)),
-        Misconception("tf32", when=lambda evidence: _in_float32_alone(evidence) and _nearly(evidence)),
+        Misconception("query-edge", when=only("rest")),
+        Misconception("tf32", when=lambda evidence: only("float32")(evidence) and evidence.near(5e-3)),
     ),
 )
 

@@ -1,4 +1,4 @@
-"""The exercises of notebook 03: cases, hints, and the wrong answers that each check must recognise."""
+"""The exercises of notebook 03: cases, and what each wrong idea computes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ import math
 from random import Random
 
 from gpukit.grading.exercise import Case, FunctionExercise, Misconception
-
-
-def case(name: str, *args, tags: str = "") -> Case:
-    return Case(name, args, frozenset(tags.split()))
-
+from gpukit.grading.inputs import case
 
 # ------------------------------------------------------------------------------------------------------- flops.einsum
 _EXPRESSIONS = (
@@ -221,66 +217,23 @@ LAYER = FunctionExercise(
     expected=_layer,
     unit="FLOPs",
     misconceptions=(
+        _layer_wrong("multiply-add-is-one", per=1),
+        _layer_wrong("no-attention", products=0),
+        _layer_wrong("one-attention-product", products=1),
+        _layer_wrong("mask-ignored", pairs=lambda a: a["T"] ** 2),
+        _layer_wrong("diagonal-forgotten", pairs=lambda a: a["T"] ** 2 / 2 if a["causal"] else a["T"] ** 2),
+        _layer_wrong("diagonal-forgotten", pairs=lambda a: a["T"] ** 2 // 2 if a["causal"] else a["T"] ** 2),
         _layer_wrong(
-            "multiply-add-is-one",
-            per=1,
+            "diagonal-forgotten/2", pairs=lambda a: a["T"] * (a["T"] - 1) // 2 if a["causal"] else a["T"] ** 2
         ),
-        _layer_wrong(
-            "no-attention",
-            products=0,
-        ),
-        _layer_wrong(
-            "one-attention-product",
-            products=1,
-        ),
-        _layer_wrong(
-            "mask-ignored",
-            pairs=lambda a: a["T"] ** 2,
-        ),
-        _layer_wrong(
-            "diagonal-forgotten",
-            pairs=lambda a: a["T"] ** 2 / 2 if a["causal"] else a["T"] ** 2,
-        ),
-        _layer_wrong(
-            "diagonal-forgotten",
-            pairs=lambda a: a["T"] ** 2 // 2 if a["causal"] else a["T"] ** 2,
-        ),
-        _layer_wrong(
-            "diagonal-forgotten/2",
-            pairs=lambda a: a["T"] * (a["T"] - 1) // 2 if a["causal"] else a["T"] ** 2,
-        ),
-        _layer_wrong(
-            "kv-heads-in-projection",
-            kv=lambda a: a["heads"],
-        ),
-        _layer_wrong(
-            "kv-heads-in-scores",
-            kv_score_heads=lambda a: a["kv_heads"],
-        ),
-        _layer_wrong(
-            "gate-forgotten",
-            mlps=2,
-        ),
-        _layer_wrong(
-            "output-projection-forgotten",
-            out=False,
-        ),
-        _layer_wrong(
-            "backward-as-forward",
-            backward=1,
-        ),
-        _layer_wrong(
-            "attention-backward-once",
-            attention_backward=1,
-        ),
-        _layer_wrong(
-            "attention-backward-once/2",
-            attention_backward=0,
-        ),
-        _layer_wrong(
-            "recomputed",
-            backward=3,
-        ),
+        _layer_wrong("kv-heads-in-projection", kv=lambda a: a["heads"]),
+        _layer_wrong("kv-heads-in-scores", kv_score_heads=lambda a: a["kv_heads"]),
+        _layer_wrong("gate-forgotten", mlps=2),
+        _layer_wrong("output-projection-forgotten", out=False),
+        _layer_wrong("backward-as-forward", backward=1),
+        _layer_wrong("attention-backward-once", attention_backward=1),
+        _layer_wrong("attention-backward-once/2", attention_backward=0),
+        _layer_wrong("recomputed", backward=3),
     ),
 )
 
@@ -331,52 +284,17 @@ AUDIT = FunctionExercise(
     expected=_audit,
     unit="FLOPs",
     misconceptions=(
-        _audit_wrong(
-            "lookups-counted",
-            multiplied=lambda a: a["table"] + a["positions"] + a["head"],
-        ),
-        _audit_wrong(
-            "token-lookup-counted",
-            multiplied=lambda a: a["table"] + a["head"],
-        ),
-        _audit_wrong(
-            "position-lookup-counted",
-            multiplied=lambda a: a["table"] + a["positions"],
-        ),
-        _audit_wrong(
-            "position-lookup-counted/2",
-            multiplied=lambda a: a["positions"] + a["head"],
-        ),
-        _audit_wrong(
-            "logits-forgotten",
-            multiplied=lambda a: a["head"],
-        ),
-        _audit_wrong(
-            "logits-forgotten/2",
-            multiplied=0,
-        ),
-        _audit_wrong(
-            "attention-dropped",
-            square=0,
-        ),
-        _audit_wrong(
-            "attention-dropped/2",
-            multiplied=lambda a: a["table"] + a["positions"] + a["head"],
-            square=0,
-        ),
-        _audit_wrong(
-            "mask-subtracted",
-            square=0.5,
-        ),
-        _audit_wrong(
-            "mask-subtracted/2",
-            multiplied=lambda a: a["table"] + a["positions"] + a["head"],
-            square=0.5,
-        ),
-        _audit_wrong(
-            "forward-only",
-            passes=2,
-        ),
+        _audit_wrong("lookups-counted", multiplied=lambda a: a["table"] + a["positions"] + a["head"]),
+        _audit_wrong("token-lookup-counted", multiplied=lambda a: a["table"] + a["head"]),
+        _audit_wrong("position-lookup-counted", multiplied=lambda a: a["table"] + a["positions"]),
+        _audit_wrong("position-lookup-counted/2", multiplied=lambda a: a["positions"] + a["head"]),
+        _audit_wrong("logits-forgotten", multiplied=lambda a: a["head"]),
+        _audit_wrong("logits-forgotten/2", multiplied=0),
+        _audit_wrong("attention-dropped", square=0),
+        _audit_wrong("attention-dropped/2", multiplied=lambda a: a["table"] + a["positions"] + a["head"], square=0),
+        _audit_wrong("mask-subtracted", square=0.5),
+        _audit_wrong("mask-subtracted/2", multiplied=lambda a: a["table"] + a["positions"] + a["head"], square=0.5),
+        _audit_wrong("forward-only", passes=2),
     ),
 )
 

@@ -1,5 +1,4 @@
-"""The exercises of notebook 14: cases, bounds on traffic and on the longest program, hints, and the wrong answers that each
-check must recognise."""
+"""The exercises of notebook 14: cases, bounds on traffic and on the longest program, and what each wrong idea computes."""
 
 from __future__ import annotations
 
@@ -8,33 +7,24 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from gpukit.accounting.tiling import cdiv
+from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
+from gpukit.grading.ideas import only
+from gpukit.grading.inputs import Inputs, case, listed, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.evidence import Evidence, Outcome
+    from gpukit.grading.evidence import Outcome
     from gpukit.grading.messages import LaunchFacts
 
 BLOCK = 32  # tokens in a block, of all kernels
 
 
-def _up(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 # ------------------------------------------------------------------------------------------------------------- inputs
-class _Caches:
-    """Seeded queries and caches. What lies behind a sequence's tokens is NaN, or with stale=True numbers of somebody else."""
-
-    def __init__(self, rng: Random):
-        import torch
-
-        self.torch = torch
-        self.generator = torch.Generator().manual_seed(rng.getrandbits(62))
-
-    def normal(self, *shape: int, dtype: str = "float32") -> Tensor:
-        return self.torch.randn(shape, generator=self.generator).to(getattr(self.torch, dtype))
+class _Caches(Inputs):
+    """Queries and caches. What lies behind a sequence's tokens is NaN, or with stale=True numbers of somebody else."""
 
     def cache(self, B: int, T_max: int, H: int, D: int, lengths: Sequence[int], dtype: str, stale: bool) -> Tensor:
         x = self.normal(B, T_max, H, D, dtype=dtype)
@@ -63,20 +53,15 @@ def _scored(args: tuple, score: int) -> tuple:
 
 
 def _case(args: tuple, tags: str = "", note: str = "") -> Case:
-    q, k, lengths = args[0], args[1], args[3]
-    dtype = str(q.dtype).removeprefix("torch.")
-    name = f"q {list(q.shape)}, cache {list(k.shape)} {dtype}, lengths {lengths.tolist()}" + (
-        f", {note}" if note else ""
-    )
-    return Case(name, args, frozenset({dtype, *tags.split()}))
+    q, k, _, lengths, *_ = args
+    shown = f"q {list(q.shape)}, cache {list(k.shape)}"
+    return tensor_case(*args, shown=shown, note=listed(f"lengths {lengths.tolist()}", note), tags=tags)
 
 
 # --------------------------------------------------------------------------------------------- what somebody computes
 def _reference(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *_: Any) -> Tensor:
-    from gpukit.reference.decode_attention import decode_attention
-
     n = int(lengths.max())  # what lies behind is not looked at, and may be much
-    return decode_attention(q, k[:, :n], v[:, :n], lengths)
+    return ideas.reference("decode_attention.decode_attention")(q, k[:, :n], v[:, :n], lengths)
 
 
 def _all_slots(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *_: Any) -> Tensor:
@@ -128,21 +113,6 @@ def _blockwise(
     return gives
 
 
-def _nan_only(tag: str) -> Callable[[Evidence], bool]:
-    return lambda evidence: evidence.kind == "nan" and all(tag in case.tags for case in evidence.failed)
-
-
-def _only(*tags: str) -> Callable[[Evidence], bool]:
-    """Every case that failed has one of the tags."""
-    return lambda evidence: all(case.tags.intersection(tags) for case in evidence.failed)
-
-
-def _nearly(evidence: Evidence) -> bool:
-    """Off by about what tf32 cuts off, and not by more."""
-    y, right = evidence.outputs.double(), evidence.expected.double()
-    return bool((y - right).abs().max() < 5e-3 * right.abs().max())
-
-
 # ----------------------------------------------------------------------------------------------------- kv_cache.attend
 def _attend_cases(rng: Random) -> list[Case]:
     make, cases = _Caches(rng), []
@@ -158,8 +128,8 @@ def _attend_cases(rng: Random) -> list[Case]:
         q, k, v = make.normal(B, T, H, D), make.normal(B, T, H_kv, D), make.normal(B, T, H_kv, D)
         caches = (make.cache(B, T_max, H_kv, D, [length] * B, "float32", False) for _ in range(2))
         name = f"{T} new token{'s' * (T > 1)} after {length}, {H} heads, {H_kv} in the cache, T_max {T_max}"
-        tags = {"filled" if length else "prompt", *(["several"] if T > 1 else []), *(["gqa"] if H > H_kv else [])}
-        cases.append(Case(name, (q, k, v, *caches, length), frozenset(tags)))
+        tags = ("filled" if length else "prompt") + " several" * (T > 1) + " gqa" * (H > H_kv)
+        cases.append(case(name, q, k, v, *caches, length, tags=tags))
     return cases
 
 
@@ -287,7 +257,7 @@ def _speed_cases(rng: Random) -> list[Case]:
             new,
             float(rng.randrange(900, 8000)),
         )
-        cases.append(Case(name, args, frozenset(tags.split())))
+        cases.append(case(name, *args, tags=tags))
     return cases
 
 
@@ -352,11 +322,6 @@ def _decode_cases(rng: Random) -> list[Case]:
     return cases
 
 
-def _flat(x: Tensor) -> Tensor:
-    """What a kernel reads that takes x for contiguous."""
-    return x.as_strided(x.shape, x.contiguous().stride())
-
-
 def _twice_scaled(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *rest: Any) -> Tensor:
     return _reference(q / math.sqrt(q.shape[-1]), k, v, lengths, *rest)
 
@@ -389,18 +354,23 @@ DECODE = KernelExercise(
             "k-strides-for-v",
             gives=lambda q, k, v, lengths: _reference(q, k, v.as_strided(v.shape, k.stride()), lengths),
         ),
-        Misconception("contiguous", gives=lambda q, k, v, lengths: _reference(q, k, _flat(v), lengths)),
-        Misconception("contiguous/2", gives=lambda q, k, v, lengths: _reference(q, _flat(k), _flat(v), lengths)),
+        Misconception(
+            "contiguous", gives=lambda q, k, v, lengths: _reference(q, k, ideas.as_if_contiguous(v), lengths)
+        ),
+        Misconception(
+            "contiguous/2",
+            gives=lambda q, k, v, lengths: _reference(q, ideas.as_if_contiguous(k), ideas.as_if_contiguous(v), lengths),
+        ),
         Misconception(
             "maximum-not-carried",
             when=lambda evidence: (
-                _nan_only("large")(evidence) and bool(evidence.outputs.flatten(0, 1)[[0, -1]].isfinite().all())
+                only("large", kind="nan")(evidence) and bool(evidence.outputs.flatten(0, 1)[[0, -1]].isfinite().all())
             ),
         ),
-        Misconception("no-maximum", when=lambda evidence: evidence.kind == "nan" and _only("large", "low")(evidence)),
-        Misconception("not-low-enough", when=_only("low")),
-        Misconception("one-block", when=_only("many-blocks")),
-        Misconception("empty-sequence", when=_nan_only("empty")),
+        Misconception("no-maximum", when=only("large", "low", kind="nan")),
+        Misconception("not-low-enough", when=only("low")),
+        Misconception("one-block", when=only("many-blocks")),
+        Misconception("empty-sequence", when=only("empty", kind="nan")),
         Misconception(
             "zero-times-nan",
             when=lambda evidence: evidence.kind == "nan" and not any("stale" in case.tags for case in evidence.failed),
@@ -421,7 +391,7 @@ def _packed_cases(rng: Random) -> list[Case]:
         (20, 1, 16, 48, [20], "float32", False),
         (32, 4, 64, 96, [96], "float16", False),
     ):
-        tags = " ".join((*(["groups"] if H > H_kv > 1 else []), *(["stale"] if stale else [])))
+        tags = "groups" * (H > H_kv > 1) + " stale" * stale
         note = "old numbers behind them" if stale else ""
         cases.append(_case(make.args(H, D, T_max, lengths, dtype, H_kv, stale), tags, note))
     cases.append(_case(make.args(2, 64, 16_400, [40], "float16", 1), "", "a cache that no block can hold"))
@@ -460,7 +430,7 @@ PACKED = KernelExercise(
     # The largest case, q [1, 32, 64]: keys and values of 96 tokens and 4 heads; 4 lengths of 4 bytes.
     traffic=Traffic(reads=1 + 2 * 96 * 4 / 32 + 4 * 4 / 4096, writes=1),
     misconceptions=(
-        Misconception("low-precision-sums", when=_only("alike")),
+        Misconception("low-precision-sums", when=only("alike")),
         Misconception("wrong-heads", gives=_regrouped),
         Misconception("one-query", gives=_first_of_group),
         Misconception("stale-slots", gives=_all_slots),
@@ -471,10 +441,10 @@ PACKED = KernelExercise(
         Misconception("one-slot-too-many", gives=_blockwise(padding=1)),
         Misconception("sums-not-rescaled/3", gives=_blockwise(rescale_acc=False)),
         Misconception("no-scale", gives=lambda q, k, v, lengths: _reference(q * math.sqrt(q.shape[-1]), k, v, lengths)),
-        Misconception("one-maximum", when=_only("spread")),
-        Misconception("not-low-enough", when=_only("low")),
-        Misconception("one-block", when=_only("many-blocks")),
-        Misconception("tf32", when=lambda evidence: _only("float32")(evidence) and _nearly(evidence)),
+        Misconception("one-maximum", when=only("spread")),
+        Misconception("not-low-enough", when=only("low")),
+        Misconception("one-block", when=only("many-blocks")),
+        Misconception("tf32", when=lambda evidence: only("float32")(evidence) and evidence.near(5e-3)),
     ),
 )
 
@@ -484,11 +454,10 @@ def _split_cases(rng: Random) -> list[Case]:
     make, cases = _Caches(rng), []
 
     def add(args: tuple, SPLITS: int, tags: str = "", note: str = "") -> None:
-        uneven = any(_up(n, BLOCK) % SPLITS for n in args[3].tolist())
-        empty = any(_up(n, BLOCK) < SPLITS for n in args[3].tolist())
+        uneven = any(cdiv(n, BLOCK) % SPLITS for n in args[3].tolist())
+        empty = any(cdiv(n, BLOCK) < SPLITS for n in args[3].tolist())
         tags += " uneven" * uneven + " empty" * empty
-        case = _case(args, tags, f"{SPLITS} splits" + (f", {note}" if note else ""))
-        cases.append(Case(case.name, (*args, SPLITS), case.tags))
+        cases.append(_case((*args, SPLITS), tags, listed(f"{SPLITS} splits", note)))
 
     q, k, v, lengths = make.args(2, 16, 64, [64], "float32")
     add((q * 0, k, v, lengths), 2, "flat", "all scores 0")
@@ -508,7 +477,7 @@ def _split_cases(rng: Random) -> list[Case]:
 
 
 def _bounds(n: int, SPLITS: int) -> list[tuple[int, int]]:
-    blocks = _up(n, BLOCK)
+    blocks = cdiv(n, BLOCK)
     return [(blocks * i // SPLITS * BLOCK, min(blocks * (i + 1) // SPLITS * BLOCK, n)) for i in range(SPLITS)]
 
 
@@ -549,9 +518,9 @@ def _joined(acc: str = "weighted", total: str = "weighted", bounds: Callable = _
 
 def _split_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
     lengths, SPLITS = case.args[3], case.args[4]
-    blocks = _up(int(lengths.max()), BLOCK)
+    blocks = cdiv(int(lengths.max()), BLOCK)
     # q, the length and three stores; keys and values of each block of the share.
-    enough = 5 + 2 * _up(blocks, SPLITS)
+    enough = 5 + 2 * cdiv(blocks, SPLITS)
     longest = launches[0].longest if launches else 0
     if longest > 2 * enough:
         return (
@@ -562,7 +531,7 @@ def _split_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str
     if not any(launch.atomic_bytes for launch in launches):
         q, stored = case.args[0], sum(launch.store_bytes for launch in launches)
         parts = 4 * SPLITS * q.numel()
-        if stored >= parts or any(_up(n, BLOCK) < SPLITS for n in lengths.tolist()):
+        if stored >= parts or any(cdiv(n, BLOCK) < SPLITS for n in lengths.tolist()):
             return None
         return (
             "not-shared",
@@ -593,14 +562,14 @@ SPLIT = KernelExercise(
         Misconception("parts-averaged", gives=_joined("mean")),
         Misconception("one-part-only", gives=_joined(bounds=lambda n, SPLITS: _bounds(n, SPLITS)[:1])),
         Misconception("one-part-only/2", gives=_joined(bounds=lambda n, SPLITS: _bounds(n, SPLITS)[-1:])),
-        Misconception("not-low-enough", when=_only("low")),
-        Misconception("no-maximum", when=lambda evidence: evidence.kind == "nan" and _only("large", "low")(evidence)),
-        Misconception("empty-part", when=_nan_only("empty")),
+        Misconception("not-low-enough", when=only("low")),
+        Misconception("no-maximum", when=only("large", "low", kind="nan")),
+        Misconception("empty-part", when=only("empty", kind="nan")),
         Misconception(
             "tail-dropped",
             gives=_joined(
                 bounds=lambda n, SPLITS: [
-                    (i * (_up(n, BLOCK) // SPLITS) * BLOCK, min((i + 1) * (_up(n, BLOCK) // SPLITS) * BLOCK, n))
+                    (i * (cdiv(n, BLOCK) // SPLITS) * BLOCK, min((i + 1) * (cdiv(n, BLOCK) // SPLITS) * BLOCK, n))
                     for i in range(SPLITS)
                 ]
             ),
@@ -612,13 +581,14 @@ SPLIT = KernelExercise(
             "parts-overlap/2",
             gives=_joined(
                 bounds=lambda n, SPLITS: [
-                    (first, min(first + _up(_up(n, SPLITS), BLOCK) * BLOCK, n)) for first in range(0, n, _up(n, SPLITS))
+                    (first, min(first + cdiv(cdiv(n, SPLITS), BLOCK) * BLOCK, n))
+                    for first in range(0, n, cdiv(n, SPLITS))
                 ]
             ),
         ),
         Misconception("divided-too-early", gives=_joined("divided")),
         Misconception("scale-twice", gives=_twice_scaled),
-        Misconception("low-precision-parts", when=_only("large-sums")),
+        Misconception("low-precision-parts", when=only("large-sums")),
     ),
 )
 
@@ -630,12 +600,12 @@ def _int8_cases(rng: Random) -> list[Case]:
 
     def rows(*shape: int, dtype: str, steps: str = "various") -> Tensor:
         """Near whole steps of a power of two, the largest at 127 or -127: every way of rounding to nearest agrees on them."""
-        q = torch.randint(-126, 127, shape, generator=make.generator).float()
-        at = torch.randint(0, shape[-1], (*shape[:-1], 1), generator=make.generator)
-        q.scatter_(-1, at, 254.0 * torch.randint(0, 2, at.shape, generator=make.generator) - 127)
+        q = make.integers(-126, 127, *shape, dtype="float32")
+        at = make.integers(0, shape[-1], *shape[:-1], 1)
+        q.scatter_(-1, at, 254.0 * make.integers(0, 2, *at.shape) - 127)
         off = torch.rand(shape, generator=make.generator) * 0.4 - 0.2
         off.scatter_(-1, at, 0.0)
-        powers = torch.randint(-9, -5, (*shape[:-1], 1), generator=make.generator) if steps == "various" else -6
+        powers = make.integers(-9, -5, *shape[:-1], 1) if steps == "various" else -6
         return ((q + off) * 2.0**powers).to(getattr(torch, dtype))
 
     for H, D, T_max, lengths, dtype, tags in (
@@ -654,21 +624,14 @@ def _int8_cases(rng: Random) -> list[Case]:
         k, v = rows(B, H, D, dtype=dtype), rows(B, H, D, dtype=dtype)
         if "zero" in tags:
             k[:, 0], v[:, 1] = 0, 0
-        k_cache, v_cache = (
-            torch.randint(-127, 128, (B, T_max, H, D), generator=make.generator, dtype=torch.int8) for _ in range(2)
-        )
-        k_scales, v_scales = (
-            2.0 ** torch.randint(-9, -5, (B, T_max, H), generator=make.generator).float() for _ in range(2)
-        )
+        k_cache, v_cache = (make.integers(-127, 128, B, T_max, H, D, dtype="int8") for _ in range(2))
+        k_scales, v_scales = (2.0 ** make.integers(-9, -5, B, T_max, H, dtype="float32") for _ in range(2))
         for b, n in enumerate(lengths):
             k_scales[b, n:], v_scales[b, n:] = math.nan, math.nan
-        name = f"k [{B}, {H}, {D}] {dtype}, caches of {T_max} slots, {lengths} in use" + ", a head of zeros" * (
-            tags == "zero"
-        )
-        name += ", scores of some hundreds" * (tags == "large")
-        lengths = torch.tensor(lengths, dtype=torch.int32)
-        args = (q, k, v, k_cache, v_cache, k_scales, v_scales, lengths)
-        cases.append(Case(name, args, frozenset({dtype, *tags.split()})))
+        note = {"zero": "a head of zeros", "large": "scores of some hundreds"}.get(tags, "")
+        note = listed(f"caches of {T_max} slots, {lengths} in use", note)
+        args = (q, k, v, k_cache, v_cache, k_scales, v_scales, torch.tensor(lengths, dtype=torch.int32))
+        cases.append(tensor_case(*args, shown=f"k [{B}, {H}, {D}]", note=note, tags=tags))
     return cases
 
 
@@ -681,7 +644,8 @@ def _int8(
     of_v: str = "own",
     in_sum: bool = False,
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """o, the caches and the scales, as somebody quantises, appends and multiplies scales in."""
+    """o, the caches and the scales, as somebody quantizes, appends and multiplies scales in; gpukit.reference's functions do
+    one of the three each."""
 
     def gives(
         q: Tensor,
@@ -772,7 +736,7 @@ INT8 = KernelExercise(
     traffic=Traffic(reads=3 + (83 * 4 * 2 * 68 + 64) / 1024, writes=1 + 16 * 68 / 1024, launches=2),
     launch_rule=_int8_rule,
     misconceptions=(
-        Misconception("no-maximum", when=_nan_only("large")),
+        Misconception("no-maximum", when=only("large", kind="nan")),
         Misconception("cut-off", gives=_int8_all(rounding="cut")),
         Misconception("cut-off/2", gives=_int8_all(rounding="floor")),
         Misconception("128-steps", gives=_int8_all(most=128)),

@@ -1,4 +1,4 @@
-"""The exercises of notebook 02: cases, hints, and the wrong answers that each check must recognise."""
+"""The exercises of notebook 02: cases, and what each wrong idea computes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from random import Random
 
 from gpukit.accounting import memory, models
 from gpukit.grading.exercise import Case, FunctionExercise, Misconception
-
-
-def case(name: str, *args, tags: str = "") -> Case:
-    return Case(name, args, frozenset(tags.split()))
+from gpukit.grading.inputs import case
 
 
 # -------------------------------------------------------------------------------------------------------- memory.gpt2
