@@ -21,11 +21,15 @@ class Variant:
     options  arguments by name, the same for the kernel and the reference
     convert  applied to the operation's inputs first, where they do not go with the options
     form     a context in which the kernels take another path, such as that of long rows
+    shapes   to try; default: some of Op.test_shapes
+    operator whether compiled calls go through an operator of other results than the plain call's
     """
 
     options: dict = field(default_factory=dict)
     convert: Callable[..., tuple] | None = None
     form: Callable | None = None
+    shapes: tuple[tuple[int, ...], ...] = ()
+    operator: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ def long_rows():
 
 
 NORM = {
-    "variants": {"long": Variant(form=long_rows)}, "zero": ZERO_AND_ONE, "far_bits": False,
+    "variants": {"long": Variant(form=long_rows, shapes=((1, 17), (7, 64), (2, 3, 131)))}, "zero": ZERO_AND_ONE, "far_bits": False,
     "graphs": ((333, 781), (333, 4096), (333, 8192), (333, 40_000)),
 }  # fmt: skip
 EPS = tuple(
@@ -432,7 +436,8 @@ CONTRACTS = {
             ),
         ),
         variants={
-            **{reduction: Variant({"reduction": reduction}) for reduction in ("batchmean", "sum", "none")},
+            **{reduction: Variant({"reduction": reduction}) for reduction in ("batchmean", "sum")},
+            "none": Variant({"reduction": "none"}, operator=True),
             "log": Variant({"log_target": True, "reduction": "batchmean"}, probabilities_as_logarithms),
             "log-none": Variant({"log_target": True, "reduction": "none"}, probabilities_as_logarithms),
         },

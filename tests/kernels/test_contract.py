@@ -116,15 +116,21 @@ def test_the_reference_is_pytorchs(name, variant):
             torch.testing.assert_close(y, truth, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
+def shapes_of(name, variant, dtype, device):
+    """Each shape in float32 and in one of the others, since its edges are the same in both; half of them for a variant. On a
+    GPU, where each is compiled for some seconds, three."""
+    shapes = variant.shapes or benchmark.operation(name).test_shapes
+    if device == "cuda":
+        return shapes[1::3]
+    if variant.options:
+        return shapes[1::2] if dtype == torch.float32 else shapes[-2:-1]
+    return shapes if dtype == torch.float32 else shapes[DTYPES.index(dtype) % 2 :: 2]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @every_call
 def test_results_and_gradients_agree_with_float64(name, variant, dtype, device):
-    """Each shape in float32 and, in the interpreter, in one of the others: its edges are the same in both. On a GPU, where
-    each is compiled for some seconds, three of them."""
-    shapes = benchmark.operation(name).test_shapes
-    for shape in (
-        shapes[1::3] if device == "cuda" else shapes if dtype == torch.float32 else shapes[DTYPES.index(dtype) % 2 :: 2]
-    ):
+    for shape in shapes_of(name, variant, dtype, device):
         checked(name, variant, shape, dtype, device)
 
 
@@ -132,9 +138,10 @@ def test_results_and_gradients_agree_with_float64(name, variant, dtype, device):
 @every_operation
 def test_any_strides(name, layout, device):
     contract = CONTRACTS[name]
-    for shape, dtype in zip(contract.strided, DTYPES[:1] + DTYPES[:0:-1], strict=True):
-        checked(name, Variant(), shape, dtype, device, layout, layout)
-    checked(name, Variant(), contract.strided[1], torch.float32, device, layout, padded_rows)
+    for shape, dtype, above in zip(
+        contract.strided, (torch.float32, torch.bfloat16, torch.float16), (layout, padded_rows, layout), strict=True
+    ):
+        checked(name, Variant(), shape, dtype, device, layout, above)
     if "long" in contract.variants:
         checked(name, contract.variants["long"], contract.strided[1], torch.float32, device, transposed, padded_rows)
 
@@ -210,7 +217,7 @@ def test_a_second_derivative_that_is_none_is_refused(name, device):
 @every_call
 def test_every_element_is_written(name, variant, device, monkeypatch):
     op, fn, _ = parts(name)
-    inputs = op.make_inputs(op.test_shapes[-1], torch.float32, seeded())
+    inputs = op.make_inputs((variant.shapes or op.test_shapes)[-1], torch.float32, seeded())
     inputs = moved(inputs if variant.convert is None else variant.convert(*inputs), device)
     for owner, how in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         original = getattr(owner, how)
@@ -224,7 +231,7 @@ def test_every_element_is_written(name, variant, device, monkeypatch):
 def test_the_same_bits_in_new_memory(name, variant, device):
     """At a second call, and without autograd, which is another way through the function."""
     op, fn, contract = parts(name)
-    inputs, _ = mild(name, op.test_shapes[-2], torch.float32, device, variant)
+    inputs, _ = mild(name, (variant.shapes or op.test_shapes)[-2], torch.float32, device, variant)
     with within(variant):
         first, second = (called(fn, op, inputs, **variant.options) for _ in range(2))
         with torch.no_grad():
@@ -337,7 +344,7 @@ def test_torch_compile_without_a_graph_break(name, backend, device):
 
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend=backend, dynamic=True)
-    for shape in contract.strided[1:]:
+    for shape in (contract.strided[1], contract.small):
         inputs, _ = mild(name, shape, torch.float32, device)
         results, gradients = zip(*(called(f, op, inputs) for f in (compiled, model)), strict=True)
         # Inductor makes a sine of its own.
@@ -346,13 +353,12 @@ def test_torch_compile_without_a_graph_break(name, backend, device):
         torch.testing.assert_close(*gradients, **near[1])
 
 
-@some_calls(lambda contract, variant: not variant.form)  # whose operators are the same
+@some_calls(lambda contract, variant: variant == Variant() or variant.operator)
 def test_operators_are_registered(name, variant, device):
     """Each operator that a compiled call and its gradient go through does what it says of itself to PyTorch."""
     op, fn, contract = parts(name)
     inputs, _ = mild(name, contract.small, torch.float32, device, variant)
-    if not variant.options:
-        inputs = moved(inputs, device, transposed)
+    inputs = moved(inputs, device, transposed)
     assert opchecked(lambda: called(fn, op, inputs, **variant.options))
 
 
