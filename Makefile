@@ -30,7 +30,7 @@ test:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/gpukit nb clean --check
-	$(BIN)/python -m pytest --nbval notebooks --gpukit-impl=solutions -n 2
+	$(BIN)/python -m pytest --nbval notebooks --gpukit-impl=solutions --gpukit-seed=1 -n 2
 	$(BIN)/python -m pytest tests -n 2 $(ARGS)
 
 prove:

@@ -1,6 +1,8 @@
 """What the tests share: warnings are errors, which tests need a GPU, and the device that kernels run on."""
 
 import os
+import random
+import sys
 import warnings
 
 import pytest
@@ -18,6 +20,19 @@ def pytest_sessionstart(session):
     filters[:0] = ["error", *(rf"default:::{name}\b" for name in sorted({"pluggy", *plugins} - {"gpukit", "nbval"}))]
     for line in filters:  # and what holds between the tests and after the last one
         warnings.filterwarnings(*parse_warning_filter(line, escape=False))
+
+
+_TORCH_SEED = (
+    67280421310721  # that with which torch begins: whether it is loaded before a test or by it makes no difference
+)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    """A test draws the same numbers alone, after others and on any process; what must hold for many seeds says which."""
+    random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(_TORCH_SEED)
 
 
 def _why_no_gpu() -> str:

@@ -28,7 +28,7 @@ def stub() -> str:
 
 
 def test_the_stub_runs_and_is_wrong_so_that_the_first_check_fails_with_a_diagnosis():
-    verdict = judge_source(EXERCISE, stub())
+    verdict = judge_source(EXERCISE, stub(), seed=1)
     assert (verdict.state, verdict.diagnosis) == ("fail", "one-way")
     assert (verdict.checks_passed, verdict.checks_total) == (0, 6)
     assert "expected 134,217,728 bytes, yours 67,108,864" in str(verdict)
@@ -38,7 +38,7 @@ def test_the_stub_runs_and_is_wrong_so_that_the_first_check_fails_with_a_diagnos
 def test_one_mended_line_is_enough():
     wrong = "return M * N * itemsize"
     assert stub().count(wrong) == 1
-    assert judge_source(EXERCISE, stub().replace(wrong, "return 2 * M * N * itemsize")).passed
+    assert judge_source(EXERCISE, stub().replace(wrong, "return 2 * M * N * itemsize"), seed=1).passed
 
 
 def test_cases_are_fresh_for_every_seed_and_tell_every_misconception_from_the_answer():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,14 @@ from gpukit import course
 from gpukit.grading import judge as judging
 from gpukit.grading import wire
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
-from gpukit.grading.judge import judge, judge_source
+from gpukit.grading.judge import judge
 from gpukit.grading.prose import Label, Prose
 from gpukit.grading.registry import UnknownExercise
 from gpukit.grading.registry import exercise as find
 from gpukit.grading.verdict import CheckFailed
 from tests.waiting import until
 
+judge_source = partial(judging.judge_source, seed=1)
 LIMIT_S = 20.0  # of the exercises here; a busy machine must not turn into a wrong verdict
 HINTS = ("one", "two", "three")
 

@@ -10,9 +10,8 @@ import torch
 
 from gpukit.grading import judge as judging
 from gpukit.grading import messages, wire
-from gpukit.grading.judge import judge_source
 from gpukit.grading.messages import AccessFacts, Failure, Fault, Job, LaunchFacts, Reply
-from tests.grading.test_judge import ADD, DOUBLE, DOUBLE_SOURCE
+from tests.grading.test_judge import ADD, DOUBLE, DOUBLE_SOURCE, judge_source
 
 ACCESS = AccessFacts("load", "x_ptr", 11, 400, 13)
 LAUNCH = LaunchFacts("double_kernel", (2, 1, 1), 2, 400, 300, 50, 0, (ACCESS,), {"x_ptr": 400}, 3)
