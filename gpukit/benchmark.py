@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gc
 import importlib
 import importlib.util
 import json
@@ -362,7 +363,14 @@ class _Bench:
 
         shape, dtype, _, modes = steps[0]
         torch.compiler.reset()  # each shape is compiled for itself, as dynamic=False says
-        inputs = make_inputs(self.op, shape, dtype, self.device)
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()  # what the graphs of the shape before kept in pools of their own
+        try:
+            inputs = make_inputs(self.op, shape, dtype, self.device)
+        except torch.OutOfMemoryError as error:
+            self.say(f"{shape_name(shape)} {_short(dtype)}: not timed: {_first_line(error)}")
+            return True
         small = _cut(self.op, shape, self.device)
         truth = _Truth(self.op, inputs if small == shape else make_inputs(self.op, small, dtype, self.device), modes)
         ready, more = {}, True
