@@ -205,7 +205,7 @@ def test_stochastic_rounding_keeps_small_updates(device):
     """Updates of a fifteenth of a rounding step vanish in bfloat16, always; rounded at random they arrive on average."""
     ends = {}
     for stochastic in (False, True):
-        p = torch.ones(20_000 if stochastic else 1000, dtype=torch.bfloat16, device=device, requires_grad=True)
+        p = torch.ones(5000 if stochastic else 1000, dtype=torch.bfloat16, device=device, requires_grad=True)
         optimizer = AdamW([p], lr=1e-4, weight_decay=0.0, stochastic_rounding=stochastic)
         p.grad = torch.ones_like(p)
         for _ in range(20):
@@ -213,7 +213,7 @@ def test_stochastic_rounding_keeps_small_updates(device):
         ends[stochastic] = p.detach().float()
     exact = 1 - 20 * 1e-4
     assert (ends[False] == 1).all()
-    assert abs(float(ends[True].mean()) - exact) < 5 * float(ends[True].std()) / 20_000**0.5 + 1e-6
+    assert abs(float(ends[True].mean()) - exact) < 5 * float(ends[True].std()) / 5000**0.5 + 1e-6
     assert 0 < float(ends[True].std()) < 2**-8
 
 
