@@ -283,12 +283,12 @@ def _many_cases(rng: Random) -> list[Case]:
         tensors([64], 64),
         tensors([256, 128], 128, gap=16),
         tensors([1000], 256, gap=24, tags="partial"),
-        tensors([64, 64, 64], 64, gap=64, tags="several"),
-        tensors([100, 1, 300, 7], 64, gap=8, tags="partial several"),
-        tensors([5, 0, 0, 130, 64], 64, gap=32, tags="partial several empty"),
-        tensors([1] * 20, 32, gap=3, tags="partial several"),
-        tensors([3, 2000, 9, 4], 128, gap=4, tags="partial several uneven"),
-        tensors([8192, 600], 1024, gap=40, tags="partial several uneven"),
+        tensors([64, 64, 64], 64, gap=64, tags="tensors"),
+        tensors([100, 1, 300, 7], 64, gap=8, tags="partial tensors"),
+        tensors([5, 0, 0, 130, 64], 64, gap=32, tags="partial tensors empty"),
+        tensors([1] * 20, 32, gap=3, tags="partial tensors"),
+        tensors([3, 2000, 9, 4], 128, gap=4, tags="partial tensors uneven"),
+        tensors([8192, 600], 1024, gap=40, tags="partial tensors uneven"),
     ]
 
 

@@ -76,9 +76,9 @@ def _bias_cases(rng: Random) -> list[Case]:
 
     def case(x: Tensor, BLOCK_M: int, BLOCK_N: int, tags: str = "", note: str = "") -> Case:
         M, N = x.shape
-        tail = "tail" if M % BLOCK_M or N % BLOCK_N else ""
+        ends = "partial" if M % BLOCK_M or N % BLOCK_N else ""
         note = listed(f"tiles of {BLOCK_M} x {BLOCK_N}", note)
-        return tensor_case(x, make.like(x, N), BLOCK_M, BLOCK_N, tags=f"{tags} {tail}", note=note)
+        return tensor_case(x, make.like(x, N), BLOCK_M, BLOCK_N, tags=f"{tags} {ends}", note=note)
 
     heights = make.normal(4, 96)
     heights[0] += 300

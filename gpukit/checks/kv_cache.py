@@ -128,7 +128,7 @@ def _attend_cases(rng: Random) -> list[Case]:
         q, k, v = make.normal(B, T, H, D), make.normal(B, T, H_kv, D), make.normal(B, T, H_kv, D)
         caches = (make.cache(B, T_max, H_kv, D, [length] * B, "float32", False) for _ in range(2))
         name = f"{T} new token{'s' * (T > 1)} after {length}, {H} heads, {H_kv} in the cache, T_max {T_max}"
-        tags = ("filled" if length else "prompt") + " several" * (T > 1) + " gqa" * (H > H_kv)
+        tags = ("filled" if length else "prompt") + " new-tokens" * (T > 1) + " gqa" * (H > H_kv)
         cases.append(case(name, q, k, v, *caches, length, tags=tags))
     return cases
 

@@ -135,7 +135,7 @@ def _cross_entropy_cases(rng: Random) -> list[Case]:
         _in_blocks(*make.large(8, 200), 64, block=64, tags="large", note="around 300 and -300"),
         _in_blocks(rising, make.target(2, 64), 64, block=64, note="rising by 120 a block"),
         _in_blocks(*make.masked(3, 300, 130), 64, block=64, tags="masked", note="-inf at first"),
-        _in_blocks(*far, 64, block=64, tags="far", note="targets 200 below the rest"),
+        _in_blocks(*far, 64, block=64, tags="far-target", note="targets 200 below the rest"),
         case(4, 256, 64, ignored=(2,), note="one ignored"),
         case(4, 100, 64, 7, ignored=(1,), index=7, note="ignore_index 7"),
         case(3, 90, 128, ignored=(0, 1, 2), note="all ignored"),
@@ -194,7 +194,7 @@ def _one_launch_cases(rng: Random) -> list[Case]:
         plain(2, 4096),
         case(*make.large(4, 200), tags="large", note="around 300 and -300"),
         case(*make.masked(2, 200, 70), tags="masked", note="-inf at first"),
-        case(*far, tags="far", note="targets 200 below the rest"),
+        case(*far, tags="far-target", note="targets 200 below the rest"),
         case(make.normal(4, 100), make.target(4, 100, (0, 2)), tags="ignored", note="two ignored"),
     ]
 
@@ -230,8 +230,8 @@ def _column_cases(rng: Random) -> list[Case]:
 
     def tokens(M: int, D: int, V: int, chunk: int) -> Case:
         x, weight = make.normal(M, D).double(), make.normal(V, D).double() / D**0.5
-        name, remainder = f"{M} tokens, {V} classes, {chunk} tokens at a time", "remainder" if M % chunk else ""
-        return case(name, x, weight, make.target(M, V), rng.randrange(V), chunk, tags=remainder)
+        name, short = f"{M} tokens, {V} classes, {chunk} tokens at a time", "short-chunk" if M % chunk else ""
+        return case(name, x, weight, make.target(M, V), rng.randrange(V), chunk, tags=short)
 
     return [
         tokens(64, 8, 500, 4),
@@ -248,7 +248,7 @@ def _chunked_cases(rng: Random) -> list[Case]:
     def tokens(M: int, D: int, V: int, chunk: int, ignored: Iterable[int] = ()) -> Case:
         x, weight = make.normal(M, D).double(), make.normal(V, D).double() / D**0.5
         name = listed(f"{M} tokens, {V} classes, {chunk} at a time", "some ignored" if ignored else "")
-        tags = f"{'remainder' if M % chunk else ''} {'ignored' if ignored else ''}"
+        tags = f"{'short-chunk' if M % chunk else ''} {'ignored' if ignored else ''}"
         return case(name, x, weight, make.target(M, V, ignored), chunk, tags=tags)
 
     return [

@@ -211,14 +211,14 @@ def _precision_cases(rng: Random) -> list[Case]:
     a += 1e-2 * make.normal(8, 128)
     cases.append(product("ieee, terms that cancel", "ieee", a, b, "ieee", "cancel"))
     a, b = (x.bfloat16().float() for x in make.pair(8, 8, 128))
-    cases.append(product("numbers that bfloat16 holds exactly", "bf16", a, b, "ieee", "several"))
+    cases.append(product("numbers that bfloat16 holds exactly", "bf16", a, b, "ieee", "several-fit"))
     a, b = (_read("fp16", _read("tf32", x)) for x in make.pair(8, 8, 128))
-    cases.append(product("numbers that float16 holds exactly", "fp16", a, b, "ieee", "several"))
+    cases.append(product("numbers that float16 holds exactly", "fp16", a, b, "ieee", "several-fit"))
     # A little above what float16 holds, cutting gives what rounding gives; a little below what bfloat16 holds, both round up.
     a, b = (_read("fp16", x) * (1 + 2**-13) for x in make.pair(8, 8, 128))
-    cases.append(product("tf32, and float16 reads the same", "tf32", a, b, "several"))
+    cases.append(product("tf32, and float16 reads the same", "tf32", a, b, "several-fit"))
     a, b = (x.bfloat16().float() * (1 - 2**-13) for x in make.pair(8, 8, 128))
-    cases.append(product("fp16, and bfloat16 reads the same", "fp16", a, b, "fp16", "several"))
+    cases.append(product("fp16, and bfloat16 reads the same", "fp16", a, b, "fp16", "several-fit"))
     return cases
 
 
@@ -245,7 +245,7 @@ PRECISION = FunctionExercise(
     cases=_precision_cases,
     expected=_which,
     misconceptions=(
-        Misconception("several-fit", when=only("several")),
+        Misconception("several-fit", when=only("several-fit")),
         *(Misconception("one-operand", gives=lambda a, b, c, reads=reads: _which(a, b, c, reads)) for reads in "ab"),
         Misconception("tf32-is-cut", when=_tf32_rounded),
         Misconception(

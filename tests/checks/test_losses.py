@@ -33,9 +33,9 @@ def test_cases_hold_what_breaks_kernels(exercise):
     assert {"long", "partial"} <= tags or exercise in (ONE_LAUNCH, SMOOTHING)  # a row is one block there
     assert max(case.args[0].numel() for case in cases(exercise)) <= 1 << 16
     wanted = {
-        CROSS_ENTROPY: {"ignored", "masked", "large", "far"},
+        CROSS_ENTROPY: {"ignored", "masked", "large", "far-target"},
         IN_PLACE: {"ignored", "hot", "strided", "large"},
-        ONE_LAUNCH: {"ignored", "far", "large"},
+        ONE_LAUNCH: {"ignored", "far-target", "large"},
         SMOOTHING: {"smooth", "z", "strided", "large"},
         KL: {"zero", "strided"},
     }
