@@ -1,5 +1,6 @@
 """gpukit.compile: what a kernel became, on a machine without a GPU. Each kernel here is compiled once, for a second."""
 
+import builtins
 import dataclasses
 import linecache
 import os
@@ -271,6 +272,21 @@ def test_the_second_time_nothing_is_compiled(row, cache, monkeypatch):
     monkeypatch.setattr(compile_module, "_recent", {})  # as in another process
     assert compile(*again, BLOCK=4096).sass == row.sass
     assert compile(softmax, torch.zeros(8, dtype=HALF), empty(1), 1600, BLOCK=4096).ptx == row.ptx  # the same types
+
+
+def test_a_notebook_that_starts_again_compiles_nothing_again(cache, monkeypatch):
+    source = "@triton.jit\ndef cell_kernel(x_ptr):\n    tl.store(x_ptr, tl.load(x_ptr) + 1)\n"
+    made = []
+    for process in (1, os.getpid()):  # IPython calls the folder of a process's cells after it
+        name = f"/tmp/ipykernel_{process}/1234.py"
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+        scope = {"triton": triton, "tl": tl, "__name__": "__main__"}
+        exec(builtins.compile(source, name, "exec"), scope)
+        made.append(compile(scope["cell_kernel"], empty(8)))
+        assert made[-1].loads[0].file == made[-1].file == name
+        monkeypatch.setattr(compile_module, "_recent", {})
+        monkeypatch.setattr(compile_module, "_ask_worker", lambda *_: pytest.fail("the compiler was started"))
+    assert [str(load) for load in made[0].loads] == [str(load) for load in made[1].loads]
 
 
 def test_a_damaged_cache_is_no_matter(row, cache, monkeypatch):

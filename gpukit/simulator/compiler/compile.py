@@ -286,7 +286,8 @@ def begin(launch, gpu: hardware.Gpu) -> None:
 
 def _key(job: dict, triton_version: str) -> str:
     versions = {"format": _FORMAT, "triton": triton_version, "flags": _flags()}
-    return hashlib.sha256(json.dumps([versions, job], sort_keys=True).encode()).hexdigest()
+    text = json.dumps([versions, job], sort_keys=True)
+    return hashlib.sha256(_CELLS.sub("ipykernel", text).encode()).hexdigest()
 
 
 def _compiled(job: dict, gpu: hardware.Gpu, answer: dict) -> Compiled:
@@ -367,13 +368,16 @@ def _cache_folder() -> Path:
     return Path(base) / "compile"
 
 
+# The folder of a notebook's cells is called after its process; the same cell in another one need not be compiled again.
+_CELLS = re.compile(r"\bipykernel_\d+\b")
 _recent: dict[str, dict] = {}  # so that what is asked again and again need not be unpacked again and again
 
 
 def _recall(key: str) -> dict | None:
     if key not in _recent:
         try:
-            _keep(key, json.loads(gzip.decompress((_cache_folder() / f"{key}.json.gz").read_bytes())))
+            text = gzip.decompress((_cache_folder() / f"{key}.json.gz").read_bytes()).decode()
+            _keep(key, json.loads(_CELLS.sub(f"ipykernel_{os.getpid()}", text)))
         except (OSError, ValueError, EOFError):  # none, or one that was cut short
             return None
     return _recent[key]
