@@ -162,10 +162,7 @@ TIMELINE = FunctionExercise(
     misconceptions=(
         Misconception(
             "host-waits",
-            gives=lambda ks, us, graph: (
-                sum(ks) + us * (1 if graph else len(ks)),
-                us * (1 if graph else len(ks)),
-            ),
+            gives=lambda ks, us, graph: (sum(ks) + us * (1 if graph else len(ks)), us * (1 if graph else len(ks))),
         ),
         Misconception("graph-launches", gives=lambda ks, us, graph: _timeline(ks, us, False)),
         Misconception("free-graph", gives=lambda ks, us, graph: (sum(ks), 0.0) if graph else _timeline(ks, us, False)),

@@ -126,11 +126,11 @@ def _sector_cases(rng: Random) -> list[Case]:
     shuffled = strided(4)
     rng.shuffle(shuffled)
     return [
-        case("neighbours, 4 bytes each", strided(4)),
-        case("neighbours, 2 bytes each", strided(2)),
-        case("neighbours, 16 bytes each", strided(16)),
-        case("neighbours in another order", shuffled),
-        case("neighbours, 4 bytes each, from the middle of a sector", strided(4, offset=1), tags="misaligned"),
+        case("neighbors, 4 bytes each", strided(4)),
+        case("neighbors, 2 bytes each", strided(2)),
+        case("neighbors, 16 bytes each", strided(16)),
+        case("neighbors in another order", shuffled),
+        case("neighbors, 4 bytes each, from the middle of a sector", strided(4, offset=1), tags="misaligned"),
         case("every second element of 4 bytes", strided(4, 2)),
         case("every seventh element of 4 bytes", strided(4, 7)),
         case("a column: 4 bytes every 4,096", strided(4, 1024)),
@@ -280,7 +280,7 @@ GATHER = KernelExercise(
     cases=_gather_cases,
     reference=_embedding,
     launch_rule=_whole_sectors(
-        "which of the two dimensions has neighbours in memory?",
+        "which of the two dimensions has neighbors in memory?",
         least_bytes=lambda ids, table: ids.numel() * (8 + table.shape[1] * table.element_size()),
     ),
     misconceptions=(
@@ -310,7 +310,7 @@ def _bank_cases(rng: Random) -> list[Case]:
 
     half = [word if lane < 16 else None for lane, word in enumerate(strided(2))]
     return [
-        case("neighbouring words", strided(1)),
+        case("neighboring words", strided(1)),
         case("every second word", strided(2)),
         case("every third word", strided(3)),
         case("every twelfth word", strided(12)),
@@ -379,7 +379,7 @@ TRANSPOSE = KernelExercise(
     cases=_transpose_cases,
     reference=lambda x: x.t().contiguous(),
     traffic=Traffic(reads=1, writes=1),
-    launch_rule=_whole_sectors("how long is a tile in the direction in which this tensor's elements are neighbours?"),
+    launch_rule=_whole_sectors("how long is a tile in the direction in which this tensor's elements are neighbors?"),
     misconceptions=(Misconception("not-transposed", gives=lambda x: x.reshape(x.shape[1], x.shape[0])),),
 )
 

@@ -243,8 +243,8 @@ def _stochastic_cases(rng: Random) -> list[Case]:
     cases = []
     for k in (10, 7, 3):
         for what, sign, chances, us in (
-            ("just above a neighbour", 1, (2, 3), (0.05, 0.4, 0.7, 0.99)),
-            ("just below a neighbour", 1, (13, 14), (0.01, 0.3, 0.6, 0.95)),
+            ("just above a neighbor", 1, (2, 3), (0.05, 0.4, 0.7, 0.99)),
+            ("just below a neighbor", 1, (13, 14), (0.01, 0.3, 0.6, 0.95)),
             ("negative", -1, (4, 5), (0.1, 0.6, 0.9)),
         ):
             for u in us:

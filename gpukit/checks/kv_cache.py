@@ -307,12 +307,7 @@ def _decode_cases(rng: Random) -> list[Case]:
     cases.append(_case(make.args(1, 16, 64, [0, 40], "float32"), "blocks empty", "NaN behind them"))
     cases.append(_case(make.args(1, 64, 16_400, [40], "float16"), "blocks", "a cache that no block can hold"))
     q, k, v, lengths = make.args(2, 16, 64, [64, 50], "float32")
-    for b, h, token in (
-        (0, 0, 40),
-        (0, 1, 3),
-        (1, 0, 20),
-        (1, 1, 45),
-    ):  # one token far above the rest: no rounding shows
+    for b, h, token in ((0, 0, 40), (0, 1, 3), (1, 0, 20), (1, 1, 45)):  # one far above the rest: no rounding shows
         k[b, token, h] *= 3
         q[b, h] = 8 * k[b, token, h]
     cases.append(_case((q, k, v, lengths), "blocks large", "scores beyond the range of exp"))
@@ -535,8 +530,8 @@ def _split_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str
             return None
         return (
             "not-shared",
-            f"{stored:,} bytes are stored, where the sums of {SPLITS} parts of each head are {parts:,}: fewer than SPLITS programs "
-            "share its tokens",
+            f"{stored:,} bytes are stored, where the sums of {SPLITS} parts of each head are {parts:,}: fewer than SPLITS "
+            "programs share its tokens",
         )
     return (
         "atomics",

@@ -97,14 +97,10 @@ def _loss_and_gradient(x: Tensor, target: Tensor, scale: Tensor) -> tuple[Tensor
     return loss, _gradient(x, target, _wide(x).logsumexp(-1), scale.expand(len(x)))
 
 
-def _weighted_targets(x: Tensor, target: Tensor, smoothing: float) -> Tensor:
-    return (1 - smoothing) * _one_hot(x, target) + smoothing / x.shape[-1]
-
-
 def _smoothed(x: Tensor, target: Tensor, smoothing: float, z_loss: float) -> Tensor:
+    """gpukit.reference's but for rounding: in terms of the weights of the classes, which wrong ideas change."""
     wide = _wide(x)
-    lse = wide.logsumexp(-1)
-    return lse - (_weighted_targets(wide, target, smoothing) * wide).sum(-1) + z_loss * lse**2
+    return _loss_of(_weights)(wide, wide.logsumexp(-1), _one_hot(wide, target), smoothing, z_loss)
 
 
 def _kl(x: Tensor, t: Tensor, BLOCK_V: int = 0) -> Tensor:
@@ -523,7 +519,8 @@ def _memory_rule(case: Case, peak_bytes: int) -> tuple[str, str] | None:
     if peak_bytes <= allowed:
         return None
     logits = len(x) * len(weight) * x.element_size()
-    held = f"it held {peak_bytes / 1024:,.0f} KiB at once; a chunk of logits is {a_chunk / 1024:,.0f}, all of them {logits / 1024:,.0f}"
+    held = f"it held {peak_bytes / 1024:,.0f} KiB at once; a chunk of logits is {a_chunk / 1024:,.0f}, "
+    held += f"all of them {logits / 1024:,.0f}"
     if peak_bytes > 1.5 * logits:
         return "all-at-once", f"{held}. What keeps the first chunk, or its graph, alive while the last one is made?"
     return (

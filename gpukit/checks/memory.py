@@ -516,7 +516,8 @@ RECOMPUTE = FunctionExercise(
 def _serve_cases(rng: Random) -> list[Case]:
     def some(gpu: int, billions: float, layers: int, heads: int, kv: int, size: int, tokens: int, page: int) -> Case:
         tags = ("gqa " if kv < heads else "") + ("open-page" if tokens % page else "")
-        name = f"{gpu / 10**9:.0f} GB, {billions:g} B parameters, {heads} heads and {kv} for k and v, {tokens:,} tokens in pages of {page}"
+        name = f"{gpu / 10**9:.0f} GB, {billions:g} B parameters, {heads} heads and {kv} for k and v, "
+        name += f"{tokens:,} tokens in pages of {page}"
         return case(name, gpu, int(billions * 10**9), layers, heads, kv, size, tokens, page, tags=tags)
 
     return [
@@ -657,13 +658,13 @@ def _memory_rule(case: Case, peak_bytes: int) -> tuple[str, str] | None:
     if peak_bytes > 0.75 * rows * (2 * len(weights)) * width * x.element_size():
         return (
             "all-at-once",
-            f"{held}: as much as all {batches} micro-batches together. What keeps the activations of the first one alive while the "
-            "second is worked on, and what would let them go?",
+            f"{held}: as much as all {batches} micro-batches together. What keeps the activations of the first one alive "
+            "while the second is worked on, and what would let them go?",
         )
     return (
         "something-kept",
-        f"{held}. Something of every earlier micro-batch is still there: which of your names refers to a tensor, or to a list of "
-        "them, that grows from one to the next?",
+        f"{held}. Something of every earlier micro-batch is still there: which of your names refers to a tensor, or to a "
+        "list of them, that grows from one to the next?",
     )
 
 

@@ -240,7 +240,7 @@ def _forward(rstd: Callable[..., Tensor]) -> Callable[..., dict[str, Tensor]]:
 
 
 def _weights(gives: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """What layer_norm gives where the normalised x is `gives`."""
+    """What layer_norm gives where the normalized x is `gives`."""
     return lambda x, weight, bias: gives(x) * weight + bias
 
 

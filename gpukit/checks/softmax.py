@@ -167,7 +167,7 @@ def _as_if_unit_stride(x: Tensor, *_: Any) -> Tensor:
 
 
 def _first_index_fastest(x: Tensor, *_: Any) -> Tensor:
-    """The last two leading indices unravelled with the first of them moving fastest."""
+    """The last two leading indices unraveled with the first of them moving fastest."""
     y = x.softmax(-1)
     return y.transpose(-3, -2).reshape(x.shape) if x.ndim > 2 else y
 
