@@ -13,7 +13,8 @@ changes of. They are in no wheel and in no hand-out. One line for an answer; wha
     right  by-hand
         | the lines of a whole file
 
-    equivalent  reads no more than it must  < N => <= N                   a mutant that need not be rejected, and why
+    equivalent  reads no more than it must  < N => <= N                   a mutant, or one made as below, that need not be
+                                                                          rejected, and why
 
 Columns are two spaces apart. The text that an edit replaces occurs exactly once in the exercise's section of the solution
 (between the rules that name the exercises), or, where the section lacks it, in the file.
@@ -41,7 +42,7 @@ from gpukit.grading.exercise import Exercise, KernelExercise
 from gpukit.grading.judge import judge_source
 
 RIGHT = "right"
-EQUIVALENT = "equivalent"  # a mutant that computes the same; the name says why
+EQUIVALENT = "equivalent"  # an answer made by machine that computes the same; the name says why
 REJECTED = "rejected"  # a diagnosis that any rejection is right for
 _FAR = 1 << 40  # elements: beyond any tensor
 
@@ -353,8 +354,8 @@ def judge_exercise(exercise_id: str, root: Path, seeds: int = 1, mutate: bool = 
         return sum(found), len(found)
 
     wrong = [holds(answer, 1) for answer in known if answer.diagnosis not in (RIGHT, EQUIVALENT)]
-    made = [holds(answer, 1) for answer in generated(exercise, text)]
-    mutated = [holds(answer, 1) for answer in _mutants(exercise_id, text, known)] if mutate else []
+    made = [holds(answer, 1) for answer in _wrong(generated(exercise, text), known)]
+    mutated = [holds(answer, 1) for answer in _wrong(_mutants(exercise_id, text), known)] if mutate else []
     rights = [Answer(exercise_id, "the solution", RIGHT, text, f"solutions/{exercise.concept}.py")]
     rights += [answer for answer in known if answer.diagnosis == RIGHT]
     right = [all([holds(answer, seed)[0] for seed in range(1, seeds + 1)]) for answer in rights]
@@ -370,14 +371,17 @@ def judge_exercise(exercise_id: str, root: Path, seeds: int = 1, mutate: bool = 
     )
 
 
-def _mutants(exercise_id: str, text: str, known: list[Answer]) -> list[Answer]:
-    """The mutants of the solution's text that must be rejected."""
-    same = {ast.dump(ast.parse(answer.source)) for answer in known if answer.diagnosis == EQUIVALENT}
+def _mutants(exercise_id: str, text: str) -> list[Answer]:
     return [
         Answer(exercise_id, mutant.change, REJECTED, mutant.source, f"mutant of {exercise_id}, line {mutant.line}")
         for mutant in mutants.mutants(text, *section(text, exercise_id))
-        if ast.dump(ast.parse(mutant.source)) not in same
     ]
+
+
+def _wrong(made: list[Answer], known: list[Answer]) -> list[Answer]:
+    """Those made by machine that must be rejected: all but those that are known to compute the same."""
+    same = {ast.dump(ast.parse(answer.source)) for answer in known if answer.diagnosis == EQUIVALENT}
+    return [answer for answer in made if ast.dump(ast.parse(answer.source)) not in same]
 
 
 def integrity(
