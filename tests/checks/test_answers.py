@@ -178,7 +178,10 @@ right  by-hand
     ("text", "message"),
     (
         ("=== demo.add\nsign  minus   a * b => a - b", "demo.txt, line 2, demo.add: 'a * b' occurs nowhere"),
-        ("=== demo.add\nsign  minus   total => b", "demo.txt, line 2, demo.add: 'total' occurs 2 times in the solution"),
+        (
+            "=== demo.add\nsign  minus   total => b",
+            "demo.txt, line 2, demo.add: 'total' occurs 2 times in the solution",
+        ),
         ("=== demo.add\nsign  minus\n    -     return\n", "demo.txt, line 3, demo.add: 'return' occurs nowhere"),
         ("=== demo.add\nsign  minus   a + b => a + b", "demo.txt, line 2, demo.add: 'minus' changes nothing"),
         ("=== demo.add\nsign\n", "demo.txt, line 2, demo.add: expected 'diagnosis  name', got 'sign'"),
