@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpukit.accounting.tiling import cdiv
 from gpukit.grading.exercise import Case, KernelExercise, Misconception, Traffic
 from gpukit.grading.ideas import only
-from gpukit.grading.inputs import Inputs, case, listed, tensor_case
+from gpukit.grading.inputs import Inputs, case, far, listed, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,6 +105,7 @@ UPDATE = KernelExercise(
     function="adamw_update",
     cases=_update_cases,
     reference=_update,
+    huge=lambda: (*(far(3 << 30, dtype="float32"),) * 4, 1, 1e-3, 0.9, 0.99, 1e-8, 0.1),
     in_place=(0, 2, 3),
     traffic=Traffic(reads=4, writes=3),
     misconceptions=(
@@ -195,6 +196,7 @@ CLIP = KernelExercise(
     function="clip_scale",
     cases=_clip_cases,
     reference=_clip,
+    huge=lambda: (far(3 << 30), 1.0),
     traffic=Traffic(reads=1, writes=0.01, launches=2),
     misconceptions=(
         Misconception("scales-up", gives=_clip_gives(lambda g, max_norm: max_norm / (g.square().sum().sqrt() + 1e-6))),
@@ -314,6 +316,18 @@ MANY = KernelExercise(
     function="adamw_many",
     cases=_many_cases,
     reference=_many,
+    huge=lambda: (
+        *(far(3 << 30, dtype="float32"),) * 4,
+        [(3 << 30) - 2048],
+        [2048],
+        [0.1],
+        1,
+        1e-3,
+        0.9,
+        0.99,
+        1e-8,
+        1024,
+    ),
     in_place=(0, 2, 3),
     torch_ops=frozenset({"lift_fresh"}),
     traffic=Traffic(reads=4, writes=3),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpukit.accounting.tiling import cdiv
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
-from gpukit.grading.inputs import Inputs, case, listed
+from gpukit.grading.inputs import Inputs, case, far, listed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -234,6 +234,7 @@ DETECTIVE = KernelExercise(
     function="bias_relu",
     cases=_detective_cases,
     reference=_bias_relu,
+    huge=lambda: (far(49152, 65536, dtype="float32"), far(65536, dtype="float32")),
     traffic=Traffic(reads=2, writes=1),  # the bias is asked for once an element
     launch_rule=_whole_sectors("how far apart in memory are the elements of lanes 0 and 1?"),
     misconceptions=(
@@ -274,11 +275,18 @@ def _embedding(ids: Tensor, table: Tensor) -> Tensor:
     return table[ids.long()]
 
 
+def _huge_gather() -> tuple:
+    import torch
+
+    return torch.full((8,), 2_999_999), far(3_000_000, 1024)
+
+
 GATHER = KernelExercise(
     id="coalescing.gather",
     function="embedding",
     cases=_gather_cases,
     reference=_embedding,
+    huge=_huge_gather,
     launch_rule=_whole_sectors(
         "which of the two dimensions has neighbors in memory?",
         least_bytes=lambda ids, table: ids.numel() * (8 + table.shape[1] * table.element_size()),
@@ -378,6 +386,7 @@ TRANSPOSE = KernelExercise(
     function="transpose",
     cases=_transpose_cases,
     reference=lambda x: x.t().contiguous(),
+    huge=lambda: (far(49152, 65536),),
     traffic=Traffic(reads=1, writes=1),
     launch_rule=_whole_sectors("how long is a tile in the direction in which this tensor's elements are neighbors?"),
     misconceptions=(Misconception("not-transposed", gives=lambda x: x.reshape(x.shape[1], x.shape[0])),),

@@ -11,7 +11,7 @@ from gpukit.accounting.tiling import cdiv
 from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
 from gpukit.grading.ideas import only
-from gpukit.grading.inputs import Inputs, case, listed, tensor_case
+from gpukit.grading.inputs import Inputs, case, far, listed, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -295,6 +295,7 @@ LATE = KernelExercise(
     cases=_late_cases,
     returns=("o",),
     reference=_attention,
+    huge=lambda: (far(3, 1 << 23, 128), far(3, 64, 128), far(3, 64, 128)),
     traffic=Traffic(reads=1 + 2 * 50, writes=1.0),  # 12 queries, each of which reads 50 keys and their values
     launch_rule=_late_rule,
     misconceptions=(
@@ -368,6 +369,7 @@ FORWARD = KernelExercise(
     cases=_forward_cases,
     returns=("o", "LSE"),
     reference=_with_lse,
+    huge=lambda: (far(3, 1 << 23, 128), far(3, 64, 128), far(3, 64, 128)),
     # 96 queries in three blocks, 80 keys; LSE has 1 / 32 of q's bytes in float16, D 64.
     traffic=Traffic(
         reads=1 + 3 * 2 * 80 / 96,
@@ -520,6 +522,7 @@ CAUSAL = KernelExercise(
     cases=_causal_cases,
     returns=("o", "LSE"),
     reference=_masked,
+    huge=lambda: (far(3, 1 << 23, 128), far(3, 64, 128), far(3, 64, 128)),
     traffic=Traffic(reads=1 + 2 * 16 * 28 / 112, writes=1 + 1 / 16),  # 28 of 49 pairs of blocks
     launch_rule=_causal_rule,
     misconceptions=(
@@ -604,12 +607,26 @@ def _packed_traffic() -> Traffic:
     return Traffic(reads=1 + (read + cu) / elements, writes=1.0, slack=0.02)
 
 
+def _huge_packed() -> tuple:
+    import torch
+
+    return (
+        far(1 << 23, 3, 128),
+        far(64, 3, 128),
+        far(64, 3, 128),
+        torch.tensor([0, 1 << 23], dtype=torch.int32),
+        torch.tensor([0, 64], dtype=torch.int32),
+        1 << 23,
+    )
+
+
 PACKED = KernelExercise(
     id="flash_attention.packed",
     function="attention_packed",
     cases=_packed_cases,
     returns=("o",),
     reference=_packed,
+    huge=_huge_packed,
     traffic=_packed_traffic(),
     misconceptions=(
         Misconception("heads-interleaved", gives=lambda *args: _packed(*args, heads=lambda h, H, H_kv: h % H_kv)),
@@ -795,6 +812,13 @@ GRADIENTS = KernelExercise(
     function="dk_dv",
     cases=_gradients_cases,
     reference=_dk_dv,
+    huge=lambda: (
+        far(3, 64, 128),
+        *(far(3, 1 << 23, 128),) * 2,
+        far(3, 64, 128),
+        *(far(3, 64, dtype="float32"),) * 2,
+        *(far(3, 1 << 23, 128),) * 2,
+    ),
     in_place=(6, 7),
     # One head, 96 queries, 64 keys in two blocks, D 32: k and v once; q, do twice, and two more numbers for each query.
     traffic=Traffic(

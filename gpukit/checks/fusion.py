@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
 from gpukit.grading.ideas import padding
-from gpukit.grading.inputs import Inputs, case, listed, tensor_case
+from gpukit.grading.inputs import Inputs, case, far, listed, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -186,6 +186,7 @@ SIN_COS = KernelExercise(
     function="sin_cos",
     cases=_sin_cos_cases,
     reference=_sin_cos,
+    huge=lambda: (far(3 << 30), 0.75, -2.0, 1024),
     traffic=Traffic(reads=1, writes=1),
     misconceptions=(
         Misconception(
@@ -248,6 +249,7 @@ GATE = KernelExercise(
     function="gate",
     cases=_gate_cases,
     reference=_gate,
+    huge=lambda: (far(49152, 65536),),
     traffic=Traffic(reads=1, writes=1),
     misconceptions=(
         Misconception(
@@ -329,6 +331,7 @@ RECOMPUTE = KernelExercise(
     function="three_sigmoids",
     cases=_recompute_cases,
     reference=_three_sigmoids,
+    huge=lambda: (far(3 << 30), far(3 << 30)),
     gradients=1,
     traffic=Traffic(reads=3, writes=2, launches=2),
     misconceptions=(
@@ -397,6 +400,7 @@ EPILOGUE = KernelExercise(
     function="epilogue",
     cases=_epilogue_cases,
     reference=_epilogue,
+    huge=lambda: (far(1 << 25, 96), far(96, 32), far(32), far(1 << 25, 32), 32),
     # Of the largest case, 64 x 64 x 64 in tiles of 32: a twice, b twice, residual; and whoever loads a tile of scale where a
     # row would do repeats what the caches hold, which is not this exercise's subject.
     traffic=Traffic(reads=6, writes=1, slack=0.01),
@@ -447,6 +451,7 @@ DETECTIVE = KernelExercise(
     function="soft_cap",
     cases=_soft_cap_cases,
     reference=_soft_cap,
+    huge=lambda: (far(3 << 30), 50.0),
     traffic=Traffic(reads=1, writes=1),
     misconceptions=(
         Misconception("clamped", gives=lambda x, cap: x.clamp(-cap, cap)),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, KernelExercise, Misconception, Traffic
 from gpukit.grading.ideas import only
-from gpukit.grading.inputs import Inputs, listed, tensor_case
+from gpukit.grading.inputs import Inputs, far, listed, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -150,6 +150,7 @@ DETECTIVE = KernelExercise(
     function="gelu_tanh",
     cases=_tanh_cases,
     reference=_gelu_tanh,
+    huge=lambda: (far(3 << 30),),
     traffic=Traffic(reads=1, writes=1),
     misconceptions=(
         Misconception("nan-hidden", gives=lambda x: _gelu_tanh(x).where(2 * _u(x) < 88.73, x.new_zeros(()))),
@@ -181,6 +182,7 @@ BIAS = KernelExercise(
     function="bias_gelu",
     cases=_bias_cases,
     reference=_bias_gelu,
+    huge=lambda: (far(49152, 65536), far(65536), 16, 128),
     traffic=Traffic(reads=1.05, writes=1),  # tiles of 32 rows load a row of bias each
     misconceptions=(
         Misconception("tanh-form", gives=_of_h(_gelu_tanh)),
@@ -210,6 +212,7 @@ BACKWARD = KernelExercise(
     function="bias_gelu_trained",
     cases=_backward_cases,
     reference=_bias_gelu,
+    huge=lambda: (far(49152, 65536), far(65536), far(49152, 65536)),
     gradients=2,
     traffic=Traffic(reads=3.2, writes=2.07, launches=3),  # four rows of tiles: bias twice, sums once
     launch_rule=ideas.no_atomics(
@@ -257,6 +260,7 @@ SWIGLU = KernelExercise(
     function="swiglu",
     cases=_swiglu_cases,
     reference=_swiglu,
+    huge=lambda: (far(49152, 65536), far(49152, 65536), far(49152, 65536)),
     gradients=2,
     traffic=Traffic(reads=5, writes=3, launches=2),  # forward: gate, up, y; backward: dy, gate, up, dgate, dup
     misconceptions=(

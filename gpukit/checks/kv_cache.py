@@ -11,7 +11,7 @@ from gpukit.accounting.tiling import cdiv
 from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
 from gpukit.grading.ideas import only
-from gpukit.grading.inputs import Inputs, case, listed, tensor_case
+from gpukit.grading.inputs import Inputs, case, far, listed, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -321,12 +321,19 @@ def _twice_scaled(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *rest: Any) 
     return _reference(q / math.sqrt(q.shape[-1]), k, v, lengths, *rest)
 
 
+def _huge_decode() -> tuple:
+    import torch
+
+    return far(48, 128, 128), *(far(48, 4096, 128, 128),) * 2, torch.full((48,), 64, dtype=torch.int32)
+
+
 DECODE = KernelExercise(
     id="kv_cache.decode",
     function="decode",
     cases=_decode_cases,
     returns=("o",),
     reference=_reference,
+    huge=_huge_decode,
     # The case with the largest q, [2, 4, 64]: 133 tokens' keys and values, a quarter of q's size each; 8 lengths of 4 bytes.
     traffic=Traffic(reads=1 + 2 * 133 / 2 + 8 * 4 / 1024, writes=1),
     misconceptions=(
@@ -416,12 +423,19 @@ def _first_of_group(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
     return _reference(q[:, ::groups].repeat_interleave(groups, 1), k, v, lengths)
 
 
+def _huge_packed() -> tuple:
+    import torch
+
+    return far(48, 256, 128), *(far(48, 4096, 128, 128),) * 2, torch.full((48,), 64, dtype=torch.int32)
+
+
 PACKED = KernelExercise(
     id="kv_cache.packed",
     function="decode_packed",
     cases=_packed_cases,
     returns=("o",),
     reference=_reference,
+    huge=_huge_packed,
     # The largest case, q [1, 32, 64]: keys and values of 96 tokens and 4 heads; 4 lengths of 4 bytes.
     traffic=Traffic(reads=1 + 2 * 96 * 4 / 32 + 4 * 4 / 4096, writes=1),
     misconceptions=(
@@ -540,12 +554,19 @@ def _split_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str
     )
 
 
+def _huge_split() -> tuple:
+    import torch
+
+    return far(48, 128, 128), *(far(48, 4096, 128, 128),) * 2, torch.full((48,), 64, dtype=torch.int32), 2
+
+
 SPLIT = KernelExercise(
     id="kv_cache.split",
     function="decode_split",
     cases=_split_cases,
     returns=("o",),
     reference=_reference,
+    huge=_huge_split,
     # The largest case, q [2, 4, 64] in 1 KiB, 4 splits: q 4 times; keys and values of 228 tokens, a quarter of q each; 32 lengths;
     # 32 parts of D + 2 float32 stored, and loaded with m once more.
     traffic=Traffic(reads=4 + 2 * 228 / 2 + 32 * (4 + 4 * 67) / 1024, writes=1 + 32 * 4 * 66 / 1024, launches=2),

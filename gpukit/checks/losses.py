@@ -10,7 +10,7 @@ from gpukit.accounting.tiling import cdiv
 from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
 from gpukit.grading.ideas import only, padding
-from gpukit.grading.inputs import Inputs, case, listed, tensor_case
+from gpukit.grading.inputs import Inputs, case, far, listed, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -530,12 +530,19 @@ def _memory_rule(case: Case, peak_bytes: int) -> tuple[str, str] | None:
 
 
 # ---------------------------------------------------------------------------------------------- losses.cross_entropy
+def _huge_cross_entropy() -> tuple:
+    import torch
+
+    return far(49152, 65536), torch.zeros(49152, dtype=torch.int64), 8192
+
+
 CROSS_ENTROPY = KernelExercise(
     id="losses.cross_entropy",
     function="cross_entropy",
     returns=("loss", "lse"),
     cases=_cross_entropy_cases,
     reference=_cross_entropy,
+    huge=_huge_cross_entropy,
     traffic=Traffic(reads=1, writes=0.01),
     misconceptions=(
         Misconception("tail-mask", gives=_with_lse(_padded_with_zeros)),
@@ -555,11 +562,18 @@ CROSS_ENTROPY = KernelExercise(
 
 
 # --------------------------------------------------------------------------------------------------- losses.in_place
+def _huge_in_place() -> tuple:
+    import torch
+
+    return far(49152, 65536), torch.zeros(49152, dtype=torch.int64), *(far(49152, dtype="float32"),) * 2, 8192
+
+
 IN_PLACE = KernelExercise(
     id="losses.in_place",
     function="cross_entropy_backward_",
     cases=_in_place_cases,
     reference=_gradient,
+    huge=_huge_in_place,
     in_place=(0,),
     traffic=Traffic(reads=1, writes=1),
     misconceptions=(
@@ -582,12 +596,19 @@ IN_PLACE = KernelExercise(
 
 
 # ------------------------------------------------------------------------------------------------- losses.one_launch
+def _huge_one_launch() -> tuple:
+    import torch
+
+    return far(49152, 65536), torch.zeros(49152, dtype=torch.int64), torch.ones(())
+
+
 ONE_LAUNCH = KernelExercise(
     id="losses.one_launch",
     function="loss_and_gradient_",
     returns=("loss",),
     cases=_one_launch_cases,
     reference=_loss_and_gradient,
+    huge=_huge_one_launch,
     in_place=(0,),
     traffic=Traffic(reads=1, writes=1),
     misconceptions=(
@@ -608,11 +629,18 @@ ONE_LAUNCH = KernelExercise(
 
 
 # -------------------------------------------------------------------------------------------------- losses.smoothing
+def _huge_smoothing() -> tuple:
+    import torch
+
+    return far(49152, 65536), torch.zeros(49152, dtype=torch.int64), 0.1, 0.0, far(49152, dtype="float32")
+
+
 SMOOTHING = KernelExercise(
     id="losses.smoothing",
     function="smoothed_cross_entropy",
     cases=_smoothing_cases,
     reference=_smoothed,
+    huge=_huge_smoothing,
     gradients=1,
     traffic=Traffic(reads=2, writes=1, launches=2),
     misconceptions=(
@@ -700,6 +728,7 @@ KL = KernelExercise(
     function="kl_div",
     cases=_kl_cases,
     reference=_kl,
+    huge=lambda: (far(49152, 65536), far(49152, 65536), 8192, far(49152, dtype="float32")),
     gradients=1,
     traffic=Traffic(reads=3, writes=1, launches=2),
     misconceptions=(

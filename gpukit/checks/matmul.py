@@ -10,7 +10,7 @@ from gpukit.accounting.tiling import cdiv
 from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
 from gpukit.grading.ideas import only
-from gpukit.grading.inputs import Inputs, tensor_case
+from gpukit.grading.inputs import Inputs, far, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -151,6 +151,7 @@ STRIDES = KernelExercise(
     cases=_strides_cases,
     returns=("c",),
     reference=lambda a, b, BLOCK: a @ b,
+    huge=lambda: (far(3, 1 << 20, 1024), far(3, 1024, 32), 16),
     # The largest case: two times a [96, 64] and b [64, 96] in tiles of 32: a 3 times, b 3 times, c once.
     traffic=Traffic(reads=3 + 3, writes=96 / 64),
     misconceptions=(

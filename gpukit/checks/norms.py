@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, KernelExercise, Misconception, Traffic
 from gpukit.grading.ideas import only, padding
-from gpukit.grading.inputs import Inputs, listed, tensor_case
+from gpukit.grading.inputs import Inputs, far, listed, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -251,6 +251,7 @@ RMS_NORM = KernelExercise(
     returns=("y", "rstd"),
     cases=_rms_cases,
     reference=_rms_norm,
+    huge=lambda: (far(196608, 16384), far(16384), 1e-6),
     traffic=Traffic(reads=2, writes=1),
     misconceptions=(
         Misconception("no-weight", gives=lambda x, weight, eps: x * (_mean(x * x) + eps).rsqrt()),
@@ -287,6 +288,7 @@ DETECTIVE = KernelExercise(
     function="layer_norm",
     cases=_layer_cases,
     reference=ideas.reference("norms.layer_norm"),
+    huge=lambda: (far(196608, 16384), far(16384), far(16384)),
     traffic=Traffic(reads=3, writes=1),
     misconceptions=(
         Misconception("cancellation", when=_all_far),
@@ -390,6 +392,7 @@ WELFORD = KernelExercise(
     function="layer_norm_long",
     cases=_welford_cases,
     reference=_layer_norm_long,
+    huge=lambda: (far(49152, 65536), 8192, 1e-5),
     traffic=Traffic(reads=2, writes=1),
     misconceptions=(
         Misconception("block-alone", gives=partial(ideas.each_block, _normalized)),
@@ -435,6 +438,7 @@ BACKWARD = KernelExercise(
     function="rms_norm_trained",
     cases=_backward_cases,
     reference=ideas.reference("norms.rms_norm", 2),
+    huge=lambda: (far(196608, 16384), far(16384), 2048, far(196608, 16384)),
     gradients=2,
     traffic=Traffic(reads=4.15, writes=2.15, launches=3),  # forward: x, weight, y; backward: x, dy, dx; sums
     launch_rule=ideas.no_atomics(
@@ -508,6 +512,7 @@ RESIDUAL = KernelExercise(
     returns=("y", "u", "dx"),
     cases=_residual_cases,
     reference=_both_ways,
+    huge=lambda: (*(far(196608, 16384),) * 2, far(16384), *(far(196608, 16384),) * 2),
     traffic=Traffic(reads=7, writes=3, launches=2),  # weight is loaded for each row in either kernel
     misconceptions=(
         Misconception("norm-of-x", gives=lambda x, residual, weight, dy, du: {"y[0]": _rms_norm(x, weight)[0]}),
@@ -582,6 +587,7 @@ ROPE = KernelExercise(
     function="rope",
     cases=_rope_cases,
     reference=_rope,
+    huge=lambda: (far(3, 64, 131072, 128), far(131072, 64), far(131072, 64), far(3, 64, 131072, 128)),
     gradients=1,
     traffic=Traffic(reads=2.25, writes=2, launches=2),  # eight heads share the tables
     misconceptions=(

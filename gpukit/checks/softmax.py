@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, KernelExercise, Misconception, Traffic
 from gpukit.grading.ideas import only, padding
-from gpukit.grading.inputs import Inputs, tensor_case
+from gpukit.grading.inputs import Inputs, far, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -287,6 +287,7 @@ FUSED = KernelExercise(
     function="softmax_fused",
     cases=_fused_cases,
     reference=ideas.reference("softmax.library", 1),
+    huge=lambda: (far(49152, 65536),),
     traffic=Traffic(reads=1, writes=1),
     misconceptions=(
         *_common(_row_padding),
@@ -304,6 +305,7 @@ STRIDED = KernelExercise(
     function="softmax_strided",
     cases=_strided_cases,
     reference=ideas.reference("softmax.library", 1),
+    huge=lambda: (far(3, 16384, 65536),),
     traffic=Traffic(reads=1, writes=1),
     misconceptions=(
         Misconception("contiguous-assumed", gives=_as_if_contiguous),
@@ -321,6 +323,7 @@ ONLINE = KernelExercise(
     function="softmax_online",
     cases=_online_cases,
     reference=ideas.reference("softmax.library", 1),
+    huge=lambda: (far(49152, 65536), 8192),
     traffic=Traffic(reads=2, writes=1),
     misconceptions=(
         Misconception("no-rescale", gives=_no_rescale),
@@ -350,6 +353,7 @@ BACKWARD = KernelExercise(
     function="softmax",
     cases=_backward_cases,
     reference=ideas.reference("softmax.library", 1),
+    huge=lambda: (far(49152, 65536), far(49152, 65536)),
     gradients=1,
     traffic=Traffic(reads=3, writes=2, launches=2),  # forward: x, y; backward: y and dy, dx
     misconceptions=(
@@ -382,6 +386,7 @@ PERSISTENT = KernelExercise(
     function="softmax_persistent",
     cases=_persistent_cases,
     reference=ideas.reference("softmax.library", 1),
+    huge=lambda: (far(49152, 65536), 16384),
     traffic=Traffic(reads=1, writes=1),
     launch_rule=_at_most_max_programs,
     misconceptions=(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpukit.accounting import tiling
 from gpukit.accounting.tiling import cdiv
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
-from gpukit.grading.inputs import Inputs, case, listed, tensor_case
+from gpukit.grading.inputs import Inputs, case, far, listed, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,6 +130,7 @@ MATMUL = KernelExercise(
     function="matmul",
     cases=_matmul_cases,
     reference=lambda a, b, BLOCK: a @ b,
+    huge=lambda: (far(3 << 20, 1024), far(1024, 16), 16),
     traffic=Traffic(reads=8, writes=1),  # the largest case: A and B of 128 x 128, 128 / 32 = 4 tiles across and down
     misconceptions=(
         Misconception("first-block-only", gives=lambda a, b, BLOCK: _blocks_of_k(a, b, BLOCK)[0]),

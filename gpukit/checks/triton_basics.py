@@ -13,7 +13,7 @@ from gpukit.accounting.tiling import cdiv
 from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, KernelExercise, Misconception, Traffic
 from gpukit.grading.ideas import only, padding
-from gpukit.grading.inputs import Inputs, listed, tensor_case
+from gpukit.grading.inputs import Inputs, far, listed, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -299,6 +299,7 @@ ROW_SUM = KernelExercise(
     function="row_sum",
     cases=_row_sum_cases,
     reference=lambda x, BLOCK_N: x.sum(-1),
+    huge=lambda: (far(49152, 65536), 8192),
     launch_rule=_read_once(0),
     misconceptions=(
         Misconception("one-block", gives=lambda x, BLOCK_N: _sum(x[:, :BLOCK_N])),
@@ -407,6 +408,7 @@ PREFIX_SUM = KernelExercise(
     function="prefix_sum",
     cases=_prefix_cases,
     reference=_prefix,
+    huge=lambda: (far(49152, 65536), 8192),
     traffic=Traffic(reads=1, writes=1),
     misconceptions=(
         Misconception("no-carry", gives=_with_carry(lambda blocks, k: 0.0)),
@@ -619,6 +621,7 @@ DETECTIVE_SLOW = KernelExercise(
     function="scale_rows",
     cases=_scale_cases,
     reference=_scaled,
+    huge=lambda: (far(49152, 65536), far(49152), 8192),
     traffic=Traffic(reads=1, writes=1),
     misconceptions=(
         Misconception("grid-axes", gives=_diagonal),

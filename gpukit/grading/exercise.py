@@ -195,6 +195,8 @@ class KernelExercise(Exercise):
     torch_ops  aten operations that the host code may use besides allocation, views and copies
     traffic    the bound on bytes moved, or None where the exercise does not grade it
     launch_rule  (case, launches) -> (label, sentence) if the launches break a rule of the exercise, else None
+    huge       () -> the arguments of one more call, some of them wire.Imaginary, of more than 2^31 elements. A few programs run
+               on addresses alone: an offset that was computed in 32 bits leaves its tensor
     caches     (SMs, bytes of L2) of a GPU in miniature whose SMs hold one program each: a launch then has dram_read_bytes
                too, what its caches read from memory
     """
@@ -206,6 +208,7 @@ class KernelExercise(Exercise):
     torch_ops: frozenset[str] = frozenset()
     traffic: Traffic | None = None
     launch_rule: Callable[[Case, tuple[LaunchFacts, ...]], tuple[str, str] | None] | None = None
+    huge: Callable[[], tuple[Any, ...]] | None = None
     caches: tuple[int, int] | None = None
 
     kernel: ClassVar[bool] = True

@@ -9,10 +9,16 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from gpukit.grading import wire
 from gpukit.grading.exercise import Case
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def far(*shape: int, dtype: str = "float16") -> wire.Imaginary:
+    """A tensor of which only the addresses exist, for `KernelExercise.huge`."""
+    return wire.Imaginary(shape, dtype)
 
 
 class Inputs:

@@ -24,6 +24,14 @@ class Foreign:
     text: str
 
 
+@dataclass(frozen=True)
+class Imaginary:
+    """A contiguous tensor that has addresses and no memory behind them; `dtype` is a name such as "float16"."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
 class Closed(EOFError):
     """The other side is gone."""
 
@@ -85,6 +93,8 @@ def _encode(value: Any, blobs: list[bytes]) -> Any:
         return {kind.__name__: [_encode(item, blobs) for item in value]}
     if kind is dict:
         return {"dict": [[_encode(key, blobs), _encode(item, blobs)] for key, item in value.items()]}
+    if kind is Imaginary:
+        return {"imaginary": [value.dtype, *value.shape]}
     if kind is Foreign:
         return {"foreign": [value.type, value.text]}
     import torch
@@ -126,6 +136,8 @@ def _decode(value: Any, blobs: list[bytes]) -> Any:
             return tuple(_decode(item, blobs) for item in data)
         case "dict":
             return {_decode(key, blobs): _decode(item, blobs) for key, item in data}
+        case "imaginary":
+            return Imaginary(tuple(data[1:]), data[0])
         case "foreign":
             return Foreign(*data)
         case "tensor":
