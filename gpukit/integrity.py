@@ -26,6 +26,7 @@ that nobody thought of by changing one thing in it (gpukit/mutants.py).
 from __future__ import annotations
 
 import ast
+import difflib
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -44,6 +45,7 @@ from gpukit.grading.judge import judge_source
 RIGHT = "right"
 EQUIVALENT = "equivalent"  # an answer made by machine that computes the same; the name says why
 REJECTED = "rejected"  # a diagnosis that any rejection is right for
+_RULE = r"^# -{4,} (\w+\.\w+)$"  # above each section of a solution
 _FAR = 1 << 40  # elements: beyond any tensor
 
 
@@ -98,6 +100,14 @@ class _Item:
 def parse(text: str, solution: str, shown: str = "answers") -> list[Answer]:
     """The answers in `text`, applied to `solution`. `shown` is what messages call the file. Raises AnswerError."""
     made, names = [], set()
+    rules = set(re.findall(_RULE, solution, re.MULTILINE))
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("===") and line[3:].strip() not in rules:
+            close = difflib.get_close_matches(line[3:].strip(), rules, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; it needs the line '# ---- {line[3:].strip()}'"
+            raise AnswerError(
+                f"{shown}, line {number}: no section of the solution is called {line[3:].strip()!r}{hint}"
+            )
     for item in _items(text, shown):
         where = f"{shown}, line {item.line}"
         if (item.exercise, item.name) in names:
@@ -132,6 +142,10 @@ def _items(text: str, shown: str) -> Iterator[_Item]:
                 exercise, item = line[3:].strip(), None
                 continue
             label, name, edit = (*re.split(r"\s{2,}", line.strip(), maxsplit=2), "", "")[:3]
+            if " => " in f"{name} ":
+                raise AnswerError(
+                    f"{shown}, line {number}, {exercise}: columns are two spaces apart, {line[:60]!r} has two"
+                )
             if not name or not exercise:
                 raise AnswerError(f"{shown}, line {number}, {exercise}: expected 'diagnosis  name', got {line[:60]!r}")
             item = _Item(exercise, name, label, number)
@@ -175,7 +189,7 @@ def _replace(source: str, exercise: str, old: str, new: str, whole: bool, where:
 
 def section(source: str, exercise: str) -> tuple[int, int]:
     """Where the part of the solution's text lies that belongs to `exercise`: between its rule and the next."""
-    rules = list(re.finditer(r"^# -{4,} (\w+\.\w+)$", source, re.MULTILINE))
+    rules = list(re.finditer(_RULE, source, re.MULTILINE))
     for i, rule in enumerate(rules):
         if rule[1] == exercise:
             return rule.start(), rules[i + 1].start() if i + 1 < len(rules) else len(source)
@@ -307,6 +321,25 @@ def leaks(folder: Path, root: Path | None = None) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------------- the table
+WRONG_NEEDED, RIGHT_NEEDED, DIAGNOSES_NEEDED = 5, 2, 4
+
+
+def unfinished(exercise: Exercise, known: list[Answer], root: Path) -> list[str]:
+    """What an exercise still lacks, a sentence each."""
+    wrong = [answer.diagnosis for answer in known if answer.diagnosis not in (RIGHT, EQUIVALENT)]
+    right = [answer for answer in known if answer.diagnosis == RIGHT]
+    where = f"solutions/answers/{exercise.concept}.txt"
+    lacks = []
+    if len(wrong) < WRONG_NEEDED or len(set(wrong)) < DIAGNOSES_NEEDED:
+        found = f"{len(wrong)} wrong answers with {len(set(wrong))} diagnoses"
+        lacks.append(f"{where} holds {found}; {WRONG_NEEDED} with {DIAGNOSES_NEEDED} are needed")
+    if len(right) < RIGHT_NEEDED:
+        lacks.append(f"{where} holds {len(right)} right answers; {RIGHT_NEEDED} are needed")
+    if not (root / "notebooks" / f"{exercise.notebook}.ipynb").exists():
+        lacks.append(f"there is no notebooks/{exercise.notebook}.ipynb")
+    return [f"{exercise.id}: {sentence}" for sentence in lacks]
+
+
 @dataclass
 class Row:
     """What the check of one exercise said. Counts are (as it must be, of how many)."""
@@ -322,7 +355,8 @@ class Row:
 
     @property
     def whole(self) -> bool:
-        return all(a == b for a, b in (self.wrong, self.named, self.generated, self.mutants, self.right))
+        counts = (self.wrong, self.named, self.generated, self.mutants, self.right)
+        return not self.misses and all(a == b for a, b in counts)
 
 
 def judge_exercise(exercise_id: str, root: Path, seeds: int = 1, mutate: bool = False) -> Row:
@@ -334,7 +368,7 @@ def judge_exercise(exercise_id: str, root: Path, seeds: int = 1, mutate: bool = 
     exercise = registry.exercise(exercise_id)
     text = solution(exercise.concept, root)
     known = [answer for answer in answers(exercise.concept, root) if answer.exercise == exercise_id]
-    misses: list[str] = []
+    misses = unfinished(exercise, known, root)
 
     def holds(answer: Answer, seed: int) -> tuple[bool, bool]:
         """(right verdict, right diagnosis)"""

@@ -1,6 +1,7 @@
 """Notebook 00, the first check: mend one line, save, run the check again."""
 
 
+# --------------------------------------------------------------------------------------------------- start.bytes_moved
 def bytes_moved(M: int, N: int, itemsize: int) -> int:
     """Bytes that travel between memory and chip to turn x [M, N] into y [M, N].
 

@@ -138,7 +138,8 @@ def parse(text: str, name: str) -> dict[str, Prose]:
     made = {}
     for section in sections:
         if section["label"] is None or len(section["hints"]) != HINTS:
-            found = "no difficulty" if section["label"] is None else f"{len(section['hints'])} hints"
+            count = len(section["hints"])
+            found = "no difficulty" if section["label"] is None else f"{count} hint{'s' * (count != 1)}"
             raise ProseError(
                 f"gpukit/checks/{name}.md, {section['id']}: {found}; a difficulty and {HINTS} hints are needed"
             )

@@ -174,12 +174,26 @@ def _stubs(root: Path) -> dict[Path, str]:
         concept = path.stem
         ids = {e.function: e.id for e in registry.exercises().values() if e.concept == concept}
         try:
-            made[root / "exercises" / path.name] = clear(path.read_text(encoding="utf-8"), ids)
+            text = path.read_text(encoding="utf-8")
+            made[root / "exercises" / path.name] = clear(text, ids)
+            _each_has_a_gap(text, ids)
         except BadMarkers as error:
             raise BadMarkers(f"solutions/{path.name}, {error}") from None
         except SyntaxError as error:
             raise BadMarkers(f"solutions/{path.name}, line {error.lineno}: {error.msg}") from None
     return made
+
+
+def _each_has_a_gap(source: str, ids: dict[str, str]) -> None:
+    """Raises BadMarkers for an exercise that would be handed out solved: no gap between the one before and its function's end."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef) and node.name in ids]
+    above = 0
+    for function in sorted(functions, key=lambda f: f.end_lineno):
+        if not any(above <= begin < function.end_lineno for begin, _ in regions(source)):
+            raise BadMarkers(
+                f"line {function.lineno}: {ids[function.name]} has no # BEGIN SOLUTION: it would be handed out solved"
+            )
+        above = function.end_lineno
 
 
 def _back_up(path: Path, root: Path) -> Path:

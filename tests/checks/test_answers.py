@@ -1,15 +1,14 @@
 """The checks against answers whose verdict is known: solutions/answers, and those made from each solution.
 
-Here a wrong answer for each diagnosis, and all right ones; `gpukit integrity` (in `make prove`) tries every answer, the right
-ones with many seeds.
+Here three wrong answers to each exercise, and all right ones; `gpukit integrity` (in `make prove`) tries every answer, the
+right ones with many seeds, and the mutants.
 """
 
 import ast
-import hashlib
 
 import pytest
 
-from gpukit import course, integrity
+from gpukit import integrity
 from gpukit.grading import prose, registry
 from gpukit.grading.exercise import Exercise, KernelExercise
 from gpukit.grading.judge import judge_source
@@ -34,8 +33,10 @@ PROVEN_ELSEWHERE = {
 }
 
 
-def one_for_each_diagnosis(exercise: Exercise) -> list[integrity.Answer]:
-    return list({answer.diagnosis: answer for answer in reversed(known.wrong(exercise))}.values())
+def a_few(exercise: Exercise) -> list[integrity.Answer]:
+    """Three wrong answers of as many diagnoses: the first, one from the middle, the last."""
+    each = list({answer.diagnosis: answer for answer in reversed(known.wrong(exercise))}.values())
+    return [each[0], each[len(each) // 2], each[-1]]
 
 
 def pairs(answers_of):
@@ -46,7 +47,7 @@ def pairs(answers_of):
     ]
 
 
-@pytest.mark.parametrize(("exercise", "answer"), pairs(one_for_each_diagnosis))
+@pytest.mark.parametrize(("exercise", "answer"), pairs(a_few))
 def test_wrong_answer_is_rejected_with_its_diagnosis(exercise, answer):
     verdict = judge_source(exercise, answer.source, seed=1)
     assert not verdict.passed
@@ -74,15 +75,11 @@ def test_solution_passes_and_stub_does_not(exercise):
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=known.ids)
 def test_exercise_is_complete(exercise):
-    assert len(known.wrong(exercise)) >= 5
-    assert len(known.right(exercise)) >= 2
-    assert len(set(exercise.hints)) == 3
+    assert integrity.unfinished(exercise, known.answers(exercise), known.ROOT) == []
     recognized = {idea.label for idea in exercise.misconceptions}
     shown = {answer.diagnosis for answer in known.wrong(exercise)}
     elsewhere = PROVEN_ELSEWHERE.get(exercise.concept, set()) | PROVEN_ELSEWHERE.get(exercise.id, set())
     assert recognized - shown - elsewhere == set(), "no known answer gets these"
-    assert len(shown) >= 4
-    assert (course.root(__file__) / "notebooks" / f"{exercise.notebook}.ipynb").exists()
 
 
 @pytest.mark.parametrize("concept", prose.concepts())
@@ -94,16 +91,6 @@ def test_files_of_a_concept_name_the_same_exercises(concept):
     shared = set(next(iter(prose.concept(concept).values())).shared)
     used = {idea.name for exercise in registry.concept(concept).values() for idea in exercise.misconceptions}
     assert shared <= used, f"gpukit/checks/{concept}.md says what no check recognizes: {sorted(shared - used)}"
-
-
-def test_answers_are_the_ones_that_the_checks_once_held():
-    """The 1,560 answers were converted by machine from Python; each gives the source that it gave before.
-
-    An answer that is mended, added or renamed on purpose changes the digest of its concept: replace it here.
-    """
-    for concept, digest in CONVERTED.items():
-        text = "\0".join("\0".join((a.exercise, a.name, a.diagnosis, a.source)) for a in known.of_concept(concept))
-        assert hashlib.sha256(text.encode()).hexdigest()[:16] == digest, concept
 
 
 # ------------------------------------------------------------------------------------------------- generated answers
@@ -185,6 +172,11 @@ right  by-hand
         ("=== demo.add\nsign  minus\n    -     return\n", "demo.txt, line 3, demo.add: 'return' occurs nowhere"),
         ("=== demo.add\nsign  minus   a + b => a + b", "demo.txt, line 2, demo.add: 'minus' changes nothing"),
         ("=== demo.add\nsign\n", "demo.txt, line 2, demo.add: expected 'diagnosis  name', got 'sign'"),
+        ("=== demo.add\nsign  minus a + b => a - b", "demo.txt, line 2, demo.add: columns are two spaces apart"),
+        (
+            "=== demo.ad\nsign  minus   a + b => a - b",
+            "demo.txt, line 1: no section of the solution is called 'demo.ad'",
+        ),
         ("=== demo.add\nsign  minus  a - b", "demo.txt, line 2, demo.add: expected 'old text => new text'"),
         ("=== demo.add\n    a => b", "demo.txt, line 2: an indented line before the first answer of demo.add"),
         ("sign  minus   a + b => a - b", "demo.txt, line 1, : expected 'diagnosis  name'"),
@@ -203,24 +195,3 @@ def test_an_answer_that_cannot_be_applied_names_file_line_and_exercise(text, mes
 def test_a_concept_without_answers_is_named(tmp_path):
     with pytest.raises(AnswerError, match=r"norms has no known answers: solutions/answers/norms\.txt is missing"):
         integrity.answers("norms", tmp_path)
-
-
-CONVERTED = {
-    "adamw": "9601f91edba0b1f8",
-    "benchmarking": "40aef5dd0c22c23e",
-    "coalescing": "8d6940119006cc60",
-    "dtypes": "84ee79ddda51b38c",
-    "flash_attention": "8c4d1e9d4a847552",
-    "flops": "60566a29dabf23b9",
-    "fusion": "e3c53614eaaaa08a",
-    "gelu": "405771173abde351",
-    "kv_cache": "2bbd347f4525167b",
-    "losses": "024e553d898811a2",
-    "matmul": "c72cf55f59490b58",
-    "memory": "58bb2ea1ef32161c",
-    "norms": "537c2abf3a0cd64c",
-    "softmax": "ffa18f3ab370ad09",
-    "start": "2978edb9e8b5ab00",
-    "tiling": "73b41b0a8d534f64",
-    "triton_basics": "bd0e9d0d5e31d0e7",
-}

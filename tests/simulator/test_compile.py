@@ -251,7 +251,7 @@ def test_a_kernel_from_a_notebook_cell():
 def test_where_kernels_are_compiled_for_the_gpu_too():
     """Without TRITON_INTERPRET, a kernel is another kind of object, and compiles to the same thing."""
     script = (
-        "import torch, triton, sys; sys.path.insert(0, 'tests'); sys.argv = ['']\n"
+        "import torch, triton, sys; sys.path.insert(0, 'tests/simulator'); sys.argv = ['']\n"
         "import test_compile as t\n"
         "assert isinstance(t.softmax, triton.JITFunction)\n"
         "c = t.compile(t.softmax, t.empty(4096), t.empty(4096), 4096, BLOCK=4096)\n"
