@@ -981,11 +981,31 @@ def beyond_the_mask(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     tl.store(y_ptr + offs, tl.load(x_ptr + offs, mask=offs < n))
 
 
-@row(plain_fails=False)
-def masked_lanes_without_other_are_zero():
-    y = torch.full((8,), 5.0)
-    beyond_the_mask[(1,)](torch.ones(8), y, 3, BLOCK=8)
-    assert y.tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+@row()
+def masked_lanes_without_other_hold_nan():
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2):
+        y = torch.full((8,), 5.0, dtype=dtype)
+        beyond_the_mask[(1,)](torch.ones(8).to(dtype), y, 3, BLOCK=8)
+        assert y[:3].float().tolist() == [1, 1, 1] and bool(y[3:].float().isnan().all()), dtype
+    y = torch.zeros(8, dtype=torch.int32)
+    beyond_the_mask[(1,)](torch.ones(8, dtype=torch.int32), y, 3, BLOCK=8)
+    assert y.tolist() == [1, 1, 1, *[2**31 - 1] * 5]
+
+
+@triton.jit
+def begins_and_adds(count_ptr, FIRST: tl.constexpr):
+    """One program sets the count that the others add to: too late for those that came before it."""
+    if tl.program_id(0) == FIRST:
+        tl.store(count_ptr, 10.0)
+    else:
+        tl.atomic_add(count_ptr, 1.0, sem="relaxed")
+
+
+@row()
+def a_store_beside_atomics():
+    for first in (0, 2, 3):
+        fault = fault_of(lambda first=first: begins_and_adds[(4,)](torch.zeros(1), FIRST=first), RaceFault)
+        assert "by an atomic" in str(fault) and "count_ptr" in str(fault)
 
 
 @triton.jit

@@ -164,13 +164,14 @@ class Parameter:
 
 
 class _History:
-    """Per element of one written storage: the last program that stored it and the first that loaded it, counted from
-    1; 0 is nobody; a negative reader says that others loaded it too."""
+    """Per element of one written storage: the last program that stored it, the first that loaded it and the last whose
+    atomic changed it, counted from 1; 0 is nobody; a negative number says that there were others too."""
 
     def __init__(self, nbytes: int, unit: int):
         self.unit = unit
         self.writer = np.zeros(nbytes // unit, dtype=np.int32)
         self.reader = np.zeros(nbytes // unit, dtype=np.int32)
+        self.atomic = np.zeros(nbytes // unit, dtype=np.int32)
 
 
 class Memory:
@@ -358,16 +359,15 @@ class Memory:
         if self.alone or self.race or not access.lanes:
             return
         me = self.linear + 1
-        history = access.buffer.history
-        if history is None:
-            history = access.buffer.history = _History(access.buffer.nbytes, access.width)
-            for load in self._pending:
-                if load.buffer is access.buffer and load.index(history.unit) is not None:
-                    self._note_reader(history, load.index(history.unit), me)
+        history = self._history(access)
         index = access.index(history.unit)
         if index is None:
             return
-        writer, reader = history.writer[index], history.reader[index]
+        writer, reader, atomic = history.writer[index], history.reader[index], history.atomic[index]
+        others = (atomic != 0) & (atomic != me) & ~self._is_ordered(np.abs(atomic))
+        if others.any():
+            self.race = self._race(access, others, np.abs(atomic), "atomic")
+            return
         stored = (writer != 0) & (writer != me)
         clash = stored | ((reader != 0) & (reader != me))
         if clash.any():
@@ -379,6 +379,16 @@ class Memory:
                 else:
                     self.race = self._race(access, clash & ~stored, reader, "load")
         history.writer[index] = me
+
+    def _history(self, access: Access) -> _History:
+        """Who wrote and read the storage so far; begun by its first store or atomic, with what this program has loaded."""
+        history = access.buffer.history
+        if history is None:
+            history = access.buffer.history = _History(access.buffer.nbytes, access.width)
+            for load in self._pending:
+                if load.buffer is access.buffer and load.index(history.unit) is not None:
+                    self._note_reader(history, load.index(history.unit), self.linear + 1)
+        return history
 
     def _changes(self, access: Access, values: np.ndarray, unit: int, index) -> np.ndarray:
         """For each unit touched, whether the store changes it: two programs may well store the same value."""
@@ -399,8 +409,23 @@ class Memory:
             if reads:
                 self._check_written(access)
             self._note_written(access)
-        if not ordering or access.lanes != 1:
+        if ordering and access.lanes == 1:
+            self._pass(access)
+        if self.alone or self.race or not access.lanes:
             return
+        # Atomics of several programs do not race with each other; a plain store among them does.
+        history, me = self._history(access), self.linear + 1
+        index = access.index(history.unit)
+        if index is None:
+            return
+        writer, atomic = history.writer[index], history.atomic[index]
+        clash = (writer != 0) & (writer != me) & ~self._is_ordered(writer)
+        if clash.any():
+            self.race = self._race(access, clash, writer, "store")
+        history.atomic[index] = np.where((atomic != 0) & (np.abs(atomic) != me), -me, me)
+
+    def _pass(self, access: Access) -> None:
+        """The program comes after all that passed through this address before, and what these came after."""
         passed = self._released.setdefault(access.low, set())
         if self._ordered is None or self._ordered is passed:
             self._ordered = passed

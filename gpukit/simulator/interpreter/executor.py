@@ -91,6 +91,10 @@ def launch(function, args, kwargs, grid) -> None:
     bind_libdevice(scope)
     targets = ti.interpreter_builder.codegen_fns
     scope.set_attr(ti.interpreter_builder, "codegen_fns", {**targets, "min_dot_size": min_dot_size})
+    scope.set_attr(tl, "range", _counter(tl.range))
+    own_range = "range" not in fn.__globals__
+    if own_range:
+        fn.__globals__["range"] = _counter(range)
     try:
         values = {
             name: given if name in executor.constexprs else _value(name, given, host_arguments[name], memory)
@@ -127,9 +131,25 @@ def launch(function, args, kwargs, grid) -> None:
         except Exception as exc:
             raise InterpreterError(repr(exc)) from exc
     finally:
+        if own_range:
+            del fn.__globals__["range"]
         scope.restore()
     if remote and not hasattr(function, "compiled"):
         executor._restore_args_dev(args, hosts, kwargs, host_kwargs)
+
+
+def _counter(plain):
+    """`range`, or tl.range, whose counter has 64 bits if one of the bounds has, as the compiler makes it. The interpreter
+    counts in Python numbers, which are int32 as soon as they meet another."""
+
+    def counted(*bounds, **options):
+        numbers = plain(*bounds, **options)
+        if not any(getattr(bound, "dtype", None) is tl.int64 for bound in bounds):
+            return numbers
+        handle = interpreter_module().TensorHandle
+        return (tl.core.tensor(handle(np.array([n], dtype=np.int64), tl.int64), tl.int64) for n in numbers)
+
+    return counted
 
 
 def _refuse_cpu_tensors(function, arguments: dict) -> None:

@@ -39,7 +39,7 @@ class RaceFault(Fault):
     """Two programs of one launch use one address and nothing says which comes first.
 
     other   ids of the other program, None where there are several
-    clash   what the other one did: "load" or "store"
+    clash   what the other one did: "load", "store" or "atomic"
     """
 
     def _sentence(self) -> str:
@@ -48,6 +48,8 @@ class RaceFault(Fault):
             ("store", "store"): f"stores a value that differs from the one {other} stored",
             ("store", "load"): f"stores to what {other} loads",
             ("load", "store"): f"loads what {other} stores",
+            ("store", "atomic"): f"stores to what {other} changes by an atomic",
+            ("atomic", "store"): f"changes by an atomic what {other} stores",
         }[self.kind, self.clash]
         return (
             f"race on {self.tensor}: {_program(self.program)}, line {self.line}: {did}, at index {self.first_index} of "

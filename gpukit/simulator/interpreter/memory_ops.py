@@ -45,7 +45,9 @@ def _width(ptrs) -> int:
 
 
 def masked_load(plain):
-    def create_masked_load(self, ptrs, mask, *rest, **kwargs):
+    def create_masked_load(self, ptrs, mask, other, *rest, **kwargs):
+        if other is None and running.now is not None:
+            other = _anything(ptrs)
         if running.now is not None:
             access = _admit("load", ptrs, mask, _width(ptrs))
             running.now.memory.load(access)
@@ -54,9 +56,24 @@ def masked_load(plain):
                 ptrs.get_element_ty().is_floating() or access.buffer is None or access.buffer.imaginary
             ):
                 return _zeros(ptrs)
-        return plain(self, ptrs, mask, *rest, **kwargs)
+        return plain(self, ptrs, mask, other, *rest, **kwargs)
 
     return create_masked_load
+
+
+def _anything(ptrs):
+    """What lanes hold whose load is masked off without `other`: on a GPU whatever the register held; here NaN, or an integer
+    that nobody expects."""
+    ti = interpreter_module()
+    element = ptrs.get_element_ty()
+    dtype = np.dtype(ti._get_np_dtype(element))
+    if dtype.kind == "f":
+        value = np.nan
+    elif element.is_floating():  # bits: bf16 and fp8, whose largest positive pattern is NaN in most of them
+        value = 0x7FC0 if dtype.itemsize == 2 else 0x7F
+    else:
+        value = True if dtype.kind == "b" else np.iinfo(dtype).max
+    return ti.TensorHandle(np.full(ptrs.data.shape, value, dtype=dtype), element)
 
 
 def masked_store(plain):

@@ -7,13 +7,22 @@ from gpukit import launches
 from gpukit.simulator.interpreter import layer
 
 
+_MOST = 10_000  # accesses of a launch
+
+
+class TooLong(Exception):
+    """A few programs share the work of a grid; where the last of them ends would take too long to find out."""
+
+
 class Sampled:
-    """A context manager: inside, `sample` programs of each launch run, spread over its grid. Raises MemoryFault."""
+    """A context manager: inside, `sample` programs of each launch run, spread over its grid. Raises MemoryFault, and TooLong
+    for programs that make more accesses than anybody wants to wait for."""
 
     dry, role = False, "whole"  # what the interpreter asks of a watcher, and says to a recorder
 
     def __init__(self, sample: int):
         self.sample = sample
+        self._left = 0
 
     def __enter__(self) -> Sampled:
         layer.install()
@@ -24,10 +33,13 @@ class Sampled:
         launches.unwatch(self)
 
     def begin(self, call) -> Sampled:
+        self._left = _MOST
         return self
 
     def access(self, access, program: int, file: str, line: int) -> None:
-        pass
+        self._left -= 1
+        if self._left < 0:
+            raise TooLong
 
     def dot(self, flops: int) -> None:
         pass
