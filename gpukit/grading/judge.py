@@ -123,6 +123,7 @@ class _Run:
         self.exercise, self.source, self.impl = exercise, source, impl
         self.seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
         self.passed = self.total = 0
+        self.beyond: tuple[Failure, Case] | None = None
         self.detail = ""
         number = min(_shown.get(exercise.id, 0) + 1, 3)
         self.say = Words(exercise, shown, f'hint {number} of 3: gpukit.hint("{exercise.id}")')
@@ -141,6 +142,8 @@ class _Run:
             self._judge_outcomes(outcomes)
             if self.exercise.kernel:
                 self.passed = self.total - 1
+                if self.beyond:
+                    raise self._raised(*self.beyond)
                 self._compiles(outcomes)
             if self.exercise.kernel and _gpu_present():
                 self._judge_on_gpu(cases)
@@ -199,12 +202,13 @@ class _Run:
         return outcomes
 
     def _addresses(self, worker: Worker, deadline: float) -> None:
-        """One more call on tensors beyond 2^31 elements, of which only the addresses are looked at."""
+        """One more call on tensors beyond 2^31 elements, of which only the addresses are looked at. What is wrong there is said
+        after everything else."""
         args = self.exercise.huge()
         shapes = ", ".join(f"{list(arg.shape)} {arg.dtype}" for arg in args if isinstance(arg, wire.Imaginary))
         reply = self._exchange(worker, args, deadline)
         if reply.error:
-            raise self._raised(reply.error, Case(f"{shapes}, addresses only", args))
+            self.beyond = reply.error, Case(f"{shapes}, addresses only", args)
 
     def _raised(self, error: Failure, case: Case | None) -> Diagnosis:
         self.detail += error.traceback

@@ -575,3 +575,38 @@ def test_a_compiled_kernel_is_compiled_once(monkeypatch, tmp_path):
     assert len(asked) == 1
     assert judge_source(DOUBLE, DOUBLE_SOURCE.replace("2 * x", "x * 2"), seed=1).passed
     assert len(asked) == 2
+
+
+# ------------------------------------------------------------------------------------------------- beyond 2^31 elements
+FAR = replace(
+    DOUBLE,
+    id="demo.far",
+    prose=replace(DOUBLE.prose, id="demo.far"),
+    huge=lambda: (wire.Imaginary((3 << 30,), "float16"),),
+)
+OFFSETS = "offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)"
+
+
+def test_offsets_of_32_bits_leave_a_tensor_of_3_billion_elements():
+    assert OFFSETS in DOUBLE_SOURCE
+    verdict = judge_source(FAR, DOUBLE_SOURCE, seed=1)
+    assert (verdict.state, verdict.diagnosis) == ("fail", "out-of-bounds"), str(verdict)
+    assert "[3221225472] float16, addresses only" in str(verdict) and "before the start of x" in str(verdict)
+    assert judge_source(
+        FAR, DOUBLE_SOURCE.replace("tl.program_id(0) *", "tl.program_id(0).to(tl.int64) *"), seed=1
+    ).passed
+
+
+@pytest.mark.parametrize("programs", ("triton.cdiv(x.numel(), 64)", "8"))
+def test_a_loop_with_a_bound_of_64_bits_counts_in_64_bits(programs):
+    """Few programs would walk for minutes: then the addresses prove nothing, and the answer passes."""
+    source = DOUBLE_SOURCE.partition("    offs =")[0] + (
+        "    for start in range(tl.program_id(0) * BLOCK, n, tl.num_programs(0) * BLOCK):\n"
+        "        offs = start + tl.arange(0, BLOCK)\n"
+        "        x = tl.load(x_ptr + offs, mask=offs < n)\n"
+        "        tl.store(y_ptr + offs, 2 * x, mask=offs < n)\n\n\n"
+        "def double(x):\n    y = torch.empty_like(x)\n"
+        f"    double_kernel[({programs},)](x, y, x.numel(), BLOCK=64)\n    return y\n"
+    )
+    verdict = judge_source(FAR, source, seed=1)
+    assert verdict.passed, str(verdict)

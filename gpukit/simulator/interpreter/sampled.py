@@ -6,8 +6,7 @@ from __future__ import annotations
 from gpukit import launches
 from gpukit.simulator.interpreter import layer
 
-
-_MOST = 10_000  # accesses of a launch
+_MOST = 4_000  # accesses of a launch
 
 
 class TooLong(Exception):
