@@ -1,4 +1,5 @@
-# `make lab` opens the course, `make test` runs every test, `make prove` tries every known answer on the checks; each sets up
+# `make lab` opens the course, `make test` runs every test, `make prove` runs the notebooks on the
+# solutions and tries every known answer on the checks; each sets up
 # .venv first where that is needed.
 # PYTHON=python3.12 names a Python, VENV=.venv-other another environment, ARGS="--port 9000" is passed on.
 VENV = .venv
@@ -30,12 +31,12 @@ test:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/gpukit nb clean --check
-	$(BIN)/python -m pytest --nbval notebooks --gpukit-impl=solutions --gpukit-seed=1 -n 2
-	$(BIN)/python -m pytest tests -n 2 $(ARGS)
+	$(BIN)/python -m pytest tests -n 2 --dist worksteal --durations=15 $(ARGS)
 
 prove:
 	$(SETUP) --extra dev --last-step "proving the checks"
-	$(BIN)/gpukit integrity --jobs 2 --seeds 5 $(ARGS)
+	$(BIN)/python -m pytest --nbval notebooks --gpukit-impl=solutions --gpukit-seed=1 -n 2
+	$(BIN)/gpukit integrity --jobs 2 --seeds 5
 
 test-gpu:
 	$(SETUP) --extra dev --last-step "running the tests that need a GPU"
