@@ -13,12 +13,15 @@ import importlib.util
 import json
 import linecache
 import os
+import resource
+import signal
 import socket
 import sys
 import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from gpukit.grading import messages, wire
@@ -130,6 +133,9 @@ def _plain(output: Any) -> Any:
 
 
 _ADDRESSED = 8  # programs of each launch on imaginary tensors
+# A host loop over every row of a huge tensor, or a real tensor of its size, proves nothing about addresses.
+_ADDRESSED_S = 5.0  # of CPU time
+_ADDRESSED_BYTES = 1 << 29  # of memory, beside what the process has
 
 
 def _call_on_addresses(function: Any, args: tuple, job: Job) -> Reply:
@@ -138,20 +144,32 @@ def _call_on_addresses(function: Any, args: tuple, job: Job) -> Reply:
     import torch
 
     from gpukit.simulator.interpreter.faults import MemoryFault
-    from gpukit.simulator.interpreter.sampled import Sampled
+    from gpukit.simulator.interpreter.sampled import Sampled, TooLong
 
     def tensor(arg):
         dtype = getattr(torch, arg.dtype) if isinstance(arg, wire.Imaginary) else None
         return torch.empty(arg.shape, dtype=dtype, device="meta") if dtype else arg
 
+    def stop(*_):
+        raise TooLong
+
     args = tuple(map(tensor, args))
+    before = signal.signal(signal.SIGVTALRM, stop)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
     try:
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _ADDRESSED_BYTES, hard))
+        signal.setitimer(signal.ITIMER_VIRTUAL, _ADDRESSED_S)
         with _host_watch(job.path), Sampled(_ADDRESSED):
             _outputs(function, args, job, _argument_names(function, args, job))
     except MemoryFault:
         raise
     except Exception:
         return Reply()
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        signal.signal(signal.SIGVTALRM, before)
     return Reply()
 
 
