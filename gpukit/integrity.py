@@ -41,6 +41,7 @@ from gpukit.course import CourseError
 from gpukit.grading import registry, stubs
 from gpukit.grading.exercise import Exercise, KernelExercise
 from gpukit.grading.judge import judge_source
+from gpukit.mutants import span
 
 RIGHT = "right"
 EQUIVALENT = "equivalent"  # an answer made by machine that computes the same; the name says why
@@ -212,7 +213,7 @@ def generated(exercise: Exercise, source: str) -> list[Answer]:
     }
     first, last = section(source, exercise.id)
     for number, call in enumerate(_calls(source, "store", first, last), 1):
-        pointer = _span(source, call.args[0])
+        pointer = span(source, call.args[0])
         moved = f"{source[: pointer[0]]}({source[slice(*pointer)]}) + {_FAR}{source[pointer[1] :]}"
         made[f"store-{number}-far-outside"] = ("out-of-bounds", moved)
     for what in ("load", "store"):
@@ -233,22 +234,13 @@ def _calls(source: str, what: str, first: int, last: int) -> list[ast.Call]:
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) == f"tl.{what}"
-        and first <= _span(source, node)[0] < last
+        and first <= span(source, node)[0] < last
     ]
-    return sorted(found, key=lambda call: _span(source, call))
-
-
-def _span(source: str, node: ast.expr) -> tuple[int, int]:
-    lines = source.splitlines(keepends=True)
-
-    def place(line: int, column: int) -> int:  # columns of ast are bytes
-        return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
-
-    return place(node.lineno, node.col_offset), place(node.end_lineno, node.end_col_offset)
+    return sorted(found, key=lambda call: span(source, call))
 
 
 def _without_mask(source: str, call: ast.Call) -> str:
-    start, end = _span(source, call)
+    start, end = span(source, call)
     kept = [keyword for keyword in call.keywords if keyword.arg not in ("mask", "other")]
     bare = ast.Call(func=call.func, args=call.args, keywords=kept)
     return source[:start] + ast.unparse(bare) + source[end:]

@@ -74,13 +74,10 @@ def mutants(source: str, first: int, last: int) -> list[Mutant]:
     """One change each in the gaps that lie between two places of the text; none equals another or the source."""
     tree = ast.parse(source)
     gaps = [(begin + 1, end + 1) for begin, end in stubs.regions(source)]  # ast counts lines from 1
-    starts = [0]
-    for text in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(text))
 
     def inside(node: ast.AST) -> bool:
         return any(begin < node.lineno and node.end_lineno < end for begin, end in gaps) and (
-            first <= starts[node.lineno - 1] < last
+            first <= span(source, node)[0] < last
         )
 
     seen, found = {ast.dump(tree)}, []
@@ -88,7 +85,7 @@ def mutants(source: str, first: int, last: int) -> list[Mutant]:
         if not isinstance(node, ast.expr | ast.stmt) or not inside(node):
             continue
         for change, new in _changes(node, tree):
-            text = _spliced(source, starts, node, new)
+            text = _spliced(source, node, new)
             try:
                 dump = ast.dump(ast.parse(text))
             except SyntaxError:
@@ -99,13 +96,18 @@ def mutants(source: str, first: int, last: int) -> list[Mutant]:
     return sorted(found, key=lambda mutant: (mutant.line, mutant.change))
 
 
-def _spliced(source: str, starts: list[int], node: ast.AST, new: str) -> str:
+def span(source: str, node: ast.AST) -> tuple[int, int]:
+    """Where in the text the node begins and ends. (ast counts lines from 1, and columns in bytes.)"""
     lines = source.splitlines(keepends=True)
 
-    def place(line: int, column: int) -> int:  # columns of ast are bytes
-        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+    def place(line: int, column: int) -> int:
+        return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
 
-    begin, end = place(node.lineno, node.col_offset), place(node.end_lineno, node.end_col_offset)
+    return place(node.lineno, node.col_offset), place(node.end_lineno, node.end_col_offset)
+
+
+def _spliced(source: str, node: ast.AST, new: str) -> str:
+    begin, end = span(source, node)
     if isinstance(node, ast.expr):
         new = f"({new})" if "\n" not in new else new
     else:

@@ -74,7 +74,7 @@ class Exercise:
     def __post_init__(self) -> None:
         if self.prose is None:
             object.__setattr__(self, "prose", prose.of(self.id))
-        mute = sorted({known.name for known in self.misconceptions} - (self.prose.shared | self.prose.sentences).keys())
+        mute = sorted({known.name for known in self.misconceptions} - self.prose.all_sentences.keys())
         if mute:
             raise prose.ProseError(f"{self.id}: gpukit/checks/{self.concept}.md has no sentence for {', '.join(mute)}")
 
@@ -100,7 +100,7 @@ class Exercise:
 
     def sentence(self, known: Misconception, evidence: Evidence) -> str:
         """What the learner reads where `known` is recognized."""
-        text = (self.prose.shared | self.prose.sentences)[known.name]
+        text = self.prose.all_sentences[known.name]
         return text.format(**known.fill(evidence)) if known.fill else text
 
     def remark(self, label: str) -> str:

@@ -71,6 +71,10 @@ class Prose:
     def concept(self) -> str:
         return self.id.partition(".")[0]
 
+    @property
+    def all_sentences(self) -> dict[str, str]:
+        return self.shared | self.sentences
+
 
 def concepts() -> list[str]:
     """The concepts that have a prose file."""

@@ -39,9 +39,8 @@ def exercises() -> dict[str, Exercise]:
     found = {}
     for item in catalog().values():
         if item.id not in concept(item.concept):
-            raise prose.ProseError(
-                f"gpukit/checks/{item.concept}.md tells of {item.id}, which EXERCISES there does not list"
-            )
+            where = f"gpukit/checks/{item.concept}"
+            raise prose.ProseError(f"{where}.md tells of {item.id}, which EXERCISES in {where}.py does not list")
         found[item.id] = concept(item.concept)[item.id]
     return found
 

@@ -71,7 +71,7 @@ def run(sock: socket.socket) -> None:
         messages.send(sock, Reply(missing=True))
         return
     messages.send(sock, Reply())
-    call = {"function": _call_function, "cpu": _call_kernel, "cuda": _call_on_gpu, "compile": _call}[job.how]
+    call = {"function": _call_function, "cpu": _call_kernel, "cuda": _call_on_gpu, "compile": _compile}[job.how]
     with contextlib.suppress(wire.Closed):
         while True:
             args = wire.receive(sock)
@@ -93,14 +93,12 @@ def _load(path: str) -> Any:
     return module
 
 
-def _call(function: Any, args: tuple, job: Job) -> Reply:
-    return function(*args)
-
-
-def _compile(launches: tuple[str, ...], gpus: tuple[str, ...]) -> Reply:
-    """The answer of Triton and ptxas, as an error if they refuse one of the packed launches."""
+def _compile(function: Any, args: tuple[tuple[str, ...], tuple[str, ...]], job: Job) -> Reply:
+    """The answer of Triton and ptxas to packed launches for some GPUs, as an error if they refuse one. There is no function
+    of the learner's."""
     from gpukit.simulator.compiler import worker
 
+    launches, gpus = args
     with tempfile.TemporaryDirectory(prefix="gpukit-compile-") as scratch:
         os.environ["TRITON_CACHE_DIR"] = scratch
         refused = worker.accepts([json.loads(text) for text in launches], list(gpus))

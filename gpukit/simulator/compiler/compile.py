@@ -238,10 +238,7 @@ def compile(kernel, *args, gpu: str | hardware.Gpu = "h100", **kwargs) -> Compil
     job = _job(kernel, args, kwargs) | {"capability": capability(target)}
     key = _key(job, triton_version)
     begun = _begun.pop(key, None)
-    answer = _recall(key)
-    if answer is None:
-        answer = begun.result() if begun else _ask_worker(job, target)
-        _remember(key, answer)
+    answer = _answer(key, lambda: begun.result() if begun else _ask_worker(job, target))
     if "error" in answer:
         error = answer["error"]
         if error["kind"] == "KeyError":  # an option that Triton does not know
@@ -262,7 +259,10 @@ def packed(launch, called: str = "") -> str:
 
 def answered(job: dict, ask: Callable[[], dict]) -> dict:
     """What `ask` answers to a job: asked once, then read from the disk."""
-    key = _key(job, _triton_version())
+    return _answer(_key(job, _triton_version()), ask)
+
+
+def _answer(key: str, ask: Callable[[], dict]) -> dict:
     answer = _recall(key)
     if answer is None:
         answer = ask()
