@@ -11,6 +11,8 @@ miniature that runs the same everywhere. Its calls, with times in microseconds:
     device.zeros(nbytes)    the same with zeros
 """
 
+# What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
+# fractions, functools, heapq, itertools, math, numbers, operator, random, statistics, string, struct, types and typing.
 from collections.abc import Callable
 
 
@@ -45,8 +47,8 @@ def rate(
 ) -> tuple[float, float, bool]:
     """(TFLOP/s, GB/s, possible) of C [M, N] = A [M, K] B [K, N] in ms milliseconds; itemsize bytes an element.
 
-    The least work: every product and every sum of the definition, A and B read once, C written once. 1 TFLOP is 10^12
-    operations, 1 GB is 10^9 bytes. Whether a GPU with these two peaks can have done it in that time; at a peak it can.
+    The least work: every product of the definition, each added to an element of C, which began at zero; A and B read once,
+    C written once. 1 TFLOP is 10^12 operations, 1 GB is 10^9 bytes. Whether a GPU with these two peaks can have done it in that time; at a peak it can.
     """
     raise NotImplementedError("benchmarking.rate")  # your code here
 
@@ -77,7 +79,7 @@ def speedup(device, old: Callable, new: Callable, x_bytes: int) -> float:
 
 # --------------------------------------------------------------------------------------------------- benchmarking.honest
 def honest(device, program: Callable, x_bytes: int) -> float:
-    """How long the GPU needs for program(x), in us, whatever its author did to look fast. Within 6 %.
+    """How long the GPU needs for a typical run of program(x), in us, whatever its author did to look fast. Within 6 %.
 
     x is a buffer of x_bytes, made by device.random or device.zeros. What counts is the time for random numbers that the
     program has not seen and that the L2 does not hold. The program may use any stream, keep what it has computed, or be

@@ -4,6 +4,8 @@ In the order of notebooks/05_coalescing.ipynb, which explains them. The first th
 or one block; the others are Triton kernels, checked for their values and for the 32-byte sectors that they touch.
 """
 
+# What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
+# fractions, functools, heapq, itertools, math, numbers, operator, random, statistics, string, struct, types and typing.
 import torch
 import triton
 import triton.language as tl
@@ -66,9 +68,10 @@ def embedding_kernel(ids_ptr, table_ptr, y_ptr, T, D, BLOCK: tl.constexpr):
 
 
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
-    """ids [T], int64, each from 0 to V - 1; table [V, D], contiguous -> y [T, D], row t is table[ids[t]].
+    """ids [T], int64, each from 0 to V - 1; table [V, D], both contiguous -> y [T, D], row t is table[ids[t]].
 
-    Bound: the rows that are asked for and y, in as few sectors as their bytes fill, each once.
+    Bound: the rows that are asked for and y, in as few sectors as their bytes fill, each once; an id once for each block of
+    its row.
     """
     (T,) = ids.shape
     _, D = table.shape

@@ -4,6 +4,8 @@ No tensors and no kernels here. A Python float is fp64 and holds every number of
 only rounding is the one that you write.
 """
 
+# What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
+# fractions, functools, heapq, itertools, math, numbers, operator, random, statistics, string, struct, types and typing.
 import math
 
 

@@ -5,6 +5,8 @@ others are kernels: they compute in float32 and write in the dtype of their firs
 tensor as one access; tensors are contiguous. Blocks are powers of two, no size needs to be a multiple of them.
 """
 
+# What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
+# fractions, functools, heapq, itertools, math, numbers, operator, random, statistics, string, struct, types and typing.
 import torch
 import triton
 import triton.language as tl
@@ -52,7 +54,7 @@ def gate_kernel(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
 
 
 def gate(x: Tensor) -> Tensor:
-    """x [M, N], N <= 65536 -> y [M, N]: sigmoid(x), divided by the sum of its row.
+    """x [M, N], N <= 65536 -> y [M, N]: sigmoid(x), divided by the sum of its row. Each row has an x above -80.
 
     The router of a mixture of experts weighs experts like this. Bound: one launch; x read once, y written once.
     """
@@ -95,6 +97,7 @@ class ThreeSigmoidsFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy: Tensor) -> Tensor:
         (saved,) = ctx.saved_tensors
+        dy = dy.contiguous()  # that of y.sum() is one number, expanded
         dx = torch.empty_like(dy)
         three_sigmoids_backward_kernel[(triton.cdiv(dy.numel(), 1024),)](saved, dy, dx, dy.numel(), BLOCK=1024)
         return dx

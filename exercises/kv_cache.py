@@ -5,6 +5,8 @@ sequence b lies at [b, t]. What lies behind a sequence's last token was never wr
 Kernels add up in float32; give tl.dot input_precision="ieee". The code outside the gaps is complete.
 """
 
+# What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
+# fractions, functools, heapq, itertools, math, numbers, operator, random, statistics, string, struct, types and typing.
 import torch
 import torch.nn.functional as F
 import triton
@@ -20,7 +22,7 @@ def attend(
 
     q [B, T, H, D], k and v [B, T, H_kv, D]; caches [B, T_max, H_kv, D] in which each sequence has `length` tokens already,
     0 or more. H_kv divides H: query head h reads head h // (H / H_kv) of the cache. Each token sees itself and all before
-    it. Returns o [B, T, H, D] and the two caches, changed in place.
+    it. All may have any strides. Returns o [B, T, H, D] and the two caches, changed in place.
     """
     end = length + q.shape[1]
     k_cache[:, length:end] = k
@@ -41,7 +43,7 @@ def tokens_per_second(
     weights     numbers that every step reads, of weight_bits each
     cache_bits  of an element of the cache. Of 8 bits: besides, each head of each token has a scale of 4 bytes for its keys
                 and one for its values
-    prompt      tokens in each sequence's cache before the first step
+    prompt      tokens in each sequence's cache before the first step, 0 or more
     new         steps; each appends a token to every sequence and then reads all that is cached, the new token included
     hbm_gbps    10^9 bytes a second
     """
@@ -144,7 +146,7 @@ def decode_split(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, S
     q [B, H, D] and caches [B, T_max, H, D] are contiguous; D is a power of two. SPLITS divides neither the lengths nor their
     blocks of 32 in general, and a sequence may have fewer blocks than that. Bound: each key and value within the lengths is
     loaded once, q SPLITS times; of each part D + 2 float32 numbers are stored once and loaded once (m twice); no program
-    has more than its share of its own sequence's tokens.
+    has more than its share of its own sequence's tokens, rounded up to blocks of 32.
     """
     (B, H, D), T_max = q.shape, k_cache.shape[1]
     o = torch.empty_like(q)

@@ -4,6 +4,8 @@ Six exercises, from top to bottom; notebooks/11_norms.ipynb explains them. Every
 the dtype of what it is given. The code outside the gaps is complete: allocation, launch grid, block sizes.
 """
 
+# What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
+# fractions, functools, heapq, itertools, math, numbers, operator, random, statistics, string, struct, types and typing.
 import torch
 import triton
 import triton.language as tl
@@ -24,7 +26,7 @@ def rms_norm_kernel(x_ptr, weight_ptr, y_ptr, rstd_ptr, N, eps, BLOCK_N: tl.cons
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """x [M, N] contiguous, weight [N], N <= 16384 -> y [M, N] and rstd [M], which is float32.
+    """x [M, N] and weight [N], contiguous, N <= 16384 -> y [M, N] and rstd [M], which is float32.
 
     rstd[m] = 1 / sqrt(mean(x[m]^2) + eps), y[m] = x[m] rstd[m] weight. Bound: x and weight are loaded once for each row,
     y is written once.
@@ -54,7 +56,7 @@ def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, N, eps, BLOCK_N: tl.co
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """x [M, N] contiguous, weight [N], bias [N], N <= 16384 -> y [M, N].
+    """x [M, N], weight [N] and bias [N], contiguous, N <= 16384 -> y [M, N].
 
     y[m] = (x[m] - mean(x[m])) / sqrt(var(x[m]) + eps) weight + bias, var being the mean of (x[m] - mean(x[m]))^2.
     Bound: x, weight and bias are loaded once for each row, y is written once.
@@ -134,7 +136,8 @@ class RmsNormFunction(torch.autograd.Function):
 
 
 def rms_norm_trained(x: Tensor, weight: Tensor, programs: int) -> Tensor:
-    """x [M, N] contiguous, weight [N] -> y [M, N], differentiable; `programs` of them make the gradients, M may be less.
+    """x [M, N] and weight [N], contiguous -> y [M, N], differentiable; `programs` of them make the gradients, M may be less.
+    Each program takes about as many rows as any other.
 
     dweight is the sum over all M rows of dy x rstd, the same to the last bit in every run: no atomics. Bound, forward and
     backward together: 4 reads and 2 writes of M x N elements, weight once for each row (forward) and each program
@@ -235,7 +238,7 @@ class RopeFunction(torch.autograd.Function):
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [B, H, T, D] with any strides, D even, cos and sin [T, D/2] contiguous -> y of x's shape, differentiable.
+    """x [B, H, T, D] with any strides, D even, cos and sin [T, D/2] float32, contiguous -> y of x's shape, differentiable.
 
     Elements i and i + D/2 of a head are the coordinates of one point, which token t turns by the angle whose cosine and
     sine are cos[t, i] and sin[t, i]. Bound, forward and backward together: 2 reads and 2 writes of x's size, and the tables

@@ -4,6 +4,8 @@ Docstrings say what a function must give. Outside the gaps the code is complete:
 BLOCK, BLOCK_M and BLOCK_N are powers of two; no size needs to be a multiple of them.
 """
 
+# What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
+# fractions, functools, heapq, itertools, math, numbers, operator, random, statistics, string, struct, types and typing.
 import torch
 import triton
 import triton.language as tl
@@ -53,7 +55,10 @@ def outer_add_kernel(x_ptr, y_ptr, z_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_N: 
 
 
 def outer_add(x: Tensor, y: Tensor, BLOCK_M: int = 16, BLOCK_N: int = 64) -> Tensor:
-    """x [M], y [N] contiguous -> z [M, N] contiguous, with z[m, n] = x[m] + y[n]."""
+    """x [M], y [N] contiguous -> z [M, N] contiguous, with z[m, n] = x[m] + y[n].
+
+    Bound: each tile reads its part of x and its part of y once, z is written once.
+    """
     (M,), (N,) = x.shape, y.shape
     z = torch.empty(M, N, dtype=x.dtype, device=x.device)
     grid = (triton.cdiv(M, BLOCK_M), triton.cdiv(N, BLOCK_N))
@@ -117,8 +122,9 @@ class MulReluFunction(torch.autograd.Function):
 def mul_relu(x: Tensor, w: Tensor) -> Tensor:
     """x [M, N] with any strides, w [N] contiguous -> y [M, N] contiguous, y[m, n] = max(x[m, n] * w[n], 0).
 
-    Differentiable in x, w is a constant. Where the product is 0 the gradient is 0, as in PyTorch.
-    Bound, both passes together: x is read twice and dy once, y and dx are written once.
+    Differentiable in x, w is a constant; dy may have any strides too. Where the product is 0 the gradient is 0, as in
+    PyTorch.
+    Bound, both passes together: x is read twice and dy once, w once for each row of tiles; y and dx are written once.
     """
     return MulReluFunction.apply(x, w)
 
@@ -133,7 +139,10 @@ def row_sum_kernel(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
 
 
 def row_sum(x: Tensor, BLOCK_N: int = 1024) -> Tensor:
-    """x [M, N] contiguous, any N -> y [M], y[m] = sum over n of x[m, n]; added up in float32. Bound: x is read once."""
+    """x [M, N] contiguous, any N -> y [M], y[m] = sum over n of x[m, n]; added up in float32.
+
+    Bound: x is read once, in one launch.
+    """
     M, N = x.shape
     y = torch.empty(M, dtype=x.dtype, device=x.device)
     row_sum_kernel[(M,)](x, y, N, BLOCK_N=BLOCK_N)
@@ -149,7 +158,7 @@ def dot_kernel(x_ptr, y_ptr, z_ptr, n, BLOCK: tl.constexpr):
 
 
 def dot(x: Tensor, y: Tensor, BLOCK: int = 1024) -> Tensor:
-    """x [n], y [n] contiguous -> z [1] float32, the sum of x[i] * y[i].
+    """x [n], y [n] contiguous -> z [1] float32, the sum of x[i] * y[i]; multiplied and added up in float32.
 
     Bound: x and y are read once, by as many programs as there are blocks.
     """
@@ -188,9 +197,10 @@ def histogram_kernel(x_ptr, counts_ptr, n, num_bins, BLOCK: tl.constexpr):
 
 
 def histogram(x: Tensor, num_bins: int, BLOCK: int = 1024) -> Tensor:
-    """x [n] int32 -> counts [num_bins] int32: how many elements of x are 0, 1, ..., num_bins - 1.
+    """x [n] int32, contiguous -> counts [num_bins] int32: how many elements of x are 0, 1, ..., num_bins - 1.
 
-    Elements outside that range are not counted. Bound: x is read once.
+    Elements outside that range, however far, are not counted. Bound: x is read once, by as many programs as there are
+    blocks.
     """
     n = x.numel()
     counts = torch.zeros(num_bins, dtype=torch.int32, device=x.device)
@@ -219,6 +229,7 @@ class DropoutFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, None, None]:
+        dy = dy.contiguous()  # the gradient of a sum has stride 0: one number for all
         n = dy.numel()
         dx = torch.empty_like(dy)
         raise NotImplementedError("triton_basics.dropout")  # your code here
@@ -229,7 +240,8 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
     """x contiguous, any shape, 0 <= p <= 1 -> y of its shape, differentiable.
 
     Element i of x, counted through memory, is kept where tl.rand(seed, i) >= p, and then divided by 1 - p; it becomes 0
-    elsewhere. Bound, both passes together: 2 reads and 2 writes of x's size, one launch each.
+    elsewhere, also where x is an infinity or NaN. Bound, both passes together: 2 reads and 2 writes of x's size, one launch
+    each, and a copy of dy where it is not contiguous.
     """
     return DropoutFunction.apply(x, p, seed)
 

@@ -4,17 +4,16 @@ check, 2 for a mistake in how it was called."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpukit import benchmark, course, tables
 from gpukit.accounting.commands import flops_command, memory_command
-
-_MAX_SOURCE_BYTES = 1 << 20
 
 
 class _Parser(argparse.ArgumentParser):
@@ -31,13 +30,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return lab(arguments[1:])
     args = _parser().parse_args(arguments)
+    with contextlib.suppress(AttributeError, OSError):  # in a terminal that lacks a character it is spelled out
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return args.run(args)
+        status = args.run(args)
+        if sys.stdout:  # None where it was closed
+            sys.stdout.flush()
+        return status
     except course.CourseError as error:
         return _refuse(str(error))
     except BrokenPipeError:  # gpukit progress | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence()
         return 1
+    except OSError as error:  # a full disk, no temporary folder
+        _silence()
+        return _refuse(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
     except KeyboardInterrupt:
         return _refuse("interrupted", 130)
 
@@ -218,6 +225,7 @@ def _progress(args: argparse.Namespace) -> int:
 def _grade(args: argparse.Namespace) -> int:
     from gpukit.grading.registry import exercises
     from gpukit.grading.report import Report, missing
+    from gpukit.grading.verdict import not_graded
 
     impl = args.impl or ("exercises" if args.submission else course.impl())
     if args.submission and impl == "solutions":
@@ -229,34 +237,86 @@ def _grade(args: argparse.Namespace) -> int:
         if not Path(path).absolute().parent.is_dir():
             return _refuse(f"{path} cannot be written: there is no folder {Path(path).parent}")
     root = _root()
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a killed run still writes what it has
-    with tempfile.TemporaryDirectory(prefix="gpukit-") as folder:
+    with tempfile.TemporaryDirectory(prefix="gpukit-", ignore_cleanup_errors=True) as folder, _ending() as ended_by:
         refused: dict[str, str] = {}
         if args.submission:
             root = Path(folder).resolve()
             refused = _pristine_copy(Path(args.submission), root, {e.concept for e in exercises().values()})
         report = Report(impl, root)
-        if impl == "solutions":
-            print("solutions: an instructor's run, not a grade\n")
+        problems = []
         try:
+            if impl == "solutions":
+                _say("solutions: an instructor's run, not a grade\n", reports)
             for exercise_id, e in exercises().items():
                 why = refused.get(e.concept)
-                verdict = missing(exercise_id, why) if why else _judge(exercise_id, impl, root, args.seed)
-                report.add(verdict)
-                print(f"{verdict}\n" if verdict.lines else verdict, flush=True)
+                try:
+                    verdict = missing(exercise_id, why) if why else _judge(exercise_id, impl, root, args.seed)
+                    report.add(verdict)
+                except Exception as error:
+                    verdict = not_graded(exercise_id, impl, error)
+                    report.add(verdict)
+                _say(f"{verdict}\n" if verdict.lines else str(verdict), reports)
         except KeyboardInterrupt:
             report.interrupted = True
         finally:
-            report.write(**reports)
-            signal.signal(signal.SIGTERM, before)
-    print(("interrupted: the report is incomplete\n" if report.interrupted else "") + report.summary)
-    return 130 if report.interrupted else 0 if report.all_passed else 1
+            problems = report.write(**reports)
+    for problem in problems:
+        _refuse(problem)
+    _say(report.fence, reports)
+    _say(("interrupted: the report is incomplete\n" if report.interrupted else "") + report.summary, reports)
+    if report.interrupted:
+        return 128 + (ended_by[0] if ended_by else signal.SIGINT)
+    return 2 if problems else 0 if report.all_passed else 1
+
+
+@contextlib.contextmanager
+def _ending() -> Iterator[list[int]]:
+    """The signals that ask a program to end raise KeyboardInterrupt, once: what there is of a report is then written in peace.
+    Yields the signal that came."""
+    ended_by: list[int] = []
+
+    def end(number, _):
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        ended_by.append(number)
+        raise KeyboardInterrupt
+
+    before = {}
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number and signal.getsignal(number) is not signal.SIG_IGN:  # nohup gpukit grade
+            before[number] = signal.signal(number, end)
+    try:
+        yield ended_by
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say(text: str, reports: dict[str, str | None]) -> None:
+    """Print a line. Where nobody reads it (`gpukit grade --json FILE | head -1`) the reports are still made."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        if not any(reports.values()):
+            raise
+        if not isinstance(error, BrokenPipeError):
+            _refuse(f"the output cannot be written: {error.strerror}")
+        _silence()
+
+
+def _silence() -> None:
+    """From here on nothing is printed, nor does Python complain about what could not be when it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _pristine_copy(submission: Path, root: Path, concepts: set[str]) -> dict[str, str]:
     """Copy a submission's exercise files, and nothing else of it, into the empty folder `root`. By concept, why there
     is none. Raises CourseError if `submission` holds no exercise at all."""
     source = submission / "exercises" if (submission / "exercises").is_dir() else submission
+    if source.is_symlink() and source != submission:
+        raise course.CourseError(f"{source} is a symbolic link, not a folder")
     if not source.is_dir():
         raise course.CourseError(f"there is no folder {submission}")
     for name in ("exercises", "notebooks"):
@@ -267,15 +327,13 @@ def _pristine_copy(submission: Path, root: Path, concepts: set[str]) -> dict[str
         # A link could point at anything on the machine that grades, the solutions among them.
         if path.is_symlink():
             refused[concept] = f"{path.name} is a symbolic link, not a file"
-        elif not path.is_file():
+        elif not path.exists():
             refused[concept] = f"the submission has no {path.name}"
-        elif path.stat().st_size > _MAX_SOURCE_BYTES:
-            refused[concept] = f"{path.name} is larger than 1 MiB"
         else:
             try:
-                (root / "exercises" / path.name).write_bytes(path.read_bytes())
-            except OSError as error:
-                refused[concept] = f"{path.name} cannot be read: {error.strerror}"
+                (root / "exercises" / path.name).write_bytes(course.read_bytes(path, submission))
+            except course.CourseError as error:
+                refused[concept] = f"{path.name} {error}"
     if all("has no" in refused.get(concept, "") for concept in concepts):
         files = ", ".join(f"{concept}.py" for concept in sorted(concepts))
         raise course.CourseError(f"{submission} holds none of the exercises ({files})")
@@ -390,7 +448,7 @@ def _stubs(args: argparse.Namespace) -> int:
 def _judge(exercise_id: str, impl: str, root: Path, seed: int | None):
     from gpukit.grading.judge import judge
 
-    return judge(exercise_id, impl=impl, root=root, seed=seed)
+    return judge(exercise_id, impl=impl, root=root, seed=seed, terminal=True)
 
 
 def _root() -> Path:

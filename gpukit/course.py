@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
 import importlib.util
+import io
 import linecache
 import os
+import re
+import stat
 import sys
+import tokenize
 from pathlib import Path
 from types import ModuleType
 
 IMPLS = ("exercises", "solutions")
+MAX_SOURCE_BYTES = 1 << 20
+_ENCODINGS = ("utf-8", "ascii", "iso8859", "cp125")  # others, utf-7 among them, hide what a text says
 _chosen: str | None = (
     None  # by `use`, for this process only: nothing on disk changes, so nothing can be left switched on
 )
@@ -60,6 +67,47 @@ def exercise_file(concept: str, folder: Path | None = None, implementation: str 
     return (folder or root()) / (implementation or impl()) / f"{concept}.py"
 
 
+def read_bytes(path: Path, within: Path) -> bytes:
+    """A learner's file, of those below the folder `within`. Raises CourseError, which says of the file why it is refused."""
+    try:
+        if not path.resolve().is_relative_to(
+            within.resolve()
+        ):  # to the solutions, or to anything else of the machine's
+            raise CourseError("is a symbolic link, or lies in one, that leads out of the course")
+        with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # a pipe would never end
+                raise CourseError("is not a file")
+            data = file.read(MAX_SOURCE_BYTES + 1)
+    except FileNotFoundError:
+        raise CourseError("is missing") from None
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that go round in a circle
+        raise CourseError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > MAX_SOURCE_BYTES:
+        raise CourseError("is larger than 1 MiB")
+    return data
+
+
+def text(data: bytes) -> str:
+    """A file of Python as Python reads it, and as it reads it again from UTF-8: without a byte order mark, with plain line ends,
+    and with no other encoding in its first lines. Raises CourseError."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        if not codecs.lookup(encoding).name.startswith(_ENCODINGS):
+            raise CourseError(f"is written in {encoding}: save it as UTF-8")
+        return plain(data.decode(encoding))
+    except (SyntaxError, ValueError, LookupError):
+        raise CourseError("is not text in the encoding that it names, or in UTF-8: save it as UTF-8") from None
+
+
+_COOKIE = re.compile(r"^([ \t\f]*#.*?coding[:=][ \t]*)([-\w.]+)", re.ASCII)  # PEP 263, as the tokenize module has it
+
+
+def plain(source: str) -> str:
+    """The text of a program, unchanged when it is written as UTF-8 and read by Python."""
+    lines = io.StringIO(source.removeprefix("\ufeff"), newline=None).read().split("\n")
+    return "\n".join([_COOKIE.sub(r"\1utf-8", line) if n < 2 else line for n, line in enumerate(lines)])
+
+
 class Functions:
     """The functions of one concept in the implementation that is switched on, read again whenever the file changes: no
     kernel restart, no autoreload. `gpukit.exercise("softmax").softmax_fused(x)`."""
@@ -71,15 +119,16 @@ class Functions:
 
     def __getattr__(self, name: str):
         path = exercise_file(self._concept)
-        if not path.exists():
-            raise CourseError(f"{path.parent.name}/{path.name} is missing")
-        source = path.read_text(encoding="utf-8")
+        try:
+            source = text(read_bytes(path, path.parents[1]))
+        except CourseError as error:
+            raise CourseError(f"{path.parent.name}/{path.name} {error}") from None
         if self._loaded != (path, source):
             linecache.checkcache(str(path))  # Triton reads a kernel's source through this cache
             spec = importlib.util.spec_from_file_location(f"gpukit_{path.parent.name}_{path.stem}", path)
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module
-            exec(compile(source, str(path), "exec"), module.__dict__)
+            exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
             self._loaded, self._module = (path, source), module
         try:
             return getattr(self._module, name)

@@ -42,7 +42,7 @@ def examine() -> list[Row]:
     python_range, requirements = _needed()
     gpus = _gpus()
     rows = [_machine(), _python(python_range), *(_package(r, gpus) for r in requirements), _kernel(), _course()]
-    return [row for row in [*rows, *_gpu_rows(gpus), _mode()] if row is not None]
+    return [row for row in [*rows, *_gpu_rows(gpus), _mode(), _fence()] if row is not None]
 
 
 def as_text(rows: list[Row]) -> str:
@@ -172,3 +172,10 @@ def _mode() -> Row:
             "kernels run", f"in Triton's interpreter on the CPU ({chosen}); GPU times shown are recorded or modelled"
         )
     return Row("kernels run", "on the GPU")
+
+
+def _fence() -> Row:
+    """What keeps learners' code from the rest of the machine when it is graded."""
+    from gpukit.grading import fence
+
+    return Row("fence", fence.active(), "", NOTE if "lacks" in fence.active() or "only" in fence.active() else OK)

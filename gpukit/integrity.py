@@ -211,6 +211,8 @@ def generated(exercise: Exercise, source: str) -> list[Answer]:
         "torch-has-the-last-word": ("not-your-kernel", _last_word(exercise, source)),
         "input-changed": ("input-changed" if not exercise.gradients else REJECTED, _changes_an_input(exercise, source)),
     }
+    if exercise.traffic is not None:
+        made["copies-its-arguments"] = (REJECTED, _copies_arguments(exercise, source))
     first, last = section(source, exercise.id)
     for number, call in enumerate(_calls(source, "store", first, last), 1):
         pointer = span(source, call.args[0])
@@ -270,6 +272,16 @@ def {function}(*args):
     with torch.no_grad():
         next(x for i, x in enumerate(args) if i not in {in_place} and isinstance(x, torch.Tensor)).fill_(1)
     return results
+"""
+    return _wrapped(exercise, source, body)
+
+
+def _copies_arguments(exercise: KernelExercise, source: str) -> str:
+    """The right results, computed from copies: what `.contiguous()` costs where a tensor is not."""
+    body = """
+def {function}(*args):
+    copies = (x.clone() if i not in {in_place} and isinstance(x, torch.Tensor) else x for i, x in enumerate(args))
+    return _of_solution(*copies)
 """
     return _wrapped(exercise, source, body)
 
@@ -364,7 +376,7 @@ def judge_exercise(exercise_id: str, root: Path, seeds: int = 1, mutate: bool = 
 
     def holds(answer: Answer, seed: int) -> tuple[bool, bool]:
         """(right verdict, right diagnosis)"""
-        verdict = judge_source(exercise, answer.source, seed=seed)
+        verdict = judge_source(exercise, answer.source, seed=seed, brief=answer.diagnosis == REJECTED)
         if answer.diagnosis == RIGHT:
             good = named = verdict.passed
         else:

@@ -223,12 +223,30 @@ def _changes(node: ast.AST, tree: ast.AST) -> Iterator[tuple[str, str]]:
             )
     if isinstance(node, ast.For | ast.While | ast.If):
         for i in range(len(node.body) - 1):
-            if not isinstance(node.body[i + 1], ast.Return | ast.Continue | ast.Break):
+            if not isinstance(node.body[i + 1], ast.Return | ast.Continue | ast.Break) and not _independent(
+                *node.body[i : i + 2]
+            ):
 
                 def swap(n, i=i):
                     n.body[i], n.body[i + 1] = n.body[i + 1], n.body[i]
 
                 yield replaced(swap, f"lines {node.body[i].lineno} and {node.body[i + 1].lineno} swapped")
+
+
+def _independent(first: ast.stmt, second: ast.stmt) -> bool:
+    """Whether two assignments give the same in either order: neither uses what the other assigns, and nothing else changes."""
+    used = []
+    for node in (first, second):
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name | ast.Tuple):
+            return False
+        if any(not isinstance(n, ast.Name) for n in getattr(node.targets[0], "elts", [])):
+            return False
+        called = {ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)}
+        if any("atomic" in name or name.endswith("_") for name in called):
+            return False
+        names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+        used.append([{n.id for n in names if isinstance(n.ctx, ast.Store)}, {n.id for n in names}])
+    return not (used[0][0] & used[1][1] or used[1][0] & used[0][1])
 
 
 def _assigned_before(node: ast.Assign, tree: ast.AST) -> bool:

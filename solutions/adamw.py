@@ -3,6 +3,8 @@
 Five exercises, from top to bottom; notebooks/16_adamw.ipynb explains them. In a kernel a Python number is a float32.
 """
 
+# What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
+# fractions, functools, heapq, itertools, math, numbers, operator, random, statistics, string, struct, types and typing.
 import math
 
 import torch
@@ -55,7 +57,7 @@ def adamw_update(
     p: Tensor, g: Tensor, m: Tensor, v: Tensor,
     step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float,
 ) -> None:  # fmt: skip
-    """Step number `step`, 1 for the first, of p with the gradient g: changes p, m and v, all [n] float32, in place.
+    """Step number `step`, 1 for the first, of p with the gradient g: changes p, m and v, all [n] float32, contiguous, in place.
 
         m = beta1 m + (1 - beta1) g                 m^ = m / (1 - beta1^step)
         v = beta2 v + (1 - beta2) g^2               v^ = v / (1 - beta2^step)
@@ -106,7 +108,7 @@ def clip_kernel(sum_ptr, scale_ptr, count, max_norm, BLOCK: tl.constexpr):
 
 
 def clip_scale(g: Tensor, max_norm: float) -> Tensor:
-    """g [n] float32, float16 or bfloat16 -> scale [1] float32: max_norm / (norm of g + 1e-6), but 1 at most.
+    """g [n] float32, float16 or bfloat16, contiguous -> scale [1] float32: max_norm / (norm of g + 1e-6), but 1 at most.
 
     The update multiplies each gradient with it on the way, so that clipping writes no gradient.
     Bound: g is read once, in two launches.
@@ -160,8 +162,8 @@ def adamw_many(
 ) -> None:  # fmt: skip
     """adamw.update for many tensors that lie in one buffer, each with a weight decay of its own.
 
-    p, g, m and v [n] float32; tensor i lies at starts[i] in each of them and has sizes[i] elements. There are gaps between
-    tensors, which stay as they are. Bound: one launch, no program without work.
+    p, g, m and v [n] float32, contiguous; tensor i lies at starts[i] in each of them and has sizes[i] elements, perhaps
+    none. There are gaps between tensors, which stay as they are, and a tensor may lie before one with a smaller number. Bound: one launch, no program without work.
     """
     owner, first = share_out(sizes, BLOCK)
     tables = [torch.tensor(table, dtype=torch.int64, device=p.device) for table in (starts, sizes, owner, first)]
@@ -188,7 +190,7 @@ def round_kernel(x_ptr, y_ptr, n, seed, BLOCK: tl.constexpr):
 
 
 def round_at_random(x: Tensor, seed: int) -> Tensor:
-    """x [n] float32, n < 2^31 -> y [n] int16, the bits of bfloat16 numbers; int16 because the check compares bits.
+    """x [n] float32, contiguous, n < 2^31 -> y [n] int16, the bits of bfloat16 numbers; int16 because the check compares bits.
 
     Each x lies between two bfloat16 numbers: y is the one away from zero with the probability of x's way towards it.
     Element i takes the lower 16 of the 32 random bits of tl.randint(seed, i): their sum with those bits of x that bfloat16
@@ -254,10 +256,13 @@ class AdamW:
         # END SOLUTION
 
 
-def train(p: Tensor, q: Tensor, gradients: Tensor, stop: int, lr: float, weight_decay: float) -> tuple[Tensor, ...]:
+def train(
+    p: Tensor, q: Tensor, gradients: Tensor, turns: list[bool], stop: int, lr: float, weight_decay: float
+) -> tuple[Tensor, ...]:
     """What the check calls: trains copies of p and q [n] on gradients [steps, n] and resumes after `stop` steps.
 
-    q takes part in every second step only. Returns p, q, and m and v of both, as a checkpoint taken at the end holds them.
+    All are contiguous. q has a gradient in the steps in which turns says so, perhaps in none. Returns p, q, and m and v of both, as a checkpoint
+    taken at the end holds them; NaN stands for what it does not hold.
     """
     params = [p.clone(), q.clone()]
     optimizer = AdamW(params, lr=lr, weight_decays=[weight_decay, 0.0])
@@ -272,7 +277,8 @@ def train(p: Tensor, q: Tensor, gradients: Tensor, stop: int, lr: float, weight_
             optimizer = AdamW(params, lr=1.0, betas=(0.5, 0.5), weight_decays=[weight_decay, 0.0])
             optimizer.load_state_dict(checkpoint)
         params[0].grad = g
-        params[1].grad = g if i % 2 == 0 else None
+        params[1].grad = g if turns[i] else None
         optimizer.step()
     state = optimizer.state_dict()["state"]
-    return *params, *(state[i][name] for i in (0, 1) for name in ("exp_avg", "exp_avg_sq"))
+    none = torch.full_like(p, math.nan)
+    return *params, *(state.get(i, {}).get(name, none) for i in (0, 1) for name in ("exp_avg", "exp_avg_sq"))

@@ -5,6 +5,8 @@ its scores s = scale q k^T, and LSE = log(sum(exp(s))). T_q queries, T_k keys, s
 give tl.dot input_precision="ieee", so that float32 means float32. The code outside the gaps is complete.
 """
 
+# What may be imported: torch, triton, einops, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
+# fractions, functools, heapq, itertools, math, numbers, operator, random, statistics, string, struct, types and typing.
 import math
 
 import torch
@@ -34,7 +36,7 @@ def merge(a: tuple[float, float, float], b: tuple[float, float, float]) -> tuple
 
 # ----------------------------------------------------------------------------------------------- flash_attention.tiles
 def attention_tiles(q: Tensor, k: Tensor, v: Tensor, BLOCK: int) -> Tensor:
-    """One head in PyTorch, float32: q [T_q, D], k and v [T_k, D] -> o [T_q, D]. Any lengths, T_k >= 1.
+    """One head in PyTorch, float32: q [T_q, D], k and v [T_k, D] -> o [T_q, D]. Any lengths, T_k >= 1, and any strides.
 
     Memory: besides o no more at a time than 16 blocks of BLOCK x BLOCK or BLOCK x D numbers, whichever is larger, and two
     numbers for each query. The scores of a block of queries with all keys are too much.
@@ -292,7 +294,7 @@ def gradient_tiles(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of one head in PyTorch, float32: q, o, do [T_q, D], k, v [T_k, D], lse [T_q] -> dq, dk, dv.
 
-    Backward of attention_tiles: o and lse are what forward kept, do is the gradient of o. Memory: besides dq, dk and dv no
+    Backward of attention_tiles: o and lse are what forward kept, do is the gradient of o; all of any strides. Memory: besides dq, dk and dv no
     more at a time than 16 blocks of BLOCK x BLOCK or BLOCK x D numbers, whichever is larger, a tensor as large as q, and two
     numbers for each query.
     """

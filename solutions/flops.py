@@ -3,6 +3,8 @@
 No tensors and no kernels here. A multiplication is 1 FLOP and so is an addition; tera is 10^12, giga 10^9, micro 10^-6.
 """
 
+# What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
+# fractions, functools, heapq, itertools, math, numbers, operator, random, statistics, string, struct, types and typing.
 import math
 
 

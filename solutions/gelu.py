@@ -4,6 +4,8 @@ Four exercises, from top to bottom; notebooks/10_gelu.ipynb explains them. Every
 the dtype of what it is given. The code outside the gaps is complete: allocation, launch grid, block sizes.
 """
 
+# What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
+# fractions, functools, heapq, itertools, math, numbers, operator, random, statistics, string, struct, types and typing.
 import torch
 import triton
 import triton.language as tl
@@ -55,7 +57,7 @@ def bias_gelu_kernel(x_ptr, bias_ptr, y_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_
 
 
 def bias_gelu(x: Tensor, bias: Tensor, BLOCK_M: int = 16, BLOCK_N: int = 128) -> Tensor:
-    """x [M, N] contiguous, bias [N] -> y [M, N] = h Phi(h), h = x + bias, Phi(h) = (1 + erf(h / sqrt(2))) / 2.
+    """x [M, N] and bias [N], contiguous -> y [M, N] = h Phi(h), h = x + bias, Phi(h) = (1 + erf(h / sqrt(2))) / 2.
 
     Bound: x is read once, y is written once, and bias is read once for each tile.
     """
@@ -134,8 +136,9 @@ class BiasGeluFunction(torch.autograd.Function):
 
 
 def bias_gelu_trained(x: Tensor, bias: Tensor) -> Tensor:
-    """x [M, N] contiguous, bias [N] -> y [M, N], differentiable by both. The same bits in every run: no atomics.
+    """x [M, N] and bias [N], contiguous -> y [M, N], differentiable by both. The same bits in every run: no atomics.
 
+    The gradient of y comes with any strides: 0, if y was summed. Only such a one may be copied, and the copy is not counted.
     Bound, forward and backward together: 3 reads and 2 writes of M x N elements, rows of bias and of sums aside; three
     launches.
     """
@@ -213,6 +216,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """gate, up [M, N] -> y [M, N] = gate sigmoid(gate) up, differentiable by both.
 
     They may be the two halves of one matmul's result [M, 2 N]: rows lie further apart then, elements of a row do not.
+    The gradient of y comes with any strides: 0, if y was summed. Only such a one may be copied, and the copy is not counted.
     Bound, forward and backward together: 5 reads and 3 writes of M x N elements; two launches.
     """
     return SwigluFunction.apply(gate, up)

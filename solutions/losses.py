@@ -4,6 +4,8 @@ Seven exercises, from top to bottom; notebooks/15_losses.ipynb explains them. M 
 of x [M, V] holds the logits of one token. Kernels compute in float32. The code outside the gaps is complete.
 """
 
+# What may be imported: torch, triton, einops, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
+# fractions, functools, heapq, itertools, math, numbers, operator, random, statistics, string, struct, types and typing.
 import torch
 import triton
 import triton.language as tl
@@ -44,7 +46,8 @@ def cross_entropy_kernel(x_ptr, target_ptr, loss_ptr, lse_ptr, V, ignore_index, 
 def cross_entropy(x: Tensor, target: Tensor, BLOCK_V: int = 4096, ignore_index: int = -100) -> tuple[Tensor, Tensor]:
     """x [M, V] contiguous, target [M] int64 -> loss [M] and log-sum-exp [M], both float32.
 
-    A target is a class in [0, V) or ignore_index; where it is ignore_index, loss and log-sum-exp are 0.
+    A target is ignore_index, which may be any number, or else a class in [0, V); where it is ignore_index, loss and
+    log-sum-exp are 0. Some logits of a row may be -inf, but not the target's.
     Bound: x is read once.
     """
     M, V = x.shape
@@ -81,7 +84,8 @@ def cross_entropy_backward_(
     """Turns the logits x [M, V], contiguous, into their gradient, in place: no second tensor of that size is made.
 
     target [M] and lse [M] are what cross_entropy took and gave: lse is 0 where the target is ignore_index. dloss [M] is
-    the gradient of each row's loss and has any stride, 0 included. Rows that are ignored have a gradient of 0.
+    the gradient of each row's loss and has any stride, 0 included. Rows that are ignored have a gradient of 0; ignore_index is
+    any number that is no class.
     Bound: x is read once and written once, in one launch.
     """
     M, V = x.shape
@@ -122,8 +126,8 @@ def loss_and_gradient_kernel(x_ptr, target_ptr, scale_ptr, loss_ptr, V, ignore_i
 def loss_and_gradient_(x: Tensor, target: Tensor, scale: Tensor, ignore_index: int = -100) -> Tensor:
     """The losses of the rows of x [M, V], contiguous, V <= 65536 -> [M], float32; puts scale times their gradient into x.
 
-    scale, float32 without dimensions, is what every row's gradient is multiplied by: 1 / count for a mean. target [M] as
-    above. Bound: x is read once and written once, in one launch.
+    scale, float32 without dimensions, is what every row's gradient is multiplied by: 1 / count for a mean. target [M] and
+    ignore_index as above. Bound: x is read once and written once, in one launch.
     """
     M, V = x.shape
     loss = torch.empty(M, dtype=torch.float32, device=x.device)
@@ -202,7 +206,7 @@ class SmoothedFunction(torch.autograd.Function):
 
 
 def smoothed_cross_entropy(x: Tensor, target: Tensor, smoothing: float, z_loss: float) -> Tensor:
-    """x [M, V] contiguous, V <= 65536, target [M] int64 in [0, V) -> loss [M] float32, differentiable.
+    """x [M, V] contiguous and finite, V <= 65536, target [M] int64 in [0, V) -> loss [M] float32, differentiable.
 
     smoothing  the share of each target's probability that is spread evenly over all V classes, the right one included
     z_loss     weight of (log sum exp x)^2, which is added to the loss
@@ -330,7 +334,7 @@ def kl_div(x: Tensor, t: Tensor, BLOCK_V: int = 2048) -> Tensor:
     """The divergence sum of t (log t - x) of each row, for log-probabilities x and probabilities t, both [M, V],
     contiguous, of one dtype -> loss [M] float32, differentiable by x.
 
-    t may be 0: such an element adds nothing. Bound, forward and backward together: three reads and one write, in two
+    x is finite; t may be 0: such an element adds nothing. Bound, forward and backward together: three reads and one write, in two
     launches.
     """
     return KLFunction.apply(x, t, BLOCK_V)

@@ -4,6 +4,8 @@ Seven exercises, from top to bottom; notebooks/12_matmul.ipynb explains them. c 
 up in float32; give tl.dot input_precision="ieee", so that float32 means float32. The code outside the gaps is complete.
 """
 
+# What may be imported: torch, triton, einops, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
+# fractions, functools, heapq, itertools, math, numbers, operator, random, statistics, string, struct, types and typing.
 import torch
 import triton
 import triton.language as tl
@@ -137,7 +139,7 @@ def ordered_kernel(
 
 
 def matmul_ordered(a: Tensor, b: Tensor, GROUP_M: int, BLOCK: int = 16) -> Tensor:
-    """a [M, K] and b [K, N] -> c [M, N]; BLOCK divides M, N and K, GROUP_M need not divide the rows of tiles.
+    """Contiguous a [M, K] and b [K, N] -> c [M, N]; BLOCK divides M, N and K, GROUP_M need not divide the rows of tiles.
 
     Bound: what an L2 in miniature reads from memory, when tiles start in the order of the program ids.
     """
@@ -225,9 +227,9 @@ def linear_gelu_kernel(
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """gelu(x weight^T + bias) in one launch: x [M, K], weight [N, K] as torch.nn.Linear keeps it, bias [N] -> y [M, N].
+    """gelu(x weight^T + bias) in one launch; x [M, K], weight [N, K] as nn.Linear keeps it, bias [N] -> y [M, N].
 
-    gelu(z) = z / 2 (1 + erf(z / sqrt(2))), computed in float32. Bound: what the product reads, the bias once for each
+    gelu(z) = z / 2 (1 + erf(z / sqrt(2))), computed in float32; all are contiguous. Bound: what the product reads, the bias once for each
     row of tiles, y stored once.
     """
     (M, K), N = x.shape, weight.shape[0]
@@ -265,7 +267,7 @@ def int4_kernel(
 
 
 def int4_linear(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
-    """x [M, K] times a weight [K, N] of 4-bit integers -> y [M, N] in x's dtype.
+    """x [M, K] times a weight [K, N] of 4-bit integers -> y [M, N] in x's dtype; all tensors are contiguous.
 
     packed [K / 2, N] uint8: row j holds row 2 j of the weight in its low four bits and row 2 j + 1 in its high four, each
     as q + 8 with q from -8 to 7. scales [K / GROUP, N]: the weight is q times the scale of its group, GROUP rows of its

@@ -4,6 +4,8 @@ Six count in plain Python: what is there, how often, how many bytes each. The la
 much. Whole numbers throughout: a count of bytes is never rounded.
 """
 
+# What may be imported: torch, triton, einops, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
+# fractions, functools, heapq, itertools, math, numbers, operator, random, statistics, string, struct, types and typing.
 import torch
 
 

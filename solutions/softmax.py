@@ -4,6 +4,8 @@ Five exercises, from top to bottom; notebooks/09_softmax.ipynb explains them. Ev
 writes in the dtype of x. The code outside the gaps is complete: allocation, launch grid, block sizes.
 """
 
+# What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
+# fractions, functools, heapq, itertools, math, numbers, operator, random, statistics, string, struct, types and typing.
 import torch
 import triton
 import triton.language as tl
@@ -159,7 +161,7 @@ class SoftmaxFunction(torch.autograd.Function):
 
 
 def softmax(x: Tensor) -> Tensor:
-    """x [M, N] contiguous -> y [M, N], differentiable.
+    """x [M, N] contiguous -> y [M, N], differentiable. The gradient of y comes with any strides: 0, if y was summed.
 
     Bound, forward and backward together: 3 reads and 2 writes of M x N elements, one launch each.
     """
@@ -183,6 +185,7 @@ def softmax_persistent_kernel(x_ptr, y_ptr, M, N, BLOCK_N: tl.constexpr, NUM_STA
 
 def softmax_persistent(x: Tensor, max_programs: int) -> Tensor:
     """x [M, N] contiguous, M >= 1, N <= 65536 -> y [M, N], in one launch of at most max_programs programs.
+    No program takes more rows than M / max_programs, rounded up.
 
     max_programs is what the GPU can hold at a time: its number of SMs times the programs that fit on one.
     Bound: x is read once, y is written once.

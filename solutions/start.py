@@ -1,5 +1,8 @@
 """Notebook 00, the first check: mend one line, save, run the check again."""
 
+# What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
+# fractions, functools, heapq, itertools, math, numbers, operator, random, statistics, string, struct, types and typing.
+
 
 # --------------------------------------------------------------------------------------------------- start.bytes_moved
 def bytes_moved(M: int, N: int, itemsize: int) -> int:

@@ -4,6 +4,8 @@ Six exercises, from top to bottom; notebooks/06_tiling.ipynb explains them. Five
 kernel. All sizes are whole numbers, at least 1.
 """
 
+# What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
+# fractions, functools, heapq, itertools, math, numbers, operator, random, statistics, string, struct, types and typing.
 import torch
 import triton
 import triton.language as tl

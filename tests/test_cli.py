@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import types
@@ -16,6 +17,8 @@ from gpukit.grading import registry
 from gpukit.grading.exercise import Label
 from gpukit.grading.report import recorded
 from gpukit.grading.verdict import Verdict
+from tests.grading.test_hostile import grading_processes
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -35,7 +38,7 @@ def tiny(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "catalog", lambda: known)
     monkeypatch.setattr(registry, "concept", lambda name: known)
 
-    def judge(exercise_id, impl="exercises", root=None, seed=None):
+    def judge(exercise_id, impl="exercises", root=None, seed=None, terminal=False):
         text = (root / impl / f"{exercise_id.partition('.')[0]}.py").read_text()
         if "interrupt" in text:
             raise KeyboardInterrupt
@@ -168,6 +171,30 @@ def test_interrupted_grade_writes_what_it_has(tiny, tmp_path, capsys):
     assert "interrupted: the report is incomplete" in capsys.readouterr().out
 
 
+def test_an_exception_of_the_grader_costs_one_exercise(tiny, tmp_path, monkeypatch, capsys):
+    real = sys.modules["gpukit.grading.judge"].judge
+
+    def judge(exercise_id, **kwargs):
+        if exercise_id == "alpha.first":
+            raise RecursionError("too deep\x1b[0m")
+        return real(exercise_id, **kwargs)
+
+    monkeypatch.setattr(sys.modules["gpukit.grading.judge"], "judge", judge)
+    path = tmp_path / "out.json"
+    assert cli.main(["grade", f"--json={path}"]) == 1
+    rows = json.loads(path.read_text())["exercises"]
+    assert [row["state"] for row in rows] == ["error", "pass", "fail"]
+    assert "the grader failed: RecursionError: too deep" in rows[0]["diagnosis"]
+
+
+def test_a_report_without_room_is_a_sentence_and_the_others_are_written(tiny, tmp_path, capsys):
+    path = tmp_path / "out.xml"
+    assert cli.main(["grade", "--json", "/dev/full", f"--junit={path}"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == "gpukit: /dev/full cannot be written: No space left on device\n"
+    assert path.exists() and captured.out.endswith("2 of 3 exercises pass, 1 fail\n")
+
+
 @pytest.mark.parametrize("inner", ["exercises", "."])
 def test_submission_is_copied_into_a_pristine_tree(tiny, tmp_path, monkeypatch, inner):
     """Only the exercise files count: not a conftest, not a torch.py, not a link, not the submission's solutions."""
@@ -181,7 +208,7 @@ def test_submission_is_copied_into_a_pristine_tree(tiny, tmp_path, monkeypatch, 
     seen = {}
     real = sys.modules["gpukit.grading.judge"].judge
 
-    def spy(exercise_id, impl, root, seed):
+    def spy(exercise_id, impl, root, seed, terminal):
         seen[exercise_id] = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
         return real(exercise_id, impl, root, seed)
 
@@ -192,6 +219,22 @@ def test_submission_is_copied_into_a_pristine_tree(tiny, tmp_path, monkeypatch, 
     rows = json.loads(path.read_text())["exercises"]
     assert [e["state"] for e in rows] == ["missing", "missing", "pass"]
     assert rows[0]["diagnosis"] == "alpha.first: missing: alpha.py is a symbolic link, not a file"
+
+
+def test_a_submission_of_links_and_pipes_is_refused(tiny, tmp_path, capsys):
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    os.mkfifo(folder / "alpha.py")  # reading it would wait for ever
+    (folder / "beta.py").write_text("#" * (1 << 21))
+    path = tmp_path / "out.json"
+    assert cli.main(["grade", "--submission", str(folder), f"--json={path}"]) == 1
+    said = [row["diagnosis"] for row in json.loads(path.read_text())["exercises"]]
+    assert said[0] == "alpha.first: missing: alpha.py is not a file"
+    assert said[2] == "beta.third: missing: beta.py is larger than 1 MiB"
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "exercises").symlink_to(tiny / "solutions")
+    assert cli.main(["grade", "--submission", str(tmp_path / "whole")]) == 2
+    assert "whole/exercises is a symbolic link, not a folder" in capsys.readouterr().err
 
 
 def test_submission_without_exercises_is_refused(tiny, tmp_path, capsys):
@@ -317,6 +360,112 @@ def _plugin_installed():
     from importlib.metadata import entry_points
 
     return any(entry.value == "gpukit.grading.plugin" for entry in entry_points(group="pytest11"))
+
+
+# ---- a grading run in the world: signals, pipes, full disks, a learner's settings and modules
+RIGHT = "def bytes_moved(M, N, itemsize):\n    return 2 * M * N * itemsize\n"
+HOSTILE = (
+    "torch",
+    "numpy",
+    "random",
+    "json",
+    "tempfile",
+    "sitecustomize",
+    "usercustomize",
+    "conftest",
+    "gpukit_plugin",
+)
+SETTINGS = {
+    "pytest.ini": "[pytest]\naddopts = --no-such-option\n",
+    "tox.ini": "[pytest]\naddopts = --no-such-option\n",
+    "setup.cfg": "[tool:pytest]\naddopts = --no-such-option\n",
+}
+
+
+@pytest.fixture
+def real_course(tmp_path):
+    root = tmp_path / "my course"
+    for folder in ("notebooks", "exercises"):
+        (root / folder).mkdir(parents=True)
+    (root / "exercises" / "start.py").write_text(RIGHT)
+    return root
+
+
+def grade(root, *arguments, shell=None, **kwargs):
+    environment = {k: v for k, v in os.environ.items() if k != "GPUKIT_IMPL"} | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "gpukit", "grade", *arguments]
+    command = ["bash", "-c", shell, "bash", *command] if shell else command
+    return subprocess.Popen(
+        command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs
+    )
+
+
+def states(path):
+    return {row["id"]: row["state"] for row in json.loads(path.read_text())["exercises"]}
+
+
+@pytest.mark.parametrize("link", ["exercises", "exercises/start.py"])
+def test_links_out_of_the_course_are_refused(real_course, tmp_path, link):
+    """A course that is itself reached through a link is one like others."""
+    from gpukit.grading.judge import judge
+
+    (tmp_path / "course").symlink_to(real_course)
+    assert judge("start.bytes_moved", root=tmp_path / "course").passed
+    (real_course / link).rename(tmp_path / "elsewhere")
+    (real_course / link).symlink_to(tmp_path / "elsewhere")
+    verdict = judge("start.bytes_moved", root=tmp_path / "course")
+    assert verdict.state == "missing" and "that leads out of the course" in str(verdict)
+
+
+def test_a_learners_settings_and_modules_change_no_verdict(real_course, tmp_path):
+    for folder in (real_course, real_course / "notebooks", real_course / "exercises"):
+        for name in HOSTILE:
+            (folder / f"{name}.py").write_text("import os\nos.write(2, b'shadowed')\nos._exit(0)\n")
+        for name, text in SETTINGS.items():
+            (folder / name).write_text(text)
+    for folder in (real_course, real_course / "notebooks"):
+        path = tmp_path / "out.json"
+        process = grade(folder, f"--json={path}")
+        out, err = process.communicate()
+        assert process.returncode == 1 and "shadowed" not in err, err
+        assert out.startswith("PASS start.bytes_moved") and states(path)["start.bytes_moved"] == "pass"
+        path.unlink()
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGHUP", 129), ("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_ends_a_run_with_its_report_and_no_process(real_course, tmp_path, name, status):
+    (real_course / "exercises" / "start.py").write_text("while True:\n    pass\n")
+    path = tmp_path / "out.json"
+    process = grade(real_course, f"--json={path}")
+    until(lambda: len(grading_processes(process.pid)) > 1)
+    for _ in range(3):  # whoever sends one sends several
+        process.send_signal(getattr(signal, name))
+    out, err = process.communicate()
+    assert (process.returncode, err) == (status, "")
+    assert "interrupted: the report is incomplete" in out
+    assert json.loads(path.read_text())["complete"] is False
+    until(lambda: not grading_processes(process.pid))
+
+
+@pytest.mark.parametrize(
+    ("shell", "status", "said"),
+    [
+        ('"$@" --json out.json | head -1; exit ${PIPESTATUS[0]}', 1, ""),
+        ('"$@" --json out.json >&-', 1, ""),
+        ('"$@" --json out.json > /dev/full', 1, "gpukit: the output cannot be written: No space left on device\n"),
+        ('"$@" > /dev/full', 2, "gpukit: No space left on device\n"),
+        ('"$@" | true; exit ${PIPESTATUS[0]}', 1, ""),
+        ('PYTHONIOENCODING=ascii PYTHONWARNINGS=error "$@" --json out.json', 1, ""),
+    ],
+)
+def test_where_nothing_can_be_written_is_a_sentence(real_course, shell, status, said):
+    process = grade(real_course, shell=shell)
+    _, err = process.communicate()
+    assert process.returncode == status, err
+    assert said is None or err == said
+    assert "Traceback" not in err and "Exception ignored" not in err
+    if said == "" and "--json" in shell:
+        assert states(real_course / "out.json")["start.bytes_moved"] == "pass"
 
 
 # ---- validate ----------------------------------------------------------------------------------------------------

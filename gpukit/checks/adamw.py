@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpukit.accounting.tiling import cdiv
 from gpukit.grading.exercise import Case, KernelExercise, Misconception, Traffic
 from gpukit.grading.ideas import only
-from gpukit.grading.inputs import Inputs, case, far, listed, tensor_case
+from gpukit.grading.inputs import Inputs, case, far, lengths, listed, nbytes, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,9 +20,14 @@ if TYPE_CHECKING:
 
 class _Inputs(Inputs):
     def states(self, n: int, scale: float = 1.0) -> tuple[Tensor, ...]:
-        """p, g, m and v [n] of a run that is under way, with gradients of about `scale`."""
-        g, m = self.normal(n, scale=scale), self.normal(n, scale=scale / 3)
-        return self.normal(n), g, m, self.normal(n, scale=scale).square()
+        """p, g, m and v [n] of a run that is under way, with gradients of about `scale`; in every ninth element nothing has
+        ever moved, the next one is a thousand times as large, and the one behind it as much smaller."""
+        p, g, m, v = self.normal(n), *(self.normal(n, scale=scale * share) for share in (1, 1 / 3, 1))
+        for x in (g, m, v):
+            x[8::9] = 0
+            x[9::9] *= 1000
+            x[10::9] /= 1000
+        return p, g, m, v.square()
 
 
 # ----------------------------------------------------------------------------------------------------- adamw.update
@@ -57,6 +62,8 @@ def _update(
     size = (used_v / second).sqrt() + eps
     if twist == "eps-in-the-root":
         size = (used_v / second + eps).sqrt()
+    if twist == "eps-in-the-root-of-v":
+        size = (used_v + eps).sqrt() / second**0.5
     if twist == "eps-before-the-correction":
         size = (used_v.sqrt() + eps) / second**0.5
     if twist == "v-corrected-without-root":
@@ -78,25 +85,28 @@ def _update_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng)
     zeros = make.torch.zeros
 
-    def state(n: int, step: int, *, scale: float = 1.0, eps: float = 1e-8, wd: float = 0.1, tags: str = "") -> Case:
+    def state(
+        n: int, step: int, *, scale: float = 1.0, eps: float = 1e-8, wd: float = 0.1, beta1: float = 0.0, tags: str = ""
+    ) -> Case:
         p, g, m, v = make.states(n, scale)
         if step == 1:
             m, v = zeros(n), zeros(n)
-        lr, beta1, beta2 = rng.choice((0.01, 0.02, 0.05)), rng.choice((0.8, 0.9)), rng.choice((0.98, 0.99))
+        lr, beta2 = rng.choice((0.01, 0.02, 0.05)), rng.choice((0.98, 0.99))
         decay, large_eps = f"weight decay {wd:g}" if wd else "", f"eps {eps:g}" if eps > 1e-8 else ""
-        name = listed(f"p [{n}]", f"step {step}", decay, large_eps)
+        name = listed(f"p [{n}]", f"step {step}", decay, large_eps, "" if beta1 else "beta1 0")
         return case(name, p, g, m, v, step, lr, beta1, beta2, eps, wd, tags=tags)
 
+    one, prime, less, block, more, long = lengths(1024)
     return [
-        state(1, 1, tags="early decay"),
-        state(1000, 1, wd=0.0, tags="early"),
-        state(1024, 3, wd=0.0, tags="early"),
-        state(1025, 5, wd=0.5, tags="early decay tail"),
-        state(781, 20, tags="early decay tail"),
-        state(600, 10, scale=1e-3, eps=0.01, wd=0.0, tags="early large-eps"),
-        state(2500, 100_000, wd=0.0),
-        state(333, 100_000, wd=0.2, tags="decay"),
-        state(512, 1_000_000, scale=1e-3, eps=0.01, tags="decay large-eps"),
+        state(one, 1, beta1=0.9, tags="early decay"),
+        state(less, 1, wd=0.0, beta1=0.8, tags="early"),
+        state(block, 3, wd=0.0, beta1=0.9, tags="early"),
+        state(more, 5, wd=0.5, beta1=0.8, tags="early decay tail"),
+        state(781, 20, beta1=0.9, tags="early decay tail"),
+        state(600, 10, scale=1e-3, eps=0.01, wd=0.0, beta1=0.8, tags="early large-eps"),
+        state(prime, 2, wd=0.2, tags="early decay"),
+        state(long, 100_000, wd=0.0, beta1=0.9),
+        state(333, 1_000_000, wd=0.2, beta1=0.9, scale=1e-3, eps=0.01, tags="decay large-eps"),
     ]
 
 
@@ -107,7 +117,7 @@ UPDATE = KernelExercise(
     reference=_update,
     huge=lambda: (*(far(3 << 30, dtype="float32"),) * 4, 1, 1e-3, 0.9, 0.99, 1e-8, 0.1),
     in_place=(0, 2, 3),
-    traffic=Traffic(reads=4, writes=3),
+    traffic=Traffic(reads=4, writes=3, memory=0),
     misconceptions=(
         *(
             Misconception(label, gives=_twisted(label))
@@ -131,6 +141,7 @@ UPDATE = KernelExercise(
                 "old-moments",
             )
         ),
+        Misconception("eps-in-the-root", gives=_twisted("eps-in-the-root-of-v")),
         Misconception(
             "moment-not-stored",
             when=lambda evidence: (
@@ -157,19 +168,23 @@ def _clip_cases(rng: Random) -> list[Case]:
     def case(n: int, dtype: str, scale: float, max_norm: float, tags: str = "") -> Case:
         norm = f"norm about {scale * n**0.5:.3g}, max_norm {max_norm:g}"
         g = make.normal(n, scale=scale, dtype=dtype)
-        return tensor_case(g, max_norm, shown=f"g [{n}]", note=norm, tags=tags)
+        return tensor_case(g, max_norm, shown=f"g [{n:,}]", note=norm, tags=tags)
 
+    one, prime, less, block, more, long = lengths(1024)
     return [
-        case(1, "float32", 1.0, 0.001),
-        case(781, "float32", 1.0, 1.0),
-        case(3000, "float32", 10.0, 2.0),
-        case(2048, "float32", 1e-3, 1.0, "small"),
+        case(one, "float32", 1.0, 0.001),
+        case(less, "float32", 1.0, 1.0),
+        case(long, "float32", 10.0, 2.0),
+        case(block, "float32", 1e-3, 1.0, "small"),
+        case(prime, "float32", 1e-6, 1e-6),
+        case(100, "float32", 0.0, 1.0, "small"),
         case(781, "bfloat16", 1.0, 1.0, "16-bit"),
         case(2500, "bfloat16", 300.0, 5.0, "16-bit"),
-        case(1025, "float16", 1.0, 1.0, "16-bit"),
+        case(more, "float16", 1.0, 1.0, "16-bit"),
         case(3000, "float16", 3000.0, 1.0, "16-bit overflow"),
         case(900, "float16", 0.0001, 0.001, "16-bit"),
         case(4000, "bfloat16", 0.001, 0.02, "16-bit"),
+        case(1024 * 1024 + 1500, "bfloat16", 1.0, 7.0, "16-bit many-blocks"),  # of which the sums are more than a block
     ]
 
 
@@ -196,8 +211,13 @@ CLIP = KernelExercise(
     function="clip_scale",
     cases=_clip_cases,
     reference=_clip,
-    huge=lambda: (far(3 << 30), 1.0),
-    traffic=Traffic(reads=1, writes=0.01, launches=2),
+    huge=lambda: (far(5 << 29), 1.0),
+    traffic=Traffic(  # a sum for each block of 1024, there and back
+        reads=lambda g, max_norm: nbytes(g) + 4 * cdiv(len(g), 1024),
+        writes=lambda g, max_norm: 4 * cdiv(len(g), 1024) + 4,
+        memory=lambda g, max_norm: 4 * cdiv(len(g), 1024) + 4,
+        launches=2,
+    ),
     misconceptions=(
         Misconception("scales-up", gives=_clip_gives(lambda g, max_norm: max_norm / (g.square().sum().sqrt() + 1e-6))),
         Misconception(
@@ -272,10 +292,12 @@ def _gaps_updated(evidence: Evidence) -> bool:
 def _many_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng)
 
-    def tensors(sizes: list[int], BLOCK: int, gap: int = 0, tags: str = "") -> Case:
+    def tensors(sizes: list[int], BLOCK: int, gap: int = 0, tags: str = "", last_first: bool = False) -> Case:
         starts = [sum(sizes[:i]) + gap * i for i in range(len(sizes))]
         total = starts[-1] + sizes[-1] + gap
         decays = [0.1 * (i % 3) + 0.1 for i in range(len(sizes))]
+        if last_first:  # as they lie in the buffer
+            starts, sizes, decays = starts[::-1], sizes[::-1], [0.0, *decays[1:]]
         lr, step = rng.choice((0.01, 0.02)), rng.choice((3, 10))
         shown = ", ".join(map(str, sizes[:5])) + (", …" if len(sizes) > 5 else "")
         args = (*make.states(total), starts, sizes, decays, step, lr, 0.9, 0.99, 1e-8, BLOCK)
@@ -290,13 +312,18 @@ def _many_cases(rng: Random) -> list[Case]:
         tensors([5, 0, 0, 130, 64], 64, gap=32, tags="partial tensors empty"),
         tensors([1] * 20, 32, gap=3, tags="partial tensors"),
         tensors([3, 2000, 9, 4], 128, gap=4, tags="partial tensors uneven"),
+        tensors([63, 64, 65, 130, 0], 64, gap=5, tags="partial tensors", last_first=True),
         tensors([8192, 600], 1024, gap=40, tags="partial tensors uneven"),
     ]
 
 
+def _blocks(sizes: list[int], BLOCK: int) -> int:
+    return sum(cdiv(size, BLOCK) for size in sizes)
+
+
 def _grid_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
     sizes, BLOCK = case.args[5], case.args[12]
-    needed = sum(cdiv(size, BLOCK) for size in sizes)
+    needed = _blocks(sizes, BLOCK)
     started = sum(launch.programs for launch in launches)
     if len(launches) > 1:
         return "launches", (
@@ -330,7 +357,10 @@ MANY = KernelExercise(
     ),
     in_place=(0, 2, 3),
     torch_ops=frozenset({"lift_fresh"}),
-    traffic=Traffic(reads=4, writes=3),
+    traffic=Traffic(  # and a few words of the tables for each program
+        reads=lambda p, g, m, v, starts, sizes, *rest: 16 * sum(sizes) + 48 * _blocks(sizes, rest[-1]),
+        writes=lambda p, g, m, v, starts, sizes, *rest: 12 * sum(sizes),
+    ),
     launch_rule=_grid_rule,
     misconceptions=(
         Misconception("tail-lost", gives=_many_gives("tail-lost")),
@@ -416,24 +446,39 @@ def _same_noise(x: Tensor, seed: int) -> Tensor:
 
 
 def _rounding_cases(rng: Random) -> list[Case]:
+    from gpukit.reference.triton_basics import randint
+
     make = _Inputs(rng)
     inf = float("inf")
     special = make.normal(500)
     special[::5], special[1::7], special[2::9] = inf, -inf, 0.0
     exact = make.normal(300).bfloat16().float()
     ones = 1 + make.torch.full((2000,), 2.0**-12)  # 1/32 of the way to the next bfloat16
+    ends = make.torch.tensor([3.4e38, -3.4e38, 1e-40, -1e-45, 2.0**-126, -0.0]).repeat(100)
 
-    def numbers(x: Tensor, note: str, tags: str = "") -> Case:
-        return case(f"x [{len(x)}], {note}", x, rng.randrange(1, 1 << 31), tags=tags)
+    def numbers(x: Tensor, note: str, tags: str = "", seed: int | None = None) -> Case:
+        seed = rng.randrange(1, 1 << 31) if seed is None else seed
+        return case(f"x [{len(x)}], {note}", x, seed, tags=tags)
 
+    # What the noise leaves of the way to the next bfloat16, or one less: the first carry by as little as can be.
+    edge = rng.randrange(1, 1 << 31)
+    low = (1 << 16) - (randint(edge, make.torch.arange(1100)) & 0xFFFF)
+    low[1::2] -= 1
+    edges = ((0x3F80 << 16) + (low & 0xFFFF)).to(make.torch.int32).view(make.torch.float32)
+
+    one, prime, less, block, more, long = lengths(1024)
     return [
-        numbers(make.normal(1), "one number"),
-        numbers(make.normal(64), "normal noise"),
-        numbers(make.normal(1000), "normal noise"),
+        numbers(make.normal(one), "one number"),
+        numbers(make.normal(prime), "normal noise, seed 0", seed=0),
+        numbers(make.normal(less), "normal noise"),
+        numbers(make.normal(block), "normal noise, the largest seed", seed=(1 << 31) - 1),
+        numbers(make.normal(more), "normal noise", "blocks"),
+        numbers(ends, "the largest and the smallest there are", "subnormal"),
+        numbers(edges, "where the noise carries by one, or misses by one", "blocks", seed=edge),
         numbers(-make.normal(781).abs(), "negative", "negative"),
         numbers(ones, "a little above 1", "blocks"),
         numbers(exact, "already bfloat16", "exact"),
-        numbers(make.normal(1500, scale=1e30), "around 1e30", "blocks"),
+        numbers(make.normal(long, scale=1e30), "around 1e30", "blocks"),
         numbers(make.normal(700, scale=1e-30), "around 1e-30"),
         numbers(special, "with infinities and zeros", "special"),
     ]
@@ -444,7 +489,7 @@ ROUNDING = KernelExercise(
     function="round_at_random",
     cases=_rounding_cases,
     reference=_at_random,
-    traffic=Traffic(reads=1, writes=0.5),
+    traffic=Traffic(reads=1, writes=0.5, memory=0.5),
     misconceptions=(
         Misconception("round-to-nearest", gives=_nearest),
         Misconception("cut-off", gives=lambda x, seed: _to_bf16_bits(_bits(x))),
@@ -459,13 +504,20 @@ ROUNDING = KernelExercise(
 
 # ----------------------------------------------------------------------------------------------------- adamw.resume
 def _train(
-    p: Tensor, q: Tensor, gradients: Tensor, stop: int, lr: float, weight_decay: float, twist: str = ""
+    p: Tensor,
+    q: Tensor,
+    gradients: Tensor,
+    turns: list[bool],
+    stop: int,
+    lr: float,
+    weight_decay: float,
+    twist: str = "",
 ) -> tuple[Tensor, ...]:
     """Training that is never stopped; `twist` names what goes wrong at the stop, or in between."""
     import torch
 
     options = {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8}
-    params, steps = [p, q], [0, 0]
+    params, steps, held = [p, q], [0, 0], [twist == "state-for-all"] * 2
     states = [[torch.zeros_like(p), torch.zeros_like(p)] for _ in params]
 
     def step(i: int, each: list[Tensor | None]) -> None:
@@ -475,6 +527,7 @@ def _train(
             if g is None:
                 continue
             steps[k] += 1
+            held[k] = True
             t = i + 1 if twist == "one-count" else steps[k]
             options_now = (options["lr"], *options["betas"], options["eps"], (weight_decay, 0.0)[k])
             if twist == "one-decay":
@@ -483,32 +536,51 @@ def _train(
 
     for i, g in enumerate(gradients):
         if i == stop:
-            if twist == "live-checkpoint":  # what the lost step did to m and v
+            if twist in ("live-checkpoint", "live-dictionary"):  # what the lost step did to the states
                 before, counts = list(params), list(steps)
-                step(i, [g, g if params[1].grad is None else None])
-                params[:], steps[:] = before, counts
+                step(i, [g if twist == "live-dictionary" or has else None for has in held])
+                params[:] = before
+                if twist == "live-checkpoint":
+                    steps[:] = counts
             if twist in ("step-lost", "all-lost"):
                 steps[:] = [0, 0]
-            if twist in ("moments-lost", "all-lost"):
+            if twist in ("moments-lost", "moments-left-out", "all-lost"):
                 states[:] = [[torch.zeros_like(p), torch.zeros_like(p)] for _ in params]
+            if twist == "all-lost":
+                held[:] = [False, False]
             if twist == "options-lost":
                 options["lr"], options["betas"] = 1.0, (0.5, 0.5)
-        step(i, [g, g if i % 2 == 0 else None])
-    return *params, *states[0], *states[1]
+        step(i, [g, g if turns[i] else None])
+    nothing = torch.full_like(p, float("nan"))
+    return *params, *(
+        x if has and twist != "moments-left-out" else nothing for has, of in zip(held, states, strict=True) for x in of
+    )
 
 
 def _train_gives(twist: str) -> Callable[..., dict[str, Tensor]]:
     return lambda *args: {f"y[{i}]": y for i, y in enumerate(_train(*args, twist=twist))}
 
 
+def _right_but_for_names(evidence: Evidence) -> bool:
+    """p and q are right, and of m and v something was not found."""
+    return all(o.wrong.kind == "nan" and o.wrong.output not in ("y[0]", "y[1]") for o in evidence.outcomes if o.wrong)
+
+
 def _train_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng)
 
-    def run(n: int, steps: int, stop: int, wd: float = 0.0) -> Case:
-        args = (make.normal(n), make.normal(n), make.normal(steps, n), stop, rng.choice((0.01, 0.02)), wd)
-        stopped = 0 < stop < steps
+    def run(n: int, steps: int, stop: int, wd: float = 0.0, q: str = "in every second step") -> Case:
+        turns = {
+            "in every second step": [i % 2 == 0 for i in range(steps)],
+            "never": [False] * steps,
+            "in the last step": [i == steps - 1 for i in range(steps)],
+        }[q]
+        gradients = make.normal(steps, n)
+        gradients[:, 3::7] = 0
+        args = (make.normal(n), make.normal(n), gradients, turns, stop, rng.choice((0.01, 0.02)), wd)
+        stopped = stop < steps
         end = f"stopped after {stop}" if stopped else "never stopped"
-        name = listed(f"p [{n}]", f"{steps} steps", end, f"weight decay {wd:g}" if wd else "")
+        name = listed(f"p [{n}]", f"{steps} steps", f"q {q}", end, f"weight decay {wd:g}" if wd else "")
         return case(name, *args, tags="stopped" if stopped else "")
 
     return [
@@ -516,10 +588,14 @@ def _train_cases(rng: Random) -> list[Case]:
         run(64, 1, 9, wd=0.5),
         run(100, 2, 9),
         run(781, 4, 9, wd=0.5),
+        run(13, 3, 9, wd=0.5, q="never"),
         run(64, 3, 1),
         run(100, 5, 3),
         run(1025, 5, 2, wd=0.5),
         run(300, 7, 5),
+        run(50, 2, 0, wd=0.2),
+        run(64, 4, 2, q="never"),
+        run(70, 4, 2, wd=0.2, q="in the last step"),
     ]
 
 
@@ -538,12 +614,16 @@ RESUME = KernelExercise(
                 "all-lost",
                 "moments-lost",
                 "options-lost",
+                "moments-left-out",
                 "live-checkpoint",
+                "state-for-all",
                 "one-count",
                 "steps-without-gradient",
                 "one-decay",
             )
         ),
+        Misconception("live-checkpoint", gives=_train_gives("live-dictionary")),
+        Misconception("names-of-its-own", when=_right_but_for_names),
         Misconception("update-first", when=lambda evidence: len(evidence.case.args[2]) == 1),
         Misconception("not-resumed", when=only("stopped")),
     ),

@@ -57,13 +57,24 @@ def _divergence_cases(rng: Random) -> list[Case]:
         threads("the last warp not full", some(70), "ragged"),
         threads("fewer than a warp", some(5), "ragged"),
         threads("no rounds at all", [0] * 40, "zero ragged"),
+        threads("one more than a warp", [*some(32), 90], "ragged"),
+        threads("one less than a warp", some(31), "ragged"),
+        threads("the middle warp idle", [*some(32), *[0] * 32, *some(32)]),
+        threads("alone", [3], "ragged"),
     ]
+
+
+def _mean_of_means(trips: list[int], idle: bool) -> tuple[float, float]:
+    """The second result as the mean of what each warp keeps busy, those counted that issue nothing or not."""
+    busy = [sum(warp) / max(warp) if max(warp) else 0.0 for warp in _warps(trips) if idle or max(warp)]
+    return _loop_cost(trips)[0], sum(busy) / max(len(busy), 1)
 
 
 DIVERGENCE = FunctionExercise(
     id="coalescing.divergence",
     function="loop_cost",
     cases=_divergence_cases,
+    returns=("instructions", "busy lanes"),
     expected=_loop_cost,
     tolerance=1e-9,
     misconceptions=(
@@ -79,6 +90,8 @@ DIVERGENCE = FunctionExercise(
             gives=lambda trips: _cost(sum(max(warp) for warp in _warps(trips) if len(warp) == WARP), trips),
         ),
         Misconception("interleaved-warps", gives=_interleaved),
+        Misconception("mean-of-means", gives=lambda trips: _mean_of_means(trips, True)),
+        Misconception("mean-of-means", gives=lambda trips: _mean_of_means(trips, False)),
         Misconception("share-not-count", gives=lambda trips: (_loop_cost(trips)[0], _loop_cost(trips)[1] / WARP)),
     ),
     timeout_s=20.0,
@@ -146,6 +159,7 @@ SECTORS = FunctionExercise(
     id="coalescing.sectors",
     function="transactions",
     cases=_sector_cases,
+    returns=("sectors", "lines"),
     expected=_transactions,
     misconceptions=(
         Misconception("per-lane", gives=lambda addresses: (len(_live(addresses)), len(_live(addresses)))),
@@ -165,9 +179,9 @@ SECTORS = FunctionExercise(
 
 
 # ------------------------------------------------------------------------------------------ what the kernels may touch
-def _whole_sectors(advice: str, least_bytes: Callable[..., int] | None = None) -> Callable:
-    """A rule for cases tagged "aligned": no access may touch many more sectors than its bytes fill, and all loads together
-    may ask for little more than `least_bytes(*args)`. Small accesses, such as one number a program, are let off."""
+def _whole_sectors(advice: str) -> Callable:
+    """A rule for cases tagged "aligned": no access may touch many more sectors than its bytes fill. Small accesses, such as
+    one number a program, are let off."""
 
     def rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
         if "aligned" not in case.tags:
@@ -185,10 +199,6 @@ def _whole_sectors(advice: str, least_bytes: Callable[..., int] | None = None) -
                 f"the {kind} of {tensor.removesuffix('_ptr')} in line {line} touches {ratio:.1f} times the 32-byte sectors "
                 f"that its bytes fill: {advice}"
             )
-        loaded = sum(launch.load_bytes for launch in launches)
-        if least_bytes and loaded > 1.2 * least_bytes(*case.args):
-            times = loaded / least_bytes(*case.args)
-            return "traffic", f"{times:.1f} times the bytes are loaded that the result needs: which are never used?"
         return None
 
     return rule
@@ -196,21 +206,27 @@ def _whole_sectors(advice: str, least_bytes: Callable[..., int] | None = None) -
 
 # ------------------------------------------------------------------------------------------------ coalescing.detective
 def _detective_cases(rng: Random) -> list[Case]:
-    normal = Inputs(rng).normal
+    make = Inputs(rng)
 
-    def matrix(M: int, N: int, tags: str = "") -> Case:
-        return case(f"x [{M}, {N}] float32", normal(M, N), normal(N), tags=tags)
+    def matrix(x: Tensor, note: str = "") -> Case:
+        M, N = x.shape
+        tags = "aligned" if N % 8 == 0 else ""  # rows begin with a sector, for those who give each a program
+        return case(listed(f"x [{M}, {N}] float32", note), x, make.normal(N), tags=tags)
 
-    return [
-        matrix(1, 1),
-        matrix(16, 64),
-        matrix(20, 100),
-        matrix(1, 300),
-        matrix(7, 40),
-        matrix(40, 7),
-        matrix(100, 1),
-        matrix(512, 40, "aligned"),
-    ]
+    shapes = (
+        (1, 1),
+        (16, 64),
+        (20, 100),
+        (1, 300),
+        (7, 40),
+        (40, 7),
+        (100, 1),
+        (17, 15),
+        (1, 256),
+        (257, 1),
+        (200, 40),
+    )
+    return [*(matrix(make.normal(*shape)) for shape in shapes), matrix(make.rows(37), "rows of many kinds")]
 
 
 def _bias_relu(x: Tensor, bias: Tensor) -> Tensor:
@@ -235,7 +251,7 @@ DETECTIVE = KernelExercise(
     cases=_detective_cases,
     reference=_bias_relu,
     huge=lambda: (far(49152, 65536, dtype="float32"), far(65536, dtype="float32")),
-    traffic=Traffic(reads=2, writes=1),  # the bias is asked for once an element
+    traffic=Traffic(reads=2, writes=1, memory=1),  # the bias is asked for once an element
     launch_rule=_whole_sectors("how far apart in memory are the elements of lanes 0 and 1?"),
     misconceptions=(
         Misconception("bias-per-row", gives=_bias_by_row),
@@ -250,13 +266,12 @@ def _gather_cases(rng: Random) -> list[Case]:
     make = Inputs(rng)
 
     def gather(T: int, V: int, D: int, dtype: str = "float32", tags: str = "", note: str = "") -> Case:
-        ids = make.integers(0, V, T)
+        ids, table = make.indices(V, T), make.normal(V, D, dtype=dtype)
         if note == "one token again and again":
             ids.fill_(V - 1)
-        elif V > 1:
-            ids[0] = V - 1  # never the identity
         name = listed(f"ids [{T}], table [{V}, {D}] {dtype}", note)
-        return case(name, ids, make.normal(V, D, dtype=dtype), tags=f"{tags} {'tail' if D & (D - 1) else ''}")
+        aligned = "" if D * table.element_size() % SECTOR else "aligned"
+        return case(name, ids, table, tags=f"{tags} {aligned} {'tail' if D & (D - 1) else ''}")
 
     return [
         gather(1, 1, 1),
@@ -266,8 +281,10 @@ def _gather_cases(rng: Random) -> list[Case]:
         gather(7, 11, 1500, tags="long", note="rows longer than 1,024"),
         gather(24, 30, 48, "bfloat16", note="one token again and again"),
         gather(40, 7, 16, note="more tokens than rows"),
-        gather(130, 200, 32, note="more than 128 tokens", tags="aligned"),
-        gather(64, 160, 256, "float16", tags="aligned"),
+        gather(9, 5, 1, note="one column"),
+        gather(4, 9, 1025, "float16", tags="long", note="one element beyond 1,024"),
+        gather(130, 200, 32, note="more than 128 tokens"),
+        gather(33, 90, 512, "float16"),
     ]
 
 
@@ -275,10 +292,19 @@ def _embedding(ids: Tensor, table: Tensor) -> Tensor:
     return table[ids.long()]
 
 
+def _rows_bytes(ids: Tensor, table: Tensor) -> int:
+    return ids.numel() * table.shape[1] * table.element_size()
+
+
+def _gathered(ids: Tensor, table: Tensor) -> int:
+    """The rows, and an id for each block of them that is not too short."""
+    return _rows_bytes(ids, table) + ids.numel() * ids.element_size() * cdiv(table.shape[1], 64)
+
+
 def _huge_gather() -> tuple:
     import torch
 
-    return torch.full((8,), 2_999_999), far(3_000_000, 1024)
+    return torch.full((40_000,), 39_999), far(40_000, 65_536)  # the last rows of the table, and of y, begin beyond 2^31
 
 
 GATHER = KernelExercise(
@@ -287,10 +313,8 @@ GATHER = KernelExercise(
     cases=_gather_cases,
     reference=_embedding,
     huge=_huge_gather,
-    launch_rule=_whole_sectors(
-        "which of the two dimensions has neighbors in memory?",
-        least_bytes=lambda ids, table: ids.numel() * (8 + table.shape[1] * table.element_size()),
-    ),
+    traffic=Traffic(reads=_gathered, writes=_rows_bytes, memory=_rows_bytes),
+    launch_rule=_whole_sectors("which of the two dimensions has neighbors in memory?"),
     misconceptions=(
         Misconception("not-gathered", gives=lambda ids, table: table[: ids.numel()]),
         Misconception("block-not-covered", when=lambda evidence: evidence.tag("long")),
@@ -352,6 +376,8 @@ BANK_PASSES = FunctionExercise(
         Misconception(
             "bytes", gives=lambda words: max(map(len, _of_banks(words, lambda word: word // 4 % BANKS)), default=0)
         ),
+        Misconception("words-by-banks", gives=lambda words: cdiv(len(set(_live(words))), BANKS)),
+        Misconception("words-by-banks", gives=lambda words: cdiv(len(_live(words)), BANKS)),
         Misconception("extra-passes", gives=lambda words: max(_bank_passes(words) - 1, 0)),
         Misconception("extra-passes", gives=lambda words: _bank_passes(words) - 1),
         Misconception("off-lanes", gives=lambda words: _bank_passes([word or 0 for word in words])),
@@ -363,10 +389,16 @@ BANK_PASSES = FunctionExercise(
 
 # ------------------------------------------------------------------------------------------------ coalescing.transpose
 def _transpose_cases(rng: Random) -> list[Case]:
-    normal = Inputs(rng).normal
+    make = Inputs(rng)
 
-    def matrix(M: int, N: int, dtype: str = "float32", tags: str = "") -> Case:
-        return case(f"x [{M}, {N}] {dtype}", normal(M, N, dtype=dtype), tags=tags)
+    def matrix(M: int, N: int, dtype: str = "float32") -> Case:
+        if dtype.startswith("int"):
+            bits = int(dtype[3:]) - 1
+            x = make.integers(-(1 << bits), (1 << bits) - 1, M, N, dtype=dtype)
+        else:
+            x = make.normal(M, N, dtype=dtype)
+        whole = all(n * x.element_size() % SECTOR == 0 for n in (M, N))
+        return case(f"x [{M}, {N}] {dtype}", x, tags="aligned" if whole else "")
 
     return [
         matrix(1, 1),
@@ -376,9 +408,25 @@ def _transpose_cases(rng: Random) -> list[Case]:
         matrix(50, 70, "bfloat16"),
         matrix(1, 37),
         matrix(37, 1),
-        matrix(128, 192, tags="aligned"),
-        matrix(128, 128, "float16", tags="aligned"),
+        matrix(31, 65, "int32"),
+        matrix(129, 3, "int16"),
+        matrix(64, 128),
+        matrix(128, 64, "float16"),
     ]
+
+
+def _tiles_in_place(x: Tensor, block: int) -> Tensor:
+    """Each tile is where it belongs in y, and inside it rows are rows still. What was masked off at the load is NaN."""
+    import torch
+
+    M, N = x.shape
+    y = x.new_full((N, M), torch.nan)
+    for m in range(0, M, block):
+        for n in range(0, N, block):
+            tile, part = x.new_full((block, block), torch.nan), x[m : m + block, n : n + block]
+            tile[: part.shape[0], : part.shape[1]] = part
+            y[n : n + block, m : m + block] = tile[: min(block, N - n), : min(block, M - m)]
+    return y
 
 
 TRANSPOSE = KernelExercise(
@@ -387,9 +435,15 @@ TRANSPOSE = KernelExercise(
     cases=_transpose_cases,
     reference=lambda x: x.t().contiguous(),
     huge=lambda: (far(49152, 65536),),
-    traffic=Traffic(reads=1, writes=1),
+    traffic=Traffic(reads=1, writes=1, memory=1),
     launch_rule=_whole_sectors("how long is a tile in the direction in which this tensor's elements are neighbors?"),
-    misconceptions=(Misconception("not-transposed", gives=lambda x: x.reshape(x.shape[1], x.shape[0])),),
+    misconceptions=(
+        Misconception("not-transposed", gives=lambda x: x.reshape(x.shape[1], x.shape[0])),
+        *(
+            Misconception("tile-not-transposed", gives=lambda x, block=block: _tiles_in_place(x, block))
+            for block in (16, 32, 64, 128)
+        ),
+    ),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from gpukit.accounting import dtypes
@@ -34,10 +35,14 @@ def _decode_cases(rng: Random) -> list[Case]:
             ("infinity", fmt.max_bits + 1, "special"),
             ("-infinity", fmt.sign_bit | fmt.max_bits + 1, "special negative"),
             ("NaN", fmt.encode(math.nan), "special"),
+            ("NaN, negative, lowest bit", fmt.sign_bit | fmt.max_bits + 2, "special negative"),
+            ("largest", fmt.max_bits, ""),
+            ("smallest subnormal, negative", fmt.sign_bit | 1, "subnormal negative"),
+            ("largest subnormal", (1 << fmt.mantissa_bits) - 1, "subnormal"),
         ):
             name = f"{fmt.name} {fmt.hex(bits)} ({what})"
             cases.append(case(name, bits, fmt.exponent_bits, fmt.mantissa_bits, tags=tags))
-    return cases
+    return [*cases, *(case(f"4 bits, {bits:04b}", bits, 2, 1) for bits in range(16))]
 
 
 def _decode(bits: int, exponent_bits: int, mantissa_bits: int) -> float:
@@ -52,6 +57,42 @@ def _decode_zero_as_normal(bits: int, exponent_bits: int, mantissa_bits: int) ->
 def _decode_subnormal_exponent(bits: int, exponent_bits: int, mantissa_bits: int) -> float:
     sign, exponent, fraction, bias = _fields(bits, exponent_bits, mantissa_bits)
     return _decode(bits, exponent_bits, mantissa_bits) if exponent else sign * fraction * 2.0**-bias
+
+
+def _decode_subnormal_as_normal(bits: int, exponent_bits: int, mantissa_bits: int) -> float:
+    sign, exponent, fraction, bias = _fields(bits, exponent_bits, mantissa_bits)
+    usual = exponent or not fraction
+    return _decode(bits, exponent_bits, mantissa_bits) if usual else sign * (1 + fraction) * 2.0**-bias
+
+
+def _decode_subnormal_with_one(bits: int, exponent_bits: int, mantissa_bits: int) -> float:
+    sign, exponent, fraction, bias = _fields(bits, exponent_bits, mantissa_bits)
+    return _decode(bits, exponent_bits, mantissa_bits) if exponent else sign * (1 + fraction) * 2.0 ** (1 - bias)
+
+
+def _decode_whole_mantissa(bits: int, exponent_bits: int, mantissa_bits: int) -> float:
+    sign, exponent, fraction, bias = _fields(bits, exponent_bits, mantissa_bits)
+    value, mantissa = _decode(bits, exponent_bits, mantissa_bits), fraction * 2**mantissa_bits
+    if not math.isfinite(value):
+        return value
+    return sign * ((1 + mantissa) * 2.0 ** (exponent - bias) if exponent else mantissa * 2.0 ** (1 - bias))
+
+
+def _decode_signed_infinity(*args: int) -> float:
+    return _fields(*args)[0] * math.inf if math.isnan(_decode(*args)) else _decode(*args)
+
+
+def _decode_subnormal_doubled(*args: int) -> float:
+    return _decode(*args) if _fields(*args)[1] else 2 * _decode(*args)
+
+
+def _decode_quiet_nan_only(*args: int) -> float:
+    sign, _, fraction, _ = _fields(*args)
+    return sign * math.inf if math.isnan(_decode(*args)) and fraction < 0.5 else _decode(*args)
+
+
+def _decode_unsigned_infinity(*args: int) -> float:
+    return abs(_decode(*args)) if math.isinf(_decode(*args)) else _decode(*args)
 
 
 def _decode_flushed(bits: int, exponent_bits: int, mantissa_bits: int) -> float:
@@ -82,12 +123,22 @@ DECODE = FunctionExercise(
     expected=_decode,
     misconceptions=(
         Misconception("zero-is-normal", gives=_decode_zero_as_normal),
+        Misconception("zero-is-normal", gives=_decode_subnormal_with_one),
+        Misconception("subnormal-is-normal", gives=_decode_subnormal_as_normal),
         Misconception("subnormal-exponent", gives=_decode_subnormal_exponent),
+        Misconception("subnormal-exponent/2", gives=_decode_subnormal_doubled),
+        Misconception("nan-is-infinity/2", gives=_decode_quiet_nan_only),
+        Misconception("whole-mantissa", gives=_decode_whole_mantissa),
         Misconception("flush-to-zero", gives=_decode_flushed),
         Misconception("no-specials", gives=_decode_all_ones_as_number),
         Misconception(
             "nan-is-infinity", gives=lambda *args: math.inf if math.isnan(_decode(*args)) else _decode(*args)
         ),
+        Misconception("nan-is-infinity", gives=_decode_signed_infinity),
+        Misconception(
+            "infinity-is-nan", gives=lambda *args: math.nan if math.isinf(_decode(*args)) else _decode(*args)
+        ),
+        Misconception("no-sign/2", gives=_decode_unsigned_infinity),
         Misconception("no-leading-one", gives=_decode_no_implicit_one),
         Misconception("bias", gives=_decode_one_more_bias),
         Misconception("no-sign", gives=lambda *args: abs(_decode(*args))),
@@ -110,6 +161,11 @@ def _round(value: float, mantissa_bits: int) -> float:
 def _round_half_away(value: float, mantissa_bits: int) -> float:
     steps, unit = _steps(abs(value), mantissa_bits)
     return math.copysign(math.ldexp(math.floor(steps + 0.5), unit), value)
+
+
+def _round_half_down(value: float, mantissa_bits: int) -> float:
+    steps, unit = _steps(abs(value), mantissa_bits)
+    return math.copysign(math.ldexp(math.ceil(steps - 0.5), unit), value)
 
 
 def _round_half_up(value: float, mantissa_bits: int) -> float:
@@ -148,7 +204,14 @@ def _round_cases(rng: Random) -> list[Case]:
             ("just below a power of 2", math.ldexp(2 - 2.0 ** -(k + 3), rng.randint(-6, 6)), ""),
         ):
             cases.append(case(f"{value!r} to {k} bits ({what})", value, k, tags=tags))
-    return [*cases, case("0 to 10 bits", 0.0, 10, tags="zero"), case("1e-300 to 10 bits", 1e-300, 10)]
+    return [
+        *cases,
+        case("0 to 10 bits", 0.0, 10, tags="zero"),
+        case("1e-300 to 10 bits", 1e-300, 10),
+        case("-1e290 to 3 bits", -1e290, 3, tags="negative"),
+        *(case(f"{value!r} to 1 bit", value, 1) for value in (1.0, 1.25, -1.25, 1.75, 2.5, 0.875)),
+        *(case(f"4,095.5 x 2^{shift} to 11 bits", math.ldexp(4095.5, shift), 11) for shift in (-20, 3)),
+    ]
 
 
 ROUND = FunctionExercise(
@@ -163,6 +226,18 @@ ROUND = FunctionExercise(
         ),
         Misconception("ties-away", gives=_round_half_away),
         Misconception("ties-up", gives=_round_half_up),
+        Misconception("ties-down", gives=_round_half_down),
+        Misconception(
+            "half-added-and-cut",
+            gives=lambda value, k: math.ldexp(math.trunc(_steps(value, k)[0] + 0.5), _steps(value, k)[1]),
+        ),
+        Misconception("raised", gives=lambda value, k: math.ldexp(math.ceil(_steps(value, k)[0]), _steps(value, k)[1])),
+        Misconception(
+            "rounded-away",
+            gives=lambda value, k: math.copysign(
+                math.ldexp(math.ceil(abs(_steps(value, k)[0])), _steps(value, k)[1]), value
+            ),
+        ),
         Misconception("absolute-spacing", gives=lambda value, k: round(value * 2**k) / 2**k),
         Misconception("one-bit-short", gives=lambda value, k: _round(value, k - 1)),
         Misconception("one-bit-more", gives=lambda value, k: _round(value, k + 1)),
@@ -200,6 +275,8 @@ def _stall_cases(rng: Random) -> list[Case]:
             case(f"{tenth!r} in {k} bits ({name})", tenth, k),
             case(f"{power!r} in {k} bits ({name})", power, k, tags="tie"),
             case(f"{other!r} in {k} bits ({name})", other, k),
+            case(f"just above 1 in {k} bits ({name})", 1 + 2.0**-k, k),
+            case(f"just below 1 in {k} bits ({name})", 1 - 2.0 ** -(k + 1), k),
         ]
     return cases
 
@@ -213,8 +290,11 @@ ACCUMULATE = FunctionExercise(
         Misconception("whole-spacing", gives=lambda step, k: 2.0 ** (_ceil_log2(step) + k)),
         Misconception("tie-goes-on", gives=lambda step, k: 2.0 ** (_floor_log2(step) + k + 2)),
         Misconception("step-rounded-down", gives=lambda step, k: 2.0 ** (_floor_log2(step) + k + 1)),
+        Misconception("one-binade-late", gives=lambda step, k: 2 * _stall(step, k)),
         Misconception("step-ignored", gives=lambda step, k: 2.0 ** (k + 1)),
         Misconception("not-a-power", gives=lambda step, k: step * 2 ** (k + 1)),
+        Misconception("not-a-power/2", gives=lambda step, k: step * _stall(step, k)),
+        Misconception("one-step-short", gives=lambda step, k: _stall(step, k) - step),
         Misconception("count-of-steps", gives=lambda step, k: _stall(step, k) / step),
     ),
     timeout_s=5.0,
@@ -232,6 +312,11 @@ def _stochastic(value: float, k: int, up: Callable[[float], bool]) -> float:
 def _stochastic_from_below(value: float, k: int, u: float) -> float:
     steps, unit = _steps(value, k)
     return math.ldexp(math.floor(steps) + (u < steps - math.floor(steps)), unit)
+
+
+def _stochastic_around_nearest(value: float, k: int, u: float) -> float:
+    steps, unit = _steps(abs(value), k)
+    return math.copysign(math.ldexp(round(steps) + (u < steps - round(steps)), unit), value)
 
 
 def _stochastic_fixed_point(value: float, k: int, u: float) -> float:
@@ -252,9 +337,25 @@ def _stochastic_cases(rng: Random) -> list[Case]:
                 value = sign * math.ldexp(count, rng.choice((-6, -3, 2, 4)) - k)
                 tags = "negative" if sign < 0 else ""
                 cases.append(case(f"{value!r} to {k} bits, u {u} ({what})", value, k, u, tags=tags))
+        for what, sixteenths, u in (
+            ("u as large as the chance", 4, 0.25),
+            ("u as large as the chance", 8, 0.5),
+            ("u 0", 1, 0.0),
+        ):
+            value = math.ldexp(2**k + rng.randrange(2**k) + sixteenths / 16, rng.choice((-6, 4)) - k)
+            cases.append(case(f"{value!r} to {k} bits, u {u} ({what})", value, k, u))
+        below = math.ldexp(2 ** (k + 1) - 4 / 16, rng.choice((-6, 4)) - k)
+        for u in (0.5, 0.9):
+            cases.append(case(f"{below!r} to {k} bits, u {u} (just below a power of 2)", below, k, u))
         exact = math.ldexp(2**k + rng.randrange(2**k), rng.randint(-5, 3) - k)
         cases += [case(f"{exact!r} to {k} bits, u {u} (exact)", exact, k, u) for u in (0.0, 0.3, 0.999)]
-    return [*cases, case("0 to 10 bits, u 0", 0.0, 10, 0.0, tags="zero")]
+    return [
+        *cases,
+        case("0 to 10 bits, u 0", 0.0, 10, 0.0, tags="zero"),
+        case("-1 to 7 bits, u 0 (exact)", -1.0, 7, 0.0, tags="negative"),
+        case("1e-290 to 10 bits, u 0.5", 1e-290, 10, 0.5),
+        case("-1e290 to 10 bits, u 0.5", -1e290, 10, 0.5, tags="negative"),
+    ]
 
 
 STOCHASTIC = FunctionExercise(
@@ -271,6 +372,9 @@ STOCHASTIC = FunctionExercise(
         Misconception(
             "inverted", gives=lambda value, k, u: _stochastic(value, k, lambda chance: 0 < chance and u < 1 - chance)
         ),
+        Misconception("inverted", gives=lambda value, k, u: _stochastic(value, k, lambda chance: u > chance)),
+        Misconception("inverted", gives=lambda value, k, u: _stochastic(value, k, lambda chance: u >= chance)),
+        Misconception("inverted", gives=lambda value, k, u: _stochastic(value, k, lambda chance: 0 < chance < u)),
         Misconception("other-draws", gives=lambda value, k, u: _stochastic(value, k, lambda chance: u >= 1 - chance)),
         Misconception(
             "added-then-nearest",
@@ -278,7 +382,22 @@ STOCHASTIC = FunctionExercise(
                 math.ldexp(round(_steps(abs(value), k)[0] + u), _steps(value, k)[1]), value
             ),
         ),
+        Misconception(
+            "chance-included",
+            gives=lambda value, k, u: _stochastic(value, k, lambda chance: 0 < chance and u <= chance),
+        ),
+        Misconception("truncated", gives=lambda value, k, u: _stochastic(value, k, lambda chance: False)),
+        Misconception("always-up", gives=lambda value, k, u: _stochastic(value, k, lambda chance: chance > 0)),
+        Misconception("always-up", gives=lambda value, k, u: _stochastic(value, k, lambda chance: True)),
+        Misconception("one-bit-short", gives=lambda value, k, u: _stochastic(value, k - 1, lambda chance: u < chance)),
+        Misconception("one-bit-more", gives=lambda value, k, u: _stochastic(value, k + 1, lambda chance: u < chance)),
+        Misconception("no-sign", gives=lambda value, k, u: abs(_stochastic(value, k, lambda chance: u < chance))),
         Misconception("negative-floor", gives=_stochastic_from_below),
+        Misconception(
+            "negative-floor/2",
+            gives=lambda value, k, u: _stochastic(value, k, lambda chance: value > 0 and u < chance),
+        ),
+        Misconception("nearest/2", gives=_stochastic_around_nearest),
         Misconception("absolute-spacing", gives=_stochastic_fixed_point),
     ),
 )
@@ -294,11 +413,13 @@ def _loss_scale(
     reset_on_growth: bool = True,
     late: int = 0,
     shrink: float = 0.5,
+    least: float = 0.0,
+    restart: int = 0,
 ) -> list[float]:
     scales, good = [scale], 0
     for bad in overflowed:
         if bad:
-            scale, good = scale * shrink, 0 if reset_on_overflow else good
+            scale, good = max(least, scale * shrink), restart if reset_on_overflow else good
         else:
             good += 1
             if good == growth_interval + late or (not reset_on_growth and good > growth_interval):
@@ -331,6 +452,10 @@ def _loss_scale_cases(rng: Random) -> list[Case]:
         case("60 random steps (interval 3)", random[0], 65536.0, 3, tags="overflow"),
         case("60 random steps (interval 5)", random[1], 65536.0, 5, tags="overflow"),
         case("60 random steps (interval 2)", random[2], 2.0**40, 2, tags="overflow"),
+        case("5 overflows from 2 down (interval 3)", bad * 5, 2.0, 3, tags="overflow"),
+        case("7 good steps (interval 1)", good * 7, 3.0, 1),
+        case("4 good + 1 overflow + 4 good (interval 4)", good * 4 + bad + good * 4, 96.0, 4, tags="overflow"),
+        case("300 good steps (interval 2,000)", good * 300, 65536.0, 2000),
     ]
 
 
@@ -339,13 +464,21 @@ LOSS_SCALE = FunctionExercise(
     function="loss_scale",
     cases=_loss_scale_cases,
     expected=_loss_scale,
+    returns=("scales[{}]",),
     misconceptions=(
-        Misconception("count-kept-on-overflow", gives=lambda *args: _loss_scale(*args, reset_on_overflow=False)),
-        Misconception("count-kept-on-growth", gives=lambda *args: _loss_scale(*args, reset_on_growth=False)),
-        Misconception("one-step-late", gives=lambda *args: _loss_scale(*args, late=1)),
+        Misconception("count-kept-on-overflow", gives=partial(_loss_scale, reset_on_overflow=False)),
+        Misconception("count-kept-on-growth", gives=partial(_loss_scale, reset_on_growth=False)),
+        Misconception("shape", when=lambda evidence: evidence.kind == "shape"),
+        Misconception("shifted", gives=lambda *args: [args[1], *_loss_scale(*args)[:-1]]),
+        Misconception("one-step-late", gives=partial(_loss_scale, late=1)),
+        Misconception("one-step-early", gives=partial(_loss_scale, late=-1)),
+        Misconception("one-step-early/2", gives=partial(_loss_scale, restart=1)),
+        Misconception("never-below-one", gives=partial(_loss_scale, least=1.0)),
         Misconception("clock", gives=_scale_grows_every_interval),
-        Misconception("wrong-direction", gives=lambda *args: _loss_scale(*args, shrink=2.0)),
-        Misconception("never-shrinks", gives=lambda *args: _loss_scale(*args, shrink=1.0)),
+        Misconception("wrong-direction", gives=partial(_loss_scale, shrink=2.0)),
+        Misconception("shrinks-too-much", gives=partial(_loss_scale, shrink=0.25)),
+        Misconception("shrinks-too-much", gives=partial(_loss_scale, shrink=0.1)),
+        Misconception("never-shrinks", gives=partial(_loss_scale, shrink=1.0)),
         Misconception(
             "never-grows", gives=lambda overflowed, scale, interval: _loss_scale(overflowed, scale, len(overflowed) + 1)
         ),
@@ -360,6 +493,22 @@ def _clamp(exponent: int) -> int:
 
 def _scale_of(largest: float, max_exponent: int) -> int:
     return _clamp(_floor_log2(largest) - max_exponent) if largest > 0 else -127
+
+
+_OTHER_LIMITS = ((-128, 127), (-127, 128), (-128, 128), (-126, 127), (-126, 126))
+
+
+def _block_scale_within(least: int, most: int) -> Callable[..., int]:
+    def gives(values: list[float], max_exponent: int) -> int:
+        largest = max(map(abs, values))
+        return min(max(_floor_log2(largest) - max_exponent, least), most) if largest else -127
+
+    return gives
+
+
+def _block_scale_to_nearest(values: list[float], max_exponent: int) -> int:
+    largest = max(map(abs, values))
+    return _clamp(round(math.log2(largest)) - max_exponent) if largest else -127
 
 
 def _block_cases(rng: Random) -> list[Case]:
@@ -382,6 +531,12 @@ def _block_cases(rng: Random) -> list[Case]:
         case("zeros (e4m3)", [0.0, -0.0, 0.0], 8, tags="zero"),
         case("smaller than any scale (e4m3)", [1e-45, -3e-44], 8),
         case("larger than any scale (e2m1)", [1e38, -1e42], 2, tags="overflow"),
+        case("one zero (e2m1)", [0.0], 2, tags="zero"),
+        case("just below 1, the nearest in fp32 (int8)", [1 - 2.0**-24, -0.5], 0),
+        *(
+            case(f"largest 2^{power} (e2m1, e = {power - 2})", [2.0**power, -0.75 * 2.0**power], 2)
+            for power in (-126, -125, -124, 128, 129, 130)
+        ),
     ]
 
 
@@ -406,6 +561,30 @@ BLOCK_SCALE = FunctionExercise(
         Misconception("average", gives=lambda values, top: _scale_of(sum(map(abs, values)) / len(values), top)),
         Misconception("smallest", gives=lambda values, top: _scale_of(min(map(abs, values)), top)),
         Misconception(
+            "frexp-exponent",
+            gives=lambda values, top: (
+                _clamp(_floor_log2(largest) + 1 - top) if (largest := max(map(abs, values))) else -127
+            ),
+        ),
+        Misconception("scale-itself", gives=lambda values, top: 2.0 ** dtypes.mx_scale_exponent(values, top)),
+        Misconception("rounded-up/2", gives=_block_scale_to_nearest),
+        *(Misconception("not-clamped/2", gives=_block_scale_within(*limits)) for limits in _OTHER_LIMITS),
+        Misconception(
+            "zeros-get-zero", gives=lambda values, top: dtypes.mx_scale_exponent(values, top) if any(values) else 0
+        ),
+        Misconception(
+            "not-clamped",
+            gives=lambda values, top: (
+                min(127, _floor_log2(largest) - top) if (largest := max(map(abs, values))) else -127
+            ),
+        ),
+        Misconception(
+            "not-clamped",
+            gives=lambda values, top: (
+                max(-127, _floor_log2(largest) - top) if (largest := max(map(abs, values))) else -127
+            ),
+        ),
+        Misconception(
             "not-clamped",
             gives=lambda values, top: _floor_log2(largest) - top if (largest := max(map(abs, values))) else -127,
         ),
@@ -421,6 +600,11 @@ def _halves(values: list[int], half: Callable[[int], int], shift: tuple[int, int
 
 def _nibble(value: int) -> int:
     return value & 15
+
+
+def _last_high(values: list[int]) -> list[int]:
+    packed = _halves(values, _nibble)
+    return [*packed[:-1], packed[-1] << 4] if len(values) % 2 else packed
 
 
 def _pack_cases(rng: Random) -> list[Case]:
@@ -446,9 +630,18 @@ PACK_INT4 = FunctionExercise(
     function="pack_int4",
     cases=_pack_cases,
     expected=lambda values: list(dtypes.pack_int4(values)),
+    returns=("packed[{}]",),
     misconceptions=(
         Misconception("no-mask", gives=lambda values: _halves(values, lambda value: value)),
         Misconception("low-not-masked", gives=lambda values: [b & 255 for b in _halves(values, lambda value: value)]),
+        Misconception(
+            "high-not-masked",
+            gives=lambda values: [
+                a & 15 | b << 4 for a, b in zip(*[iter([*values, *[0] * (len(values) % 2)])] * 2, strict=True)
+            ],
+        ),
+        Misconception("last-in-the-high-half", gives=_last_high),
+        Misconception("three-bits", gives=lambda values: _halves(values, lambda value: value & 7)),
         Misconception("halves-swapped", gives=lambda values: _halves(values, _nibble, (4, 0))),
         Misconception("offset-binary", gives=lambda values: _halves(values, lambda value: value + 8)),
         Misconception(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from random import Random
+from typing import Any
 
 from gpukit.grading.exercise import Case, FunctionExercise, Misconception
 from gpukit.grading.inputs import case
@@ -24,6 +27,8 @@ _EXPRESSIONS = (
     "i k, k j, j m -> i m",
     "b i, j i, j -> b",
     "i, j, k -> i j k",
+    "a b, b c, c d, d a ->",
+    "i i, i -> i",
 )
 
 
@@ -39,6 +44,7 @@ def _einsum_cases(rng: Random) -> list[Case]:
         case(f"{words}  {_sizes(lengths)}", words, lengths),
         *cases,
         case("m k, k n -> m n  m=1, k=1, n=9", "m k, k n -> m n", {"m": 1, "k": 1, "n": 9}),
+        case("m k, k n -> m n  more than a float holds exactly", "m k, k n -> m n", dict.fromkeys("mkn", 2**19 + 1)),
     ]
 
 
@@ -126,12 +132,20 @@ EINSUM = FunctionExercise(
             gives=lambda expression, sizes: _einsum_rounds(expression, sizes) * len(_parse(expression)[0]),
         ),
         Misconception(
+            "always-adds/2",
+            gives=lambda expression, sizes: (
+                _einsum_rounds(expression, sizes)
+                * (len(_parse(expression)[0]) if len(_parse(expression)[0]) > 1 else 0)
+            ),
+        ),
+        Misconception(
             "two-operands",
             gives=lambda expression, sizes: _einsum_rounds(expression, sizes) * (1 + _summed(expression)),
         ),
         Misconception("other-axes", gives=lambda expression, sizes: math.prod(sizes.values()) * _per_round(expression)),
         Misconception("first-addition-free", gives=_einsum_first_addition_free),
         Misconception("pairwise", gives=_einsum_pairwise),
+        Misconception("rounded", gives=lambda expression, sizes: float(_einsum(expression, sizes))),
     ),
 )
 
@@ -163,6 +177,8 @@ def _layer_cases(rng: Random) -> list[Case]:
         small(1, False, True),
         small(2, True, False),
         one("one token", 1, 1, 16, 2, 2, 8, 64, False, True),
+        one("two tokens, odd sizes", 1, 2, 5, 9, 3, 7, 11, True, True),
+        one("all sizes 1", 1, 1, 1, 1, 1, 1, 1, True, False),
     ]
 
 
@@ -180,6 +196,8 @@ def _layer(
     kv=None,
     projections=None,
     products=2,
+    q_width=None,
+    kv_width=None,
     kv_score_heads=None,
     pairs=None,
     mlps=None,
@@ -187,27 +205,32 @@ def _layer(
     backward=2,
     attention_backward=None,
     out=True,
+    sequences=None,
+    score_width=None,
 ):
     """The right count, or one that errs in what the keywords say."""
     kv = kv_heads if kv is None else kv
-    projected = per * B * T * d_model * head_dim * ((2 if out else 1) * heads + 2 * kv)
+    q_width = heads * head_dim if q_width is None else q_width
+    kv_width = kv * head_dim if kv_width is None else kv_width
+    projected = per * B * T * d_model * ((2 if out else 1) * q_width + 2 * kv_width)
     pairs = (T * (T + 1) // 2 if causal else T * T) if pairs is None else pairs
-    attention = products * per * B * (kv_score_heads or heads) * pairs * head_dim
+    score_width = (kv_score_heads or heads) * head_dim if score_width is None else score_width
+    attention = products * per * (sequences or B) * pairs * score_width
     mlp = per * B * T * d_model * d_ff * ((3 if gated else 2) if mlps is None else mlps)
     weights = projected + mlp
     attention_backward = backward if attention_backward is None else attention_backward
     return weights + attention, backward * weights + attention_backward * attention
 
 
-def _layer_wrong(label: str, **errs) -> Misconception:
+def _layer_with(B, T, d_model, heads, kv_heads, head_dim, d_ff, gated, causal, **errs):
     """`errs` may hold functions of the arguments, by name."""
+    given = {"T": T, "heads": heads, "kv_heads": kv_heads, "causal": causal, "d_model": d_model}
+    fixed = {name: value(given) if callable(value) else value for name, value in errs.items()}
+    return _layer(B, T, d_model, heads, kv_heads, head_dim, d_ff, gated, causal, **fixed)
 
-    def gives(B, T, d_model, heads, kv_heads, head_dim, d_ff, gated, causal):
-        given = {"T": T, "heads": heads, "kv_heads": kv_heads, "causal": causal, "gated": gated}
-        fixed = {name: value(given) if callable(value) else value for name, value in errs.items()}
-        return _layer(B, T, d_model, heads, kv_heads, head_dim, d_ff, gated, causal, **fixed)
 
-    return Misconception(label, gives=gives)
+def _layer_wrong(label: str, **errs) -> Misconception:
+    return Misconception(label, gives=partial(_layer_with, **errs))
 
 
 LAYER = FunctionExercise(
@@ -216,6 +239,7 @@ LAYER = FunctionExercise(
     cases=_layer_cases,
     expected=_layer,
     unit="FLOPs",
+    returns=("forward", "backward"),
     misconceptions=(
         _layer_wrong("multiply-add-is-one", per=1),
         _layer_wrong("no-attention", products=0),
@@ -228,12 +252,23 @@ LAYER = FunctionExercise(
         ),
         _layer_wrong("kv-heads-in-projection", kv=lambda a: a["heads"]),
         _layer_wrong("kv-heads-in-scores", kv_score_heads=lambda a: a["kv_heads"]),
+        _layer_wrong("head-dim-ignored", q_width=lambda a: a["d_model"]),
+        _layer_wrong(
+            "head-dim-ignored",
+            q_width=lambda a: a["d_model"],
+            kv_width=lambda a: a["d_model"] // a["heads"] * a["kv_heads"],
+        ),
+        _layer_wrong("head-dim-ignored", q_width=lambda a: a["d_model"], kv_width=lambda a: a["d_model"]),
+        _layer_wrong("head-dim-ignored", score_width=lambda a: a["d_model"]),
+        _layer_wrong("one-sequence", sequences=1),
         _layer_wrong("gate-forgotten", mlps=2),
+        _layer_wrong("gate-forgotten/2", mlps=3),
         _layer_wrong("output-projection-forgotten", out=False),
         _layer_wrong("backward-as-forward", backward=1),
         _layer_wrong("attention-backward-once", attention_backward=1),
         _layer_wrong("attention-backward-once/2", attention_backward=0),
         _layer_wrong("recomputed", backward=3),
+        Misconception("swapped", gives=lambda *args: _layer(*args)[::-1]),
     ),
 )
 
@@ -257,24 +292,30 @@ def _audit_cases(rng: Random) -> list[Case]:
         one("long context", 2, 128, 512, 1000, 65536, True, 1, 65536),
         small(True, 0),
         small(False, 64),
+        one("all sizes 1", 1, 1, 1, 1, 1, False, 1, 1),
+        one("one layer, odd sizes", 1, 3, 5, 7, 11, True, 3, 13),
     ]
 
 
-def _audit(layers, d_model, d_ff, vocab, positions, tied, B, T, *, multiplied=None, square=1, passes=6):
+def _audit(
+    layers, d_model, d_ff, vocab, positions, tied, B, T, *, multiplied=None, square=1, passes=6, one_layer=False
+):
     """The right count, or one that errs in what the keywords say."""
     products = vocab * d_model if multiplied is None else multiplied
     blocks = layers * (4 * d_model**2 + 2 * d_model * d_ff)
-    return passes * B * T * (blocks + products + layers * 2 * T * d_model * square)
+    return passes * B * T * (blocks + products + (1 if one_layer else layers) * 2 * T * d_model * square)
+
+
+def _audit_with(layers, d_model, d_ff, vocab, positions, tied, B, T, **errs):
+    """`errs` may hold functions of the sizes of the tables, by name."""
+    table, own_head = vocab * d_model, 0 if tied else vocab * d_model
+    given = {"table": table, "head": own_head, "positions": positions * d_model}
+    fixed = {name: value(given) if callable(value) else value for name, value in errs.items()}
+    return _audit(layers, d_model, d_ff, vocab, positions, tied, B, T, **fixed)
 
 
 def _audit_wrong(label: str, **errs) -> Misconception:
-    def gives(layers, d_model, d_ff, vocab, positions, tied, B, T):
-        table, own_head = vocab * d_model, 0 if tied else vocab * d_model
-        given = {"table": table, "head": own_head, "positions": positions * d_model}
-        fixed = {name: value(given) if callable(value) else value for name, value in errs.items()}
-        return _audit(layers, d_model, d_ff, vocab, positions, tied, B, T, **fixed)
-
-    return Misconception(label, gives=gives)
+    return Misconception(label, gives=partial(_audit_with, **errs))
 
 
 AUDIT = FunctionExercise(
@@ -295,6 +336,7 @@ AUDIT = FunctionExercise(
         _audit_wrong("mask-subtracted", square=0.5),
         _audit_wrong("mask-subtracted/2", multiplied=lambda a: a["table"] + a["positions"] + a["head"], square=0.5),
         _audit_wrong("forward-only", passes=2),
+        _audit_wrong("one-layer", one_layer=True),
     ),
 )
 
@@ -310,6 +352,7 @@ def _mfu_cases(rng: Random) -> list[Case]:
         ("H100, with sparsity, attention recomputed", 405.9e9, 16384, 1979.0, True, 0.25),
         ("B200, with sparsity, everything recomputed", 32.8e9, 256, 4500.0, True, 1.0),
         ("one RTX 4090", 0.124e9, 1, 165.2, False, 0.0),
+        ("an odd number of GPUs, a third recomputed", 3.1e9, 7, 989.4, False, 1 / 3),
     ):
         forward = params * rng.uniform(2.02, 2.4)
         peak = gpus * rate * 1e12 / (2 if sparse else 1)
@@ -333,34 +376,39 @@ MFU = FunctionExercise(
     cases=_mfu_cases,
     expected=_mfu,
     tolerance=1e-9,
+    returns=("MFU", "HFU"),
     misconceptions=(
-        Misconception("sparse-peak", gives=lambda *a: _mfu(*a, halved=False)),
+        Misconception("sparse-peak", gives=partial(_mfu, halved=False)),
         Misconception(
             "sparse-peak-doubled",
             gives=lambda tokens, forward, gpus, rate, sparse, recomputed: _mfu(
                 tokens, forward, gpus, rate * (2 if sparse else 1), False, recomputed
             ),
         ),
-        Misconception("always-halved", gives=lambda *a: _mfu(*a, halved=True)),
+        Misconception("always-halved", gives=partial(_mfu, halved=True)),
         Misconception("recomputation-in-mfu", gives=lambda *a: _mfu(*a, model=3 + a[-1])),
-        Misconception("recomputation-forgotten", gives=lambda *a: _mfu(*a, hardware=3)),
+        Misconception("recomputation-forgotten", gives=partial(_mfu, hardware=3)),
         Misconception("swapped", gives=lambda *a: _mfu(*a)[::-1]),
+        Misconception("backward-recomputed", gives=lambda *a: _mfu(*a, hardware=3 + 2 * a[-1])),
+        Misconception("recomputed-always", gives=partial(_mfu, hardware=4)),
         Misconception("whole-step-recomputed", gives=lambda *a: _mfu(*a, hardware=3 * (1 + a[-1]))),
         Misconception("forward-only", gives=lambda *a: _mfu(*a, model=1, hardware=1 + a[-1])),
         Misconception("backward-as-forward", gives=lambda *a: _mfu(*a, model=2, hardware=2 + a[-1])),
         Misconception("parameters-not-flops", gives=lambda *a: _mfu(*a, model=6, hardware=6 + 2 * a[-1])),
         Misconception("parameters-not-flops", gives=lambda *a: _mfu(*a, model=6, hardware=6 + a[-1])),
-        Misconception("one-gpu", gives=lambda *a: _mfu(*a, per_gpu=False)),
-        Misconception("percent", when=lambda evidence: _power_of_ten(evidence)),
+        Misconception("one-gpu", gives=partial(_mfu, per_gpu=False)),
+        Misconception("percent", when=lambda evidence: _power_of_ten(evidence, _mfu)),
     ),
 )
 
 
-def _power_of_ten(evidence) -> bool:
-    """Every output is the expected one times one power of ten."""
-    if evidence.kind != "values" or isinstance(evidence.expected, int | float):
-        return False
-    powers = [math.log10(yours / right) for yours, right in zip(evidence.outputs, evidence.expected, strict=True)]
+def _power_of_ten(evidence, expected: Callable[..., Any]) -> bool:
+    """Every result of every case is the expected one times one power of ten."""
+    powers = []
+    for outcome in evidence.outcomes:
+        yours, right = outcome.reply.output, expected(*outcome.case.args)
+        pairs = [(yours, right)] if isinstance(right, float) else zip(yours, right, strict=True)
+        powers += [math.log10(one / other) for one, other in pairs]
     return abs(powers[0] - round(powers[0])) < 1e-6 and round(powers[0]) != 0 and max(powers) - min(powers) < 1e-6
 
 
@@ -373,6 +421,9 @@ def _days_cases(rng: Random) -> list[Case]:
         ("a mixture of experts, 671 B, 37 B active", 671e9, 37e9, 14.8e12, 2048, 989.4, 0.3, 2.0, 0, 0.0),
         ("a mixture of experts that fails", 46.7e9, 12.9e9, 4e12, 256, 312.0, 0.4, 3.0, 55, 0.75),
         ("GPT-2 on one GPU", 124e6, 124e6, 10e9, 1, 312.0, 0.35, 0.25, 3, 0.1),
+        ("restarted at once", 8e9, 8e9, 1e12, 100, 989.4, 0.45, 4.0, 17, 0.0),
+        ("checkpoints all the time, a slow restart", 8e9, 8e9, 1e12, 100, 989.4, 0.45, 0.0, 17, 3.0),
+        ("one interruption", 1e9, 0.3e9, 2e12, 8, 312.0, 0.5, 6.0, 1, 0.5),
     ):
         gap, mfu = gap * rng.uniform(0.8, 1.2), mfu * rng.uniform(0.9, 1.1)
         name = f"{what}, {stops} interruptions"
@@ -388,6 +439,11 @@ def _days(
     return (training + stops * (lost * gap + down * restart)) / 24
 
 
+def _days_off(factor: float) -> Callable[..., float]:
+    """The time of training alone is `factor` times too long."""
+    return lambda *args: _days(*args, useful=1 / factor)
+
+
 DAYS = FunctionExercise(
     id="flops.days",
     function="training_days",
@@ -397,11 +453,14 @@ DAYS = FunctionExercise(
     unit="days",
     misconceptions=(
         Misconception("all-experts", gives=lambda params, active, *rest: _days(params, params, *rest)),
-        Misconception("all-lost", gives=lambda *a: _days(*a, lost=1)),
-        Misconception("nothing-lost", gives=lambda *a: _days(*a, lost=0)),
-        Misconception("restart-forgotten", gives=lambda *a: _days(*a, down=0)),
-        Misconception("interruptions-forgotten", gives=lambda *a: _days(*a, lost=0, down=0)),
-        Misconception("forward-only", gives=lambda *a: _days(*a, flops=2)),
+        Misconception("all-lost", gives=partial(_days, lost=1)),
+        Misconception("nothing-lost", gives=partial(_days, lost=0)),
+        Misconception("restart-forgotten", gives=partial(_days, down=0)),
+        Misconception("interruptions-forgotten", gives=partial(_days, lost=0, down=0)),
+        Misconception("forward-only", gives=partial(_days, flops=2)),
+        Misconception("multiply-add-is-one", gives=partial(_days, flops=3)),
+        Misconception("backward-as-forward", gives=partial(_days, flops=4)),
+        Misconception("restart-halved", gives=partial(_days, down=0.5)),
         Misconception(
             "mfu-forgotten",
             gives=lambda params, active, tokens, gpus, peak, mfu, *rest: _days(
@@ -414,7 +473,15 @@ DAYS = FunctionExercise(
                 params, active, tokens, gpus, peak, 1 / mfu, *rest
             ),
         ),
-        Misconception("peak-halved", gives=lambda *a: _days(*a, useful=0.5)),
+        Misconception(
+            "one-gpu", gives=lambda params, active, tokens, gpus, *rest: _days(params, active, tokens, 1, *rest)
+        ),
+        *(Misconception("units", gives=_days_off(10.0**power)) for power in (12, 9, 6, 3, -3)),
+        Misconception("seconds-and-hours", gives=_days_off(3600)),
+        Misconception("seconds-and-hours", gives=_days_off(60)),
+        Misconception("lost-once", gives=lambda *a: _days(*a[:7], bool(a[7]), a[8])),
+        Misconception("lost-once", gives=lambda *a: _days(*a, down=0) + a[8] / 24),
+        Misconception("peak-halved", gives=partial(_days, useful=0.5)),
         Misconception(
             "hours",
             when=lambda evidence: any(
@@ -442,6 +509,8 @@ def _roofline_cases(rng: Random) -> list[Case]:
         ("a narrow model on an H200", 4096 + rng.randrange(100), 128, 512, 2, h200),
         ("fp32 on a T4", 512 + rng.randrange(100), 768, 3072, 4, t4),
         ("slow lanes", 4096 + rng.randrange(100), 256, 1024, 2, (989.4, 0.9, 4800.0)),
+        ("slow arithmetic, fast memory", 1000 + rng.randrange(100), 64, 256, 2, (2.0, 1.0, 4800.0)),
+        ("one token in int8, odd sizes", 1, 2 * rng.randrange(50, 500) + 1, 2 * rng.randrange(50, 500) + 1, 1, a100),
     ):
         for fused in (False, True):
             shown = (
@@ -459,15 +528,16 @@ def _mlp_parts(M, d_model, d_ff, itemsize, tensor, lane, gbps):
     return 2 * M * d_model * d_ff / (tensor * 1e6), 8 * M * d_ff / (lane * 1e6), *moves
 
 
-def _mlp(*args, both=max, weights=1.0, separate_h=2, gelu_on=None):
+def _mlp(*args, both=max, weights=1.0, separate_h=2, gelu_on=None, a_gelu=8, lanes_fused=True):
     """The right time, or one that errs in what the keywords say. `both`: how arithmetic and traffic combine."""
     *sizes, fused = args
     if gelu_on is not None:
         sizes[5] = sizes[gelu_on]
     product, gelu, x, w, h = _mlp_parts(*sizes)
+    gelu *= a_gelu / 8
     moved = x + weights * w + h
     if fused:
-        return both(max(product, gelu), moved) + both(product, moved)
+        return both(max(product, gelu if lanes_fused else 0), moved) + both(product, moved)
     return 2 * both(product, moved) + both(gelu, separate_h * h)
 
 
@@ -502,6 +572,24 @@ def _mlp_h_stays(*args):
     return max(product, gelu, x + w) + max(product, w + x) if fused else _mlp(*args)
 
 
+def _mlp_one_kernel(*args):
+    *sizes, fused = args
+    product, gelu, x, w, _ = _mlp_parts(*sizes)
+    return max(2 * product, gelu, 2 * (x + w)) if fused else _mlp(*args)
+
+
+def _mlp_all_in_turn(*args):
+    *sizes, fused = args
+    product, gelu, x, w, h = _mlp_parts(*sizes)
+    return 2 * (product + x + w + h) + gelu + (0 if fused else 2 * h)
+
+
+def _mlp_slowest_kernel(*args):
+    *sizes, fused = args
+    product, gelu, x, w, h = _mlp_parts(*sizes)
+    return max(product, gelu, x + w + h, 0 if fused else 2 * h)
+
+
 def _mlp_reads_only(*args):
     *sizes, fused = args
     product, gelu, x, w, h = _mlp_parts(*sizes)
@@ -521,13 +609,19 @@ ROOFLINE = FunctionExercise(
         Misconception("one-roof-for-all", gives=_mlp_sums),
         Misconception("one-roof-for-all", gives=_mlp_sums_units),
         Misconception("one-roof-for-all", gives=_mlp_sums_all),
-        Misconception("no-overlap", gives=lambda *a: _mlp(*a, both=lambda x, y: x + y)),
-        Misconception("traffic-only", gives=lambda *a: _mlp(*a, both=lambda x, y: y)),
-        Misconception("compute-only", gives=lambda *a: _mlp(*a, both=lambda x, y: x)),
-        Misconception("weights-forgotten", gives=lambda *a: _mlp(*a, weights=0)),
+        Misconception("no-overlap", gives=partial(_mlp, both=lambda x, y: x + y)),
+        Misconception("no-overlap", gives=_mlp_all_in_turn),
+        Misconception("kernels-at-once", gives=_mlp_slowest_kernel),
+        Misconception("traffic-only", gives=partial(_mlp, both=lambda x, y: y)),
+        Misconception("compute-only", gives=partial(_mlp, both=lambda x, y: x)),
+        Misconception("weights-forgotten", gives=partial(_mlp, weights=0)),
         Misconception("reads-only", gives=_mlp_reads_only),
-        Misconception("gelu-one-way", gives=lambda *a: _mlp(*a, separate_h=1)),
-        Misconception("gelu-on-tensor-cores", gives=lambda *a: _mlp(*a, gelu_on=4)),
+        Misconception("gelu-one-way", gives=partial(_mlp, separate_h=1)),
+        Misconception("gelu-one-way/2", gives=partial(_mlp, separate_h=0)),
+        Misconception("gelu-for-nothing", gives=partial(_mlp, lanes_fused=False)),
+        Misconception("gelu-for-nothing", gives=partial(_mlp, a_gelu=0)),
+        Misconception("gelu-one-flop", gives=partial(_mlp, a_gelu=1)),
+        Misconception("gelu-on-tensor-cores", gives=partial(_mlp, gelu_on=4)),
         Misconception(
             "products-on-lanes",
             gives=lambda M, d, f, i, tensor, lane, gbps, fused: _mlp(M, d, f, i, lane, lane, gbps, fused),
@@ -540,18 +634,13 @@ ROOFLINE = FunctionExercise(
         Misconception("always-fused", gives=lambda *a: _mlp(*a[:-1], True)),
         Misconception("fused-in-turn", gives=_mlp_fused_in_turn),
         Misconception("h-stays-on-chip", gives=_mlp_h_stays),
+        Misconception("h-stays-on-chip", gives=_mlp_one_kernel),
         Misconception(
             "multiply-add-is-one",
             gives=lambda M, d, f, i, tensor, lane, gbps, fused: _mlp(M, d, f, i, 2 * tensor, lane, gbps, fused),
         ),
         Misconception("elements", gives=lambda M, d, f, i, *rest: _mlp(M, d, f, 1, *rest)),
-        Misconception(
-            "units",
-            when=lambda evidence: (
-                abs(power := math.log10(evidence.outputs / evidence.expected)) > 0.5
-                and abs(power - round(power)) < 1e-6
-            ),
-        ),
+        Misconception("units", when=lambda evidence: _power_of_ten(evidence, _mlp)),
     ),
 )
 
@@ -578,17 +667,36 @@ def _critical_cases(rng: Random) -> list[Case]:
         shown = f"{args[0] / 1e9:.2f} B weights of {weight:g} bytes, cache {args[2] / 1e9:.4g} GB"
         tags = "never" if batch < 0 else "cache" if kv else "no-cache"
         cases.append(case(f"{what}: {shown}", *args, tags=tags))
-    return cases
+    # Exact in floating point, so that every way of dividing finds the two slopes equal.
+    parallel = 8.192e9, 2.0, 16384.0, 0.0, 1000.0, 1.0
+    return [
+        *cases,
+        case("every sequence brings as much to fetch as to compute", *parallel, tags="never"),
+        case("one sequence is enough", 1e6, 2.0, 1e6, 1e12, 100.0, 1000.0, tags="cache"),
+    ]
 
 
 def _critical_exact(params, weight, kv, attention, tflops, gbps, *, flops=2.0) -> float:
-    """Where the two lines cross; negative where they do not."""
-    return params * weight / ((flops * params + attention) * gbps * 1e9 / (tflops * 1e12) - kv)
+    """Where the two lines cross; negative where they do not, infinite where they are parallel."""
+    gained = (flops * params + attention) * gbps * 1e9 / (tflops * 1e12) - kv
+    return params * weight / gained if gained else math.inf
 
 
-def _critical(params, weight, kv, attention, tflops, gbps, *, flops=2.0) -> int:
-    exact = _critical_exact(params, weight, kv, attention, tflops, gbps, flops=flops)
-    return math.ceil(exact) if exact > 0 else 0
+def _critical(
+    params, weight, kv, attention, tflops, gbps,
+    *, flops=2.0, fetched=1, computed=1, once=False, itemsize=None, rounded=math.ceil, overlooked=False, never=0,
+) -> int:  # fmt: skip
+    """The right batch, or one that errs in what the keywords say.
+
+    fetched, computed  how many caches, and how much of what is computed with them, count for a sequence
+    once               one cache is fetched for all of them, with the weights
+    overlooked         that the lines may not cross; else the answer is then `never`
+    """
+    weight = itemsize or weight
+    if once:
+        weight, fetched = weight + kv / params, 0
+    exact = _critical_exact(params, weight, fetched * kv, computed * attention, tflops, gbps, flops=flops)
+    return rounded(exact) if overlooked or 0 < exact < math.inf else never
 
 
 CRITICAL = FunctionExercise(
@@ -598,25 +706,18 @@ CRITICAL = FunctionExercise(
     expected=_critical,
     unit="sequences",
     misconceptions=(
-        Misconception("cache-ignored", gives=lambda params, weight, kv, *rest: _critical(params, weight, 0, *rest)),
-        Misconception(
-            "cache-ignored/2", gives=lambda params, weight, kv, attention, *rest: _critical(params, weight, 0, 0, *rest)
-        ),
-        Misconception(
-            "cache-fetched-once",
-            gives=lambda params, weight, kv, *rest: _critical(params, weight + kv / params, 0, *rest),
-        ),
-        Misconception("never-overlooked", gives=lambda *a: math.ceil(_critical_exact(*a))),
-        Misconception("never-overlooked/2", gives=lambda *a: _critical(*a) or 1),
-        Misconception(
-            "attention-not-computed",
-            gives=lambda params, weight, kv, attention, *rest: _critical(params, weight, kv, 0, *rest),
-        ),
-        Misconception("multiply-add-is-one", gives=lambda *a: _critical(*a, flops=1)),
-        Misconception("rounded-down", gives=lambda *a: math.floor(_critical_exact(*a)) if _critical(*a) else 0),
-        Misconception("rounded-down/2", gives=lambda *a: round(_critical_exact(*a)) if _critical(*a) else 0),
+        Misconception("cache-ignored", gives=partial(_critical, fetched=0)),
+        Misconception("cache-ignored/2", gives=partial(_critical, fetched=0, computed=0)),
+        Misconception("cache-fetched-once", gives=partial(_critical, once=True)),
+        Misconception("never-overlooked", gives=partial(_critical, overlooked=True)),
+        Misconception("never-overlooked/2", gives=partial(_critical, never=1)),
+        Misconception("attention-not-computed", gives=partial(_critical, computed=0)),
+        Misconception("multiply-add-is-one", gives=partial(_critical, flops=1)),
+        Misconception("flops-by-bytes", gives=lambda *a: _critical(*a, flops=2 * a[1])),
+        Misconception("rounded-down", gives=partial(_critical, rounded=math.floor)),
+        Misconception("rounded-down/2", gives=partial(_critical, rounded=round)),
         Misconception("not-rounded", when=lambda evidence: evidence.outputs != round(evidence.outputs)),
-        Misconception("two-bytes", gives=lambda params, weight, *rest: _critical(params, 2, *rest)),
+        Misconception("two-bytes", gives=partial(_critical, itemsize=2)),
         Misconception(
             "ridge", gives=lambda params, weight, kv, attention, tflops, gbps: math.ceil(tflops * 1e3 / gbps)
         ),

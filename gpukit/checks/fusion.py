@@ -7,14 +7,16 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
 from gpukit.grading.ideas import padding
-from gpukit.grading.inputs import Inputs, case, far, listed, tensor_case
+from gpukit.grading.inputs import Inputs, case, far, lengths, listed, nbytes, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from gpukit.grading.evidence import Evidence
+    from gpukit.grading.messages import LaunchFacts
 
 
 def _only_first(count: Callable[..., int]) -> Callable[[Evidence], bool]:
@@ -136,6 +138,7 @@ ACCESSES = FunctionExercise(
     id="fusion.accesses",
     function="accesses",
     cases=_accesses_cases,
+    returns=("tensors read", "tensors written"),
     expected=_accesses,
     misconceptions=(
         Misconception("nothing-fused", gives=_wrong_accesses(made_here=True, each_op=True, writes=_everything)),
@@ -165,10 +168,17 @@ def _sin_cos_cases(rng: Random) -> list[Case]:
         return tensor_case(x, a, b, block, note=f"a {a:g}, b {b:g}, BLOCK {block}", tags=" ".join(facts))
 
     normal = make.normal
+    # Where sin(x)**2 - cos(x)**2 is what two large numbers leave of each other.
+    small = normal(40, scale=0.02) + 0.785398
     return [
         case(make.torch.full((1,), 0.7), 2.0, -3.0, 16),
+        *(
+            case(normal(n, scale=3), a, b, 16)
+            for n, a, b in zip(lengths(16)[1:], (0, 1.5, -2, 0.5, 3), (2.5, 0, 1, 1, -1), strict=True)
+        ),
+        *(case(small.to(getattr(make.torch, t)), 5e4, -5e4, 16, "tiny") for t in ("float16", "bfloat16")),
+        case(normal(70, scale=100), 1.0, 2.0, 32),
         case(normal(64, scale=3), 1.5, 0.25, 64),
-        case(normal(50, scale=3), 0.5, 2.0, 64),
         case(normal(781, scale=3), -1.0, 3.0, 128),
         case(normal(3, 7, 11, scale=3), 2.0, 1.0, 32, tags="leading"),
         case(normal(2048, scale=3, dtype="float16"), 1.25, -0.5, 256),
@@ -185,10 +195,12 @@ SIN_COS = KernelExercise(
     id="fusion.sin_cos",
     function="sin_cos",
     cases=_sin_cos_cases,
-    reference=_sin_cos,
+    reference=ideas.in_float32(_sin_cos),
     huge=lambda: (far(3 << 30), 0.75, -2.0, 1024),
-    traffic=Traffic(reads=1, writes=1),
+    traffic=Traffic(reads=1, writes=1, memory=1),
+    launch_rule=ideas.in_registers("what a block has computed is in registers still: who needs it in memory?"),
     misconceptions=(
+        Misconception("low-precision", when=ideas.only("tiny")),
         Misconception(
             "square-first", gives=lambda x, a, b, *_: a * (x.float() ** 2).sin() + b * (x.float() ** 2).cos()
         ),
@@ -212,6 +224,10 @@ def _gate_cases(rng: Random) -> list[Case]:
 
     high, low = normal(2, 256, scale=2), normal(2, 100, scale=2) - 12
     high[:, ::3] += 120
+    kinds = [make.rows(n) for n in (1, 31, 33, 64)]
+    for x in kinds:
+        x[2] += 140  # about -60: below -80 and more no float32 holds the sum of a row
+        x[10, :1] = x[7, :1] = 1
     return [
         case(normal(1, 1)),
         case(normal(3, 64, scale=2)),
@@ -219,10 +235,13 @@ def _gate_cases(rng: Random) -> list[Case]:
         case(normal(2, 1024, scale=2, dtype="float16")),
         case(high, "every third around 120", "large"),
         case(low, "around -12", "tiny"),
+        *(case(x, "rows of many kinds", "kinds") for x in kinds),
+        case(kinds[2].bfloat16(), "rows of many kinds", "kinds"),
         case(normal(5, 50, scale=2)),
         case(normal(2, 1025, scale=2), tags="long"),
         case(normal(17, 781, scale=2)),
         case(make.torch.full((1, 40000), 2.0).half(), "constant", "constant long"),
+        case((low - 5).half()[:1], "around -17", "tiny"),  # whose sigmoids float16 does not hold
     ]
 
 
@@ -244,14 +263,21 @@ def _overflowing_gate(x: Tensor) -> Tensor:
     return score / score.sum(-1, keepdim=True)
 
 
+def _only_in_16_bits(evidence: Evidence) -> bool:
+    """Rows of tiny scores fail in float16 and bfloat16, and pass in float32."""
+    return ideas.only("tiny", "kinds")(evidence) and not any("float32" in case.tags for case in evidence.failed)
+
+
 GATE = KernelExercise(
     id="fusion.gate",
     function="gate",
     cases=_gate_cases,
-    reference=_gate,
+    reference=ideas.in_float32(_gate),
     huge=lambda: (far(49152, 65536),),
-    traffic=Traffic(reads=1, writes=1),
+    traffic=Traffic(reads=1, writes=1, memory=1),
+    launch_rule=ideas.in_registers("the scores need no memory between the sum and the division: where can they wait?"),
     misconceptions=(
+        Misconception("low-precision", when=_only_in_16_bits),
         Misconception(
             "padding-through-function",
             gives=_padded_gate,
@@ -262,7 +288,7 @@ GATE = KernelExercise(
         Misconception("normalised-first", gives=lambda x: (x / x.sum(-1, keepdim=True)).sigmoid()),
         Misconception("mean", gives=lambda x: _gate(x) * x.shape[-1]),
         Misconception("overflow", gives=_overflowing_gate),
-        Misconception("lost-digits", when=lambda evidence: evidence.tag("tiny")),
+        Misconception("lost-digits", when=ideas.only("tiny", "kinds")),
         Misconception("program-id", when=_only_first(lambda x: x.shape[-1])),
         Misconception("block-too-small", when=lambda evidence: evidence.kind == "nan" and evidence.tag("long")),
     ),
@@ -274,11 +300,12 @@ def _recompute_cases(rng: Random) -> list[Case]:
     make = Inputs(rng)
     normal = make.normal
 
-    def case(*shape: int, dtype: str = "float32", scale: float = 2.0, tags: str = "") -> Case:
-        x, dy = normal(*shape, scale=scale, dtype=dtype), normal(*shape, dtype=dtype)
+    def case(*shape: int, dtype: str = "float32", scale: float = 2.0, mean: float = 0.0, tags: str = "") -> Case:
+        x, dy = normal(*shape, scale=scale).add_(mean).to(getattr(make.torch, dtype)), normal(*shape, dtype=dtype)
         facts = "blocks" if x.numel() > 1024 else ""
-        return tensor_case(x, dy, tags=f"{facts} {tags}")
+        return tensor_case(x, dy, note=f"around {mean:g}" if mean else "", tags=f"{facts} {tags}")
 
+    x = normal(7, 30, scale=2.0)
     return [
         case(1),
         case(64),
@@ -287,6 +314,9 @@ def _recompute_cases(rng: Random) -> list[Case]:
         case(1024, dtype="float16"),
         case(1025, dtype="bfloat16"),
         case(256, scale=20.0, tags="large"),
+        case(100, scale=0.5, mean=9.0, dtype="float16", tags="tiny"),
+        case(100, scale=0.5, mean=9.0, dtype="bfloat16", tags="tiny"),
+        *(tensor_case(x, dy, note=f"dy {note}", tags="strided-dy leading") for note, dy in make.upstream(x)),
         case(50, 70, tags="leading"),
         case(3, 2000, tags="leading"),
     ]
@@ -326,15 +356,21 @@ def _inverted_sigmoids(evidence: Evidence) -> bool:
     return True
 
 
+def _passes(count: int) -> Callable[[Tensor, Tensor], int]:
+    """The bytes of `count` accesses, and of the copy that a dy in another layout needs."""
+    return lambda x, dy: (count + (not dy.is_contiguous())) * nbytes(x)
+
+
 RECOMPUTE = KernelExercise(
     id="fusion.recompute",
     function="three_sigmoids",
     cases=_recompute_cases,
-    reference=_three_sigmoids,
+    reference=ideas.in_float32(_three_sigmoids),
     huge=lambda: (far(3 << 30), far(3 << 30)),
     gradients=1,
-    traffic=Traffic(reads=3, writes=2, launches=2),
+    traffic=Traffic(reads=_passes(3), writes=_passes(2), launches=2, memory=_passes(2)),
     misconceptions=(
+        Misconception("low-precision", when=ideas.only("tiny")),
         Misconception("only-the-last", gives=_sigmoids_backward(lambda x, s1, s2, y: _slope(y))),
         Misconception("slope-missing", gives=_sigmoids_backward(lambda x, s1, s2, y: _slope(y) * _slope(s2))),
         Misconception("slope-missing", gives=_sigmoids_backward(lambda x, s1, s2, y: _slope(y) * _slope(s1))),
@@ -368,21 +404,38 @@ def _epilogue_cases(rng: Random) -> list[Case]:
     make = Inputs(rng)
     normal = make.normal
 
+    def of(a: Tensor, b: Tensor, scale: Tensor, residual: Tensor, block: int, note: str = "", tags: str = "") -> Case:
+        (M, K), N = a.shape, len(scale)
+        ragged = "partial" if M % block or N % block else ""
+        shown = f"a [{M}, {K}], b [{K}, {N}]"
+        note = listed(f"BLOCK {block}", note)
+        return tensor_case(a, b, scale, residual, block, shown=shown, note=note, tags=f"{ragged} {tags}")
+
     def case(M: int, N: int, K: int, block: int, dtype: str = "float32", tags: str = "") -> Case:
         a, b = normal(M, K, dtype=dtype), normal(K, N, dtype=dtype)
         scale, residual = normal(N, scale=0.5, dtype=dtype), normal(M, N, scale=2.0, dtype=dtype)
-        ragged = "partial" if M % block or N % block else ""
-        shown = f"a [{M}, {K}], b [{K}, {N}]"
-        return tensor_case(a, b, scale, residual, block, shown=shown, note=f"BLOCK {block}", tags=f"{ragged} {tags}")
+        return of(a, b, scale, residual, block, tags=tags)
 
-    return [  # never more rows than columns: whoever scales rows then finds a number for each, and reads the diagnosis
+    def sums(dtype: str) -> Case:
+        """The product is 16 x 32, 64 times, and a little; the residual takes all but the little away."""
+        a, b, scale = make.torch.full((9, 65), 16.0), make.torch.full((65, 20), 32.0), make.torch.full((20,), -0.5)
+        a[:, -1], b[-1] = make.integers(-4, 5, 9) / 4, make.integers(-32, 33, 20) / 16
+        tensors = (t.to(getattr(make.torch, dtype)) for t in (a, b, scale, make.torch.full((9, 20), 2.0**14)))
+        return of(*tensors, 16, "large sums, of which the residual leaves little", "large-sums")
+
+    # The last one apart, never more rows than columns: whoever scales rows finds a number for each, and reads the diagnosis.
+    return [
         case(16, 16, 16, 16, tags="square"),
         case(1, 1, 8, 16),
         case(16, 32, 32, 16, "float16"),
         case(16, 48, 20, 16),
         case(17, 30, 24, 16, "bfloat16"),
         case(20, 45, 33, 32),
+        case(5, 65, 128, 64),
+        case(32, 32, 1, 16, tags="square"),
+        *map(sums, ("float16", "bfloat16", "float32")),
         case(64, 64, 64, 32, tags="square"),
+        case(33, 5, 17, 16, tags="tall"),
     ]
 
 
@@ -395,16 +448,37 @@ def _by_row(a: Tensor, b: Tensor, scale: Tensor, residual: Tensor, *_: Any) -> T
     return (a @ b * scale[: len(a), None] + residual).relu()
 
 
+def _epilogue_reads(a: Tensor, b: Tensor, scale: Tensor, residual: Tensor, block: int) -> int:
+    """a for each column of tiles, b for each row of them, residual once; and scale for each row of the result: whoever loads a
+    tile of it where a row would do repeats what the caches hold, which is not this exercise's subject."""
+    return -(-len(scale) // block) * nbytes(a) + -(-len(a) // block) * nbytes(b) + 2 * nbytes(residual)
+
+
+def _epilogue_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
+    accesses = [access for launch in launches for access in launch.accesses]
+    loaded = sum(access.bytes for access in accesses if access.tensor == "residual_ptr")
+    if loaded > nbytes(case.args[3]):
+        return "traffic", "residual_ptr is loaded more than once: who in a tile needs the same element twice?"
+    return ideas.in_registers("acc is in registers already: what does a trip to memory and back add to it?")(
+        case, launches
+    )
+
+
 EPILOGUE = KernelExercise(
     id="fusion.epilogue",
     function="epilogue",
     cases=_epilogue_cases,
-    reference=_epilogue,
+    reference=ideas.in_float32(_epilogue),
     huge=lambda: (far(1 << 25, 96), far(96, 32), far(32), far(1 << 25, 32), 32),
-    # Of the largest case, 64 x 64 x 64 in tiles of 32: a twice, b twice, residual; and whoever loads a tile of scale where a
-    # row would do repeats what the caches hold, which is not this exercise's subject.
-    traffic=Traffic(reads=6, writes=1, slack=0.01),
+    traffic=Traffic(
+        reads=_epilogue_reads,
+        writes=lambda a, b, scale, residual, _: nbytes(residual),
+        memory=lambda a, b, scale, residual, _: nbytes(residual),
+        slack=0.01,
+    ),
+    launch_rule=_epilogue_rule,
     misconceptions=(
+        Misconception("low-precision", when=ideas.rounded_sums),
         Misconception("scale-by-row", gives=_by_row),
         Misconception("residual-scaled", gives=lambda a, b, scale, residual, *_: ((a @ b + residual) * scale).relu()),
         Misconception("relu-first", gives=lambda a, b, scale, residual, *_: (a @ b * scale).relu() + residual),
@@ -430,12 +504,16 @@ def _soft_cap_cases(rng: Random) -> list[Case]:
     normal = make.normal
     large = normal(200, scale=30) + 1e4
     large[::2] *= -1
+    small = normal(100, scale=0.02)
     return [
         case(make.torch.full((1,), 25.0), 30.0),
         case(normal(64, scale=30), 30.0),
         case(normal(781, scale=30), 50.0),
         case(normal(6, 100, scale=20, dtype="float16"), 20.0, tags="leading"),
         case(large, 30.0, "around 1e4 and -1e4", "large"),
+        case(normal(7, 5, 3), 0.5),
+        case(small.half(), 30.0, "far below the cap", "tiny"),
+        case(small.bfloat16(), 2.0, "far below the cap", "tiny"),
         case(normal(1025, scale=30), 50.0),
         case(normal(2048, scale=30, dtype="float16"), 30.0),
         case(normal(50, 70, scale=30, dtype="bfloat16"), 50.0, tags="leading"),
@@ -450,10 +528,11 @@ DETECTIVE = KernelExercise(
     id="fusion.detective",
     function="soft_cap",
     cases=_soft_cap_cases,
-    reference=_soft_cap,
+    reference=ideas.in_float32(_soft_cap),
     huge=lambda: (far(3 << 30), 50.0),
-    traffic=Traffic(reads=1, writes=1),
+    traffic=Traffic(reads=1, writes=1, memory=1),
     misconceptions=(
+        Misconception("low-precision", when=ideas.only("tiny")),
         Misconception("clamped", gives=lambda x, cap: x.clamp(-cap, cap)),
         Misconception("not-capped", gives=lambda x, cap: (x / cap).tanh()),
         _BLOCK_0,

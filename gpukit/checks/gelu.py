@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, KernelExercise, Misconception, Traffic
 from gpukit.grading.ideas import only
-from gpukit.grading.inputs import Inputs, far, listed, tensor_case
+from gpukit.grading.inputs import Inputs, far, listed, nbytes, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,6 +67,8 @@ def _tanh_cases(rng: Random) -> list[Case]:
         tensor_case(normal(128, dtype="float16") + 100, tags="large", note="around 100"),
         tensor_case(normal(200) - 300, tags="below", note="around -300"),
         tensor_case(normal(90, dtype="bfloat16") - 50, tags="below", note="around -50"),
+        tensor_case(make.rows(97), tags="large", note="hard rows"),
+        tensor_case(make.rows(64, "float16"), tags="large", note="hard rows"),
     ]
 
 
@@ -93,6 +95,8 @@ def _bias_cases(rng: Random) -> list[Case]:
         case(normal(33, 100, dtype="bfloat16"), 16, 64),
         case(make.line(-6, 6, 3 * 200).view(200, 3).t().contiguous(), 2, 128, note="from -6 to 6"),
         case(heights, 2, 32, tags="large", note="rows around 300 and -300"),
+        case(make.rows(97), 8, 64, tags="large", note="hard rows"),
+        case(make.rows(130, "float16"), 16, 32, tags="large", note="hard rows"),
         case(normal(64, 256), 32, 128),
     ]
 
@@ -101,8 +105,12 @@ def _backward_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng, scale=2)
     normal = make.normal
 
-    def case(x: Tensor, tags: str = "", note: str = "") -> Case:
-        return tensor_case(x, make.like(x, x.shape[1]), make.like(x), tags=tags, note=note)
+    def case(x: Tensor, upstream: int | None = None, tags: str = "", note: str = "") -> Case:
+        """upstream: which of the corners dy is; None: noise"""
+        shown, dy = ("", make.like(x)) if upstream is None else make.upstream(x)[upstream]
+        tags += " strided-dy" * (not dy.is_contiguous())
+        note = listed(note, f"dy {shown}" if shown else "")
+        return tensor_case(x, make.like(x, x.shape[1]), dy, tags=tags, note=note)
 
     heights = make.normal(4, 96)
     heights[0] += 300
@@ -114,8 +122,13 @@ def _backward_cases(rng: Random) -> list[Case]:
         case(normal(20, 100), tags="blocks"),
         case(normal(33, 130), tags="blocks"),
         case(normal(17, 64, dtype="float16"), tags="blocks"),
-        case(normal(5, 250, dtype="bfloat16")),
+        case(normal(5, 250, dtype="bfloat16"), 1),
         case(heights, tags="large", note="rows around 300 and -300"),
+        case(normal(7, 97), 0),
+        case(normal(18, 40, dtype="float16"), 2, tags="blocks"),
+        case(normal(9, 33), 3),
+        case(normal(5, 64), 4),
+        case(normal(19, 50), 5, tags="blocks"),
         case(normal(64, 256), tags="blocks"),
     ]
 
@@ -124,12 +137,19 @@ def _swiglu_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng, scale=2)
     normal = make.normal
 
-    def case(gate: Tensor, up: Tensor, tags: str = "", note: str = "") -> Case:
-        return tensor_case(gate, up, make.like(gate), tags=tags, note=note)
+    def case(gate: Tensor, up: Tensor, upstream: int | None = None, tags: str = "", note: str = "") -> Case:
+        """upstream: which of the corners dy is; None: noise"""
+        shown, dy = ("", make.like(gate)) if upstream is None else make.upstream(gate)[upstream]
+        tags += " strided-dy" * (not dy.is_contiguous())
+        return tensor_case(gate, up, dy, tags=tags, note=listed(note, f"dy {shown}" if shown else ""))
 
     def halves(M: int, N: int, dtype: str = "float32") -> Case:
         gate, up = normal(M, 2 * N, dtype=dtype).chunk(2, -1)
         return case(gate, up, tags="strided", note="half of a matmul's result")
+
+    # dy times up is beyond float16, and their product with the slope is not.
+    low, high = normal(3, 70, scale=0.2) - 6, normal(3, 70) + 1000
+    far_up = tensor_case(low.half(), high.half(), normal(3, 70).half() + 100, tags="far", note="up around 1000, dy 100")
 
     return [
         case(normal(1, 1).abs(), normal(1, 1)),
@@ -140,6 +160,14 @@ def _swiglu_cases(rng: Random) -> list[Case]:
         halves(3, 300, dtype="bfloat16"),
         case(normal(2, 90) + 200, normal(2, 90), tags="large", note="gate around 200"),
         case(normal(2, 70) - 200, normal(2, 70), tags="below", note="gate around -200"),
+        case(normal(5, 97), normal(5, 97), 0),
+        case(normal(4, 300, dtype="bfloat16"), normal(4, 300, dtype="bfloat16"), 1),
+        case(normal(6, 64), normal(6, 64), 2),
+        case(normal(3, 257, dtype="float16"), normal(3, 257, dtype="float16"), 3),
+        case(normal(3, 50), normal(3, 50), 4),
+        case(normal(3, 255), normal(3, 255), 5),
+        case(normal(4, 100), normal(4, 200)[:, 100:], tags="strided", note="up half of a wider row"),
+        far_up,
         halves(8, 512),  # the largest, whose bytes are counted: who copies the halves first must be seen
     ]
 
@@ -183,7 +211,10 @@ BIAS = KernelExercise(
     cases=_bias_cases,
     reference=_bias_gelu,
     huge=lambda: (far(49152, 65536), far(65536), 16, 128),
-    traffic=Traffic(reads=1.05, writes=1),  # tiles of 32 rows load a row of bias each
+    traffic=Traffic(
+        reads=lambda x, bias, BLOCK_M, BLOCK_N: nbytes(x) + -(-len(x) // BLOCK_M) * nbytes(bias),
+        writes=1,
+    ),
     misconceptions=(
         Misconception("tanh-form", gives=_of_h(_gelu_tanh)),
         Misconception("bias-forgotten", gives=lambda x, bias, *blocks: _gelu(x)),
@@ -199,12 +230,27 @@ BIAS = KernelExercise(
 # --------------------------------------------------------------------------------------------------- gelu.backward
 def _slope(formula: Callable[[Tensor], Tensor]) -> Callable[..., dict[str, Tensor]]:
     """What dx is where GELU's slope is `formula` of h."""
-    return lambda x, bias, dy: {"dx": dy * formula(x + bias)}
+    return lambda x, bias, dy: _with_dbias(dy * formula(x + bias))
+
+
+def _with_dbias(dx: Tensor) -> dict[str, Tensor]:
+    return {"dx": dx, "dbias": dx.sum(0)}
 
 
 def _slope_of_tanh_form(h: Tensor) -> Tensor:
     s = (2 * _u(h)).sigmoid()
     return s + h * s * (1 - s) * 2 * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * h * h)
+
+
+def _backward_traffic(x: Tensor, bias: Tensor, dy: Tensor) -> tuple[int, int]:
+    """Reads and writes: forward x, bias and y; backward dy, x, bias and dx, and the sums there and back; tiles of 16 rows. A dy
+    that is not contiguous is copied first."""
+    tiles = -(-len(x) // 16)
+    copied, sums = 0 if dy.is_contiguous() else nbytes(dy), tiles * 4 * len(bias)
+    return (
+        2 * nbytes(x) + nbytes(dy) + copied + 2 * tiles * nbytes(bias) + sums,
+        2 * nbytes(x) + copied + sums + nbytes(bias),
+    )
 
 
 BACKWARD = KernelExercise(
@@ -214,7 +260,9 @@ BACKWARD = KernelExercise(
     reference=_bias_gelu,
     huge=lambda: (far(49152, 65536), far(65536), far(49152, 65536)),
     gradients=2,
-    traffic=Traffic(reads=3.2, writes=2.07, launches=3),  # four rows of tiles: bias twice, sums once
+    traffic=Traffic(
+        reads=lambda *args: _backward_traffic(*args)[0], writes=lambda *args: _backward_traffic(*args)[1], launches=3
+    ),
     launch_rule=ideas.no_atomics(
         "with atomics: which program comes first changes from run to run, and with the order of the additions the last "
         "digits of dbias. Where could each program leave a sum that nobody else touches?"
@@ -231,11 +279,11 @@ BACKWARD = KernelExercise(
         Misconception("tanh-form", gives=_slope(_slope_of_tanh_form)),
         Misconception(
             "bias-forgotten",
-            gives=lambda x, bias, dy: {"dx": dy * (_cumulative(x) + x * _density(x))},
+            gives=lambda x, bias, dy: _with_dbias(dy * (_cumulative(x) + x * _density(x))),
         ),
         Misconception(
             "saved-y",
-            gives=lambda x, bias, dy: {"dx": dy * (_cumulative(y := _gelu(x + bias) + bias) + y * _density(y))},
+            gives=lambda x, bias, dy: _with_dbias(dy * (_cumulative(y := _gelu(x + bias) + bias) + y * _density(y))),
         ),
         Misconception("sum-of-dy", gives=lambda x, bias, dy: {"dbias": dy.sum(0)}),
         Misconception("partial-missing", when=lambda evidence: evidence.kind == "nan" and evidence.output == "dbias"),
@@ -262,7 +310,12 @@ SWIGLU = KernelExercise(
     reference=_swiglu,
     huge=lambda: (far(49152, 65536), far(49152, 65536), far(49152, 65536)),
     gradients=2,
-    traffic=Traffic(reads=5, writes=3, launches=2),  # forward: gate, up, y; backward: dy, gate, up, dgate, dup
+    # Forward: gate, up, y; backward: dy, gate, up, dgate, dup. A dy that is not contiguous is copied first.
+    traffic=Traffic(
+        reads=lambda gate, up, dy: nbytes(gate) * (5 if dy.is_contiguous() else 6),
+        writes=lambda gate, up, dy: nbytes(gate) * (3 if dy.is_contiguous() else 4),
+        launches=2,
+    ),
     misconceptions=(
         Misconception("swapped", gives=lambda gate, up, dy: {"y": _swiglu(up, gate)}),
         Misconception("sigmoid-only", gives=lambda gate, up, dy: {"y": gate.sigmoid() * up}),

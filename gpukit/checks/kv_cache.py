@@ -8,18 +8,19 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from gpukit.accounting.tiling import cdiv
-from gpukit.grading import ideas
+from gpukit.grading import compare, ideas
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
 from gpukit.grading.ideas import only
-from gpukit.grading.inputs import Inputs, case, far, listed, tensor_case
+from gpukit.grading.inputs import Inputs, case, far, listed, nbytes, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.evidence import Outcome
+    from gpukit.grading.evidence import Evidence, Outcome
     from gpukit.grading.messages import LaunchFacts
 
 BLOCK = 32  # tokens in a block, of all kernels
+_NUMBERS = 64  # bytes that a call may allocate beside its results and what the docstring names: single numbers
 
 
 # ------------------------------------------------------------------------------------------------------------- inputs
@@ -41,15 +42,36 @@ class _Caches(Inputs):
         k, v = (self.cache(B, T_max, H_kv or H, D, lengths, dtype, stale) for _ in range(2))
         return self.normal(B, H, D, dtype=dtype), k, v + 1, self.torch.tensor(lengths, dtype=self.torch.int32)
 
+    def corners(
+        self, H_kv: int, T_max: int, lengths: Sequence[int], dtype: str = "float32", stale: bool = False
+    ) -> tuple[Tensor, ...]:
+        """Twelve query heads of size 16 on H_kv heads of a cache, with scores that are exact in every dtype.
 
-def _scored(args: tuple, score: int) -> tuple:
-    """The same values with scores that are all the same, exactly. D is 16."""
-    q, k, v, lengths = args
-    q, seen = q * 0, ~k.isnan()
-    q[..., 0] = 16
-    k = (k * 0).where(seen, k)
-    k[..., 0] += score / 4
-    return q, k, v, lengths
+        The first six: all scores 0, of no terms and of terms beyond float16 that cancel; that rise and fall by 1/2 from token to
+        token; the first token's and the last one's 4 above all others. The last six: all 200; all -200; that rise and fall by
+        20; the first one's and the last one's 1,600 above all others. In float16 the values of theirs have sums beyond 65,504.
+        """
+        q, k, v, at = self.args(12, 16, T_max, lengths, dtype, H_kv, stale)
+        q.zero_()
+        q[:, 1, :2], q[:, 2, 2], q[:, 3, 3], q[:, 4, 5], q[:, 5, 6] = 300, 2, -2, 16, 16
+        q[:, 6, 4], q[:, 7, 4], q[:, 8, 3], q[:, 9, 3], q[:, 10, 5], q[:, 11, 6] = 800, -800, 80, -80, 6400, 6400
+        for x, n in zip(k, lengths, strict=True):
+            tokens = self.torch.arange(n)[:, None]
+            x[:n] = 0
+            x[:n, :, 0], x[:n, :, 1], x[:n, :, 2], x[:n, :, 3], x[:n, :, 4] = 256, -256, tokens - (n - 1), tokens, 1
+            x[:1, :, 5], x[n - 1, :, 6] = 1, 1
+        if dtype == "float16":
+            v[:, :, H_kv // 2 :] = v[:, :, H_kv // 2 :] * 1000 + 50_000
+        return q, k, v, at
+
+    def stalling(self) -> tuple[Tensor, ...]:
+        """Two heads of 512 tokens, in which sums in bfloat16 go wrong by more than rounding: 32 x 1.8125 again and again, where
+        what is rounded away goes one way; and a token that has nearly all the weight before many that have each so little that a
+        block of them is rounded away."""
+        q, k, v, lengths = self.args(2, 16, 512, [512], "bfloat16")
+        q[:], k[:], v[:] = 0, 0, 3
+        q[:, 1, 0], k[:, 1:, 1, 0], v[:, :, 0], v[:, 0, 1] = 4, -9.125, 1.8125, 1
+        return q, k, v, lengths
 
 
 def _case(args: tuple, tags: str = "", note: str = "") -> Case:
@@ -84,33 +106,67 @@ def _tokens(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> list[tuple[Tens
 
 
 def _blockwise(
-    rescale_sum: bool = True, rescale_acc: bool = True, padding: int = 0, only: slice | None = None
+    fault: str = "", padding: int = 0, only: slice | None = None, guarded: bool = True
 ) -> Callable[..., Tensor]:
-    """The running softmax over blocks of 32 tokens, as somebody carries it on. padding: how many slots behind the last token
-    count, as far as the last block has them."""
+    """The running softmax over blocks of 32 tokens, as somebody carries it on.
+
+    fault    of ideas.online_softmax
+    padding  how many slots behind the last token count, as far as the last block has them
+    only     the tokens that take part
+    guarded  whether a sum of no weights is divided by 1
+    """
 
     def gives(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *_: Any) -> Tensor:
         import torch
 
         rows = []
         for s, values in _tokens(q, k, v, lengths):
-            blocks = list(zip(s.split(BLOCK, 1), values.split(BLOCK, 1), strict=True))[only or slice(None)]
-            m, total, acc = s.new_full(s.shape[:1], -3e38), s.new_zeros(s.shape[:1]), values[:, :0].sum(1)
-            for part, value in blocks:
-                m_new = torch.maximum(m, part.amax(1)) if part.shape[1] else m
-                if padding and part.shape[1] < BLOCK:  # scores of 0, and values of 0
-                    m_new = m_new.clamp_min(0)
-                shrink = torch.exp(m - m_new)
-                p = torch.exp(part - m_new[:, None])
-                total = (total * shrink if rescale_sum else total) + p.sum(1)
-                if padding:
-                    total = total + min(BLOCK - part.shape[1], padding) * torch.exp(-m_new)
-                acc = (acc * shrink[:, None] if rescale_acc else acc) + (p[:, :, None] * value).sum(1)
-                m = m_new
-            rows.append(acc / torch.where(total == 0, 1, total)[:, None])
+            s, values = s[:, only or slice(None)], values[:, only or slice(None)]
+            behind = min(-s.shape[1] % BLOCK, padding)  # scores of 0, and values of 0
+            s, values = torch.nn.functional.pad(s, (0, behind)), torch.nn.functional.pad(values, (0, 0, 0, behind))
+            if not s.shape[1]:
+                rows.append(values.sum(1) if guarded else values.sum(1) * math.nan)
+                continue
+            share = len(s) // k.shape[2] if fault == "one maximum" else 1  # query heads of one program
+            s, values = s.view(-1, share, s.shape[1]), values[::share]
+            _, total, acc = ideas.online_softmax(s, values, BLOCK, fault, share)
+            rows.append((acc / torch.where((total == 0) & guarded, 1, total)).flatten(0, 1))
         return torch.stack(rows)
 
     return gives
+
+
+# What somebody does wrong who carries it on: the diagnosis and the fault.
+_CARRIED = (
+    ("last-block-wins", "last"),
+    ("last-block-wins", "m stays"),
+    ("sums-not-rescaled", "both"),
+    ("sums-not-rescaled/2", "l"),
+    ("sums-not-rescaled/3", "acc"),
+    ("factor", "inverted"),
+    ("maximum-not-carried", "of the block"),
+    ("not-low-enough", "from 0 on"),
+    ("no-maximum", "no maximum"),
+)
+
+
+def _carried(guards: Sequence[bool]) -> list[Misconception]:
+    return [
+        Misconception(name, gives=_blockwise(fault, guarded=guarded)) for name, fault in _CARRIED for guarded in guards
+    ]
+
+
+def _all_nan(evidence: Evidence) -> bool:
+    return not evidence.passed and all(bool(o.wrong.actual.isnan().any()) for o in evidence.outcomes)
+
+
+def _longest_fail(evidence: Evidence) -> bool:
+    return only("many-tokens", "many-blocks")(evidence) and any("many-tokens" in case.tags for case in evidence.failed)
+
+
+def _only_16_bits(evidence: Evidence) -> bool:
+    """What is added up loses it in 16 bits alone, and there where most is to be lost."""
+    return only("float16", "bfloat16")(evidence) and any("many-blocks" in case.tags for case in evidence.failed)
 
 
 # ----------------------------------------------------------------------------------------------------- kv_cache.attend
@@ -124,12 +180,23 @@ def _attend_cases(rng: Random) -> list[Case]:
         (1, 4, 2, 2, 16, 24, 11),
         (2, 3, 6, 2, 8, 20, 17),
         (1, 1, 4, 1, 8, 12, 11),
+        (1, 1, 1, 1, 1, 1, 0),
+        (2, 13, 6, 3, 5, 14, 1),
     ):
         q, k, v = make.normal(B, T, H, D), make.normal(B, T, H_kv, D), make.normal(B, T, H_kv, D)
         caches = (make.cache(B, T_max, H_kv, D, [length] * B, "float32", False) for _ in range(2))
         name = f"{T} new token{'s' * (T > 1)} after {length}, {H} heads, {H_kv} in the cache, T_max {T_max}"
         tags = ("filled" if length else "prompt") + " new-tokens" * (T > 1) + " gqa" * (H > H_kv)
         cases.append(case(name, q, k, v, *caches, length, tags=tags))
+    # As one projection makes them, and with caches stored as [B, H, T, D]; scores of some hundreds, all of them exact.
+    q, k, v = (make.normal(2, 5, 3, 4, 16) * 8).round().div_(8).unbind(2)
+    q[..., 1:] = 0
+    q[..., 0] *= 256
+    caches = (make.cache(2, 30, 4, 16, [21, 21], "float32", False).transpose(1, 2) for _ in range(2))
+    k_cache, v_cache = (x.contiguous().transpose(1, 2) for x in caches)
+    k_cache[:, :21] = (k_cache[:, :21] * 8).round() / 8
+    name = "5 new tokens after 21, slices of one tensor, caches stored as [B, H, T, D], scores of some hundreds"
+    cases.append(case(name, q, k, v, k_cache, v_cache, 21, tags="filled new-tokens"))
     return cases
 
 
@@ -164,9 +231,19 @@ def _attended(
     return gives
 
 
+def _caches_alone(evidence: Evidence) -> bool:
+    """The results are right, and what the caches hold is not."""
+    return all(
+        compare.plain(o.reply.output[0], o.wrong.expected[0], ATTEND.tolerance) is None
+        for o in evidence.outcomes
+        if o.wrong and o.wrong.kind == "values"
+    )
+
+
 ATTEND = FunctionExercise(
     id="kv_cache.attend",
     function="attend",
+    returns=("o", "k_cache", "v_cache"),
     cases=_attend_cases,
     expected=_attended(),
     tolerance=1e-5,
@@ -182,12 +259,7 @@ ATTEND = FunctionExercise(
         Misconception("cache-unused", gives=_attended(new_only=True)),
         Misconception("wrong-heads", gives=_attended(heads="in turn")),
         Misconception("unwritten-slots", when=lambda evidence: bool(evidence.outputs[0].isnan().any())),
-        Misconception(
-            "wrong-place",
-            when=lambda evidence: (
-                evidence.kind == "values" and "value 1" in str(evidence.first.wrong.text + evidence.first.wrong.kind)
-            ),
-        ),
+        Misconception("wrong-place", when=_caches_alone),
     ),
 )
 
@@ -228,6 +300,12 @@ def _rate(
     return (batch if gained == "batch" else 1) * new * hbm_gbps * 1e9 / total
 
 
+def _mean_rate(*args: Any) -> float:
+    """The mean of the rates of the steps."""
+    *setup, prompt, new, hbm_gbps = args
+    return math.fsum(_rate(*setup, prompt + i, 1, hbm_gbps) for i in range(new)) / new
+
+
 def _counts(**changed: Any) -> Callable[..., float]:
     return lambda *args: _rate(*args, **changed)
 
@@ -243,17 +321,19 @@ def _speed_cases(rng: Random) -> list[Case]:
         ("a single step", "", 2, 16),
         ("one key head", "batch", 4, 32),
         ("a cache of 32 bits", "batch", 2, 8),
+        ("a cache of 4 bits, weights of 8", "batch", 2, 8),
+        ("no prompt", "long-run", 1, 1),
     ):
         new = 1 if "single" in name else rng.randrange(900, 4000) if tags == "long-run" else rng.randrange(20, 400)
         args = (
             rng.randrange(10**8, 10**10),
-            4 if "weights of 4" in name else 16,
+            4 if "weights of 4" in name else 8 if "weights of 8" in name else 16,
             rng.randrange(12, 80),
             1 if "one key" in name else rng.choice((2, 4, 8)),
             rng.choice((64, 96, 128)),
-            8 if "int8" in tags else 32 if "32 bits" in name else 16,
+            8 if "int8" in tags else 32 if "32 bits" in name else 4 if "cache of 4" in name else 16,
             rng.randint(low, high),
-            rng.randrange(1, 60) if tags == "long-run" else rng.randrange(500, 30_000),
+            0 if "no prompt" in name else rng.randrange(1, 60) if tags == "long-run" else rng.randrange(500, 30_000),
             new,
             float(rng.randrange(900, 8000)),
         )
@@ -277,6 +357,7 @@ SPEED = FunctionExercise(
         Misconception("cache-stands-still", gives=_counts(tokens="prompt")),
         Misconception("full-from-the-start", gives=_counts(tokens="end")),
         Misconception("not-itself", gives=_counts(tokens="before")),
+        Misconception("mean-of-rates", gives=_mean_rate),
         Misconception("half-a-token", gives=_counts(tokens="half")),
         Misconception("binary-units", gives=lambda *args: _rate(*args[:-1], args[-1] * 2**30 / 1e9)),
         Misconception("no-scales", gives=_counts(scales="none")),
@@ -286,34 +367,39 @@ SPEED = FunctionExercise(
 
 
 # ----------------------------------------------------------------------------------------------------- kv_cache.decode
+def _stored(x: Tensor, heads_first: bool = True) -> Tensor:
+    """As [B, H, T, D]."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 def _decode_cases(rng: Random) -> list[Case]:
     make = _Caches(rng)
     torch = make.torch
+    exact = "scores from -720 to 1,600"
     cases = [
-        _case(make.args(1, 16, 16, [16], "float32")),
-        _case(make.args(2, 32, 64, [64], "float32"), "blocks"),
-        _case(make.args(3, 32, 80, [45, 7], "float32", stale=True), "blocks stale", "old numbers behind them"),
-        _case(make.args(2, 40, 64, [33, 64], "float16", stale=True), "blocks stale", "old numbers behind them"),
+        _case(make.corners(12, 48, [37, 33], stale=True), "blocks stale", exact),
+        _case(make.args(3, 80, 80, [65, 7], "float32"), "blocks", "NaN behind them"),
     ]
-    q, k, v, lengths = make.args(2, 16, 40, [40, 21], "float32", stale=True)
-    k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
-    cases.append(_case((q, k, v, lengths), "blocks strides stale", "both stored as [B, H, T, D]"))
-    q, k, v, lengths = make.args(2, 32, 48, [20, 48], "bfloat16", stale=True)
-    v = v.transpose(1, 2).contiguous().transpose(1, 2)
-    cases.append(_case((q, k, v, lengths), "blocks strides stale", "values stored as [B, H, T, D]"))
-    q, k, v, lengths = make.args(2, 16, 40, [40, 21], "float32", stale=True)
+    q, k, v, lengths = make.corners(12, 40, [37], "float16", True)
+    cases.append(
+        _case((q, _stored(k), _stored(v), lengths), "blocks strides stale", f"both stored as [B, H, T, D], {exact}")
+    )
+    q, k, v, lengths = make.corners(12, 33, [33], "bfloat16", True)
+    cases.append(_case((q, k, _stored(v), lengths), "blocks strides stale", f"values stored as [B, H, T, D], {exact}"))
+    cases.append(_case(make.stalling(), "blocks many-blocks", "what a block adds is small"))
+    q, k, v, lengths = make.args(3, 20, 40, [0, 40, 1], "float32", stale=True)
+    (*_, (_, k)), ((_, v), *_) = (make.layouts(torch.cat((x, x[:1]))) for x in (k, v))
+    cases.append(
+        _case((q, k[:3], v[:3], lengths), "blocks strides empty stale", "k every second element, v transposed")
+    )
+    q, k, v, lengths = make.args(3, 16, 40, [40, 21], "float32", stale=True)
     k, v = torch.stack((k, v), 2).unbind(2)
     cases.append(_case((q, k, v, lengths), "blocks strides stale", "k and v side by side in one tensor"))
-    cases.append(_case(make.args(1, 16, 64, [0, 40], "float32"), "blocks empty", "NaN behind them"))
-    cases.append(_case(make.args(1, 64, 16_400, [40], "float16"), "blocks", "a cache that no block can hold"))
-    q, k, v, lengths = make.args(2, 16, 64, [64, 50], "float32")
-    for b, h, token in ((0, 0, 40), (0, 1, 3), (1, 0, 20), (1, 1, 45)):  # one far above the rest: no rounding shows
-        k[b, token, h] *= 3
-        q[b, h] = 8 * k[b, token, h]
-    cases.append(_case((q, k, v, lengths), "blocks large", "scores beyond the range of exp"))
-    cases.append(_case(make.args(4, 64, 96, [96, 37], "float16"), "blocks", "NaN behind them"))
-    cases.append(_case(_scored(make.args(1, 16, 48, [45], "float32"), -128), "low", "scores of -128"))
-    cases.append(_case(make.args(1, 16, 720, [700], "float32"), "blocks many-blocks", "NaN behind them"))
+    q, k, v, lengths = make.args(1, 1, 40, [31, 32, 13, 0], "float32")
+    v = torch.cat((v, v), 1)[:, :40]
+    cases.append(_case((q, k, v, lengths), "strides empty", "a gap behind each sequence's values"))
+    cases.append(_case(make.args(1, 128, 16_400, [40], "float16"), "blocks", "a cache that no block can hold"))
+    cases.append(_case(make.args(1, 16, 720, [700], "float32"), "blocks many-tokens", "NaN behind them"))
     return cases
 
 
@@ -322,9 +408,34 @@ def _twice_scaled(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *rest: Any) 
 
 
 def _huge_decode() -> tuple:
+    """The batch's offset is in 64 bits in the stub; so it is the tokens that lie far apart."""
     import torch
 
-    return far(48, 128, 128), *(far(48, 4096, 128, 128),) * 2, torch.full((48,), 64, dtype=torch.int32)
+    return far(1, 1 << 18, 128), *(far(1, 100, 1 << 18, 128),) * 2, torch.full((1,), 100, dtype=torch.int32)
+
+
+def _cached_bytes(k: Tensor, lengths: Tensor) -> int:
+    """Keys and values within the lengths."""
+    return 2 * int(lengths.sum()) * k.shape[2] * k.shape[3] * k.element_size()
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _turned(x: Tensor) -> Tensor:
+    """x with the strides of tokens and heads exchanged."""
+    b, t, h, d = x.stride()
+    return x.as_strided(x.shape, (b, h, t, d))
+
+
+def _nan_of_slots(evidence: Evidence) -> bool:
+    """Slots behind the lengths do no harm unless they hold NaN."""
+    return (
+        evidence.kind == "nan"
+        and not any("stale" in case.tags for case in evidence.failed)
+        and any("stale" in case.tags for case in evidence.passed)
+    )
 
 
 DECODE = KernelExercise(
@@ -334,9 +445,14 @@ DECODE = KernelExercise(
     returns=("o",),
     reference=_reference,
     huge=_huge_decode,
-    # The case with the largest q, [2, 4, 64]: 133 tokens' keys and values, a quarter of q's size each; 8 lengths of 4 bytes.
-    traffic=Traffic(reads=1 + 2 * 133 / 2 + 8 * 4 / 1024, writes=1),
+    traffic=Traffic(
+        reads=lambda q, k, v, lengths: nbytes(q) + _cached_bytes(k, lengths) + 4 * q.shape[0] * q.shape[1],
+        writes=1,
+        memory=lambda q, *_: nbytes(q) + _NUMBERS,
+    ),
     misconceptions=(
+        Misconception("empty-sequence", when=only("empty", kind="nan")),
+        Misconception("zero-times-nan", when=_nan_of_slots),
         Misconception("stale-slots", gives=_all_slots),
         Misconception("padding-counts", gives=_blockwise(padding=BLOCK)),
         Misconception("one-slot-too-many", gives=_blockwise(padding=1)),
@@ -347,11 +463,16 @@ DECODE = KernelExercise(
         ),
         Misconception("first-sequence/2", gives=lambda q, k, v, lengths: _reference(q, k[:1].expand_as(k), v, lengths)),
         Misconception("first-sequence/3", gives=lambda q, k, v, lengths: _reference(q, k, v[:1].expand_as(v), lengths)),
-        Misconception("first-block-only", gives=_blockwise(only=slice(1))),
-        Misconception("last-block-wins", gives=_blockwise(only=slice(-1, None))),
-        Misconception("sums-not-rescaled", gives=_blockwise(rescale_sum=False, rescale_acc=False)),
-        Misconception("sums-not-rescaled/2", gives=_blockwise(rescale_sum=False)),
-        Misconception("sums-not-rescaled/3", gives=_blockwise(rescale_acc=False)),
+        Misconception("first-block-only", gives=_blockwise(only=slice(BLOCK))),
+        *_carried((True, False)),
+        *(
+            Misconception(name, gives=lambda q, k, v, lengths, of=of: _reference(q, of[0](k), of[1](v), lengths))
+            for name, of in (
+                ("strides-exchanged", (_turned, _turned)),
+                ("strides-exchanged/2", (_turned, _same)),
+                ("strides-exchanged/2", (_same, _turned)),
+            )
+        ),
         Misconception(
             "k-strides-for-v",
             gives=lambda q, k, v, lengths: _reference(q, k, v.as_strided(v.shape, k.stride()), lengths),
@@ -363,20 +484,9 @@ DECODE = KernelExercise(
             "contiguous/2",
             gives=lambda q, k, v, lengths: _reference(q, ideas.as_if_contiguous(k), ideas.as_if_contiguous(v), lengths),
         ),
-        Misconception(
-            "maximum-not-carried",
-            when=lambda evidence: (
-                only("large", kind="nan")(evidence) and bool(evidence.outputs.flatten(0, 1)[[0, -1]].isfinite().all())
-            ),
-        ),
-        Misconception("no-maximum", when=only("large", "low", kind="nan")),
-        Misconception("not-low-enough", when=only("low")),
-        Misconception("one-block", when=only("many-blocks")),
-        Misconception("empty-sequence", when=only("empty", kind="nan")),
-        Misconception(
-            "zero-times-nan",
-            when=lambda evidence: evidence.kind == "nan" and not any("stale" in case.tags for case in evidence.failed),
-        ),
+        Misconception("one-block", when=_longest_fail),
+        Misconception("low-precision-sums", when=_only_16_bits),
+        Misconception("factor/2", when=_all_nan),
     ),
 )
 
@@ -384,28 +494,25 @@ DECODE = KernelExercise(
 # ----------------------------------------------------------------------------------------------------- kv_cache.packed
 def _packed_cases(rng: Random) -> list[Case]:
     make, cases = _Caches(rng), []
+    exact = "scores from -720 to 1,600"
+    cases.append(_case(make.corners(2, 48, [37, 33]), "groups", exact))
+    cases.append(_case(make.corners(2, 40, [37], "float16", True), "groups stale", exact))
+    cases.append(_case(make.corners(2, 33, [33], "bfloat16"), "groups", exact))
+    cases.append(_case(make.stalling(), "many-blocks", "what a block adds is small"))
     for H, H_kv, D, T_max, lengths, dtype, stale in (
         (1, 1, 16, 32, [32], "float32", False),
-        (4, 2, 16, 40, [40, 21], "float32", True),
-        (6, 2, 32, 64, [64, 5], "float32", True),
-        (3, 1, 16, 33, [33], "bfloat16", False),
-        (14, 2, 16, 40, [39], "float16", False),
+        (4, 2, 16, 40, [40, 1], "float32", True),
+        (6, 2, 32, 70, [65, 13], "float32", True),
+        (3, 1, 16, 33, [31], "bfloat16", False),
+        (14, 2, 128, 40, [39], "float16", False),
         (20, 1, 16, 48, [20], "float32", False),
-        (32, 4, 64, 96, [96], "float16", False),
+        (64, 1, 16, 33, [33], "float16", False),
     ):
         tags = "groups" * (H > H_kv > 1) + " stale" * stale
         note = "old numbers behind them" if stale else ""
         cases.append(_case(make.args(H, D, T_max, lengths, dtype, H_kv, stale), tags, note))
     cases.append(_case(make.args(2, 64, 16_400, [40], "float16", 1), "", "a cache that no block can hold"))
-    q, k, v, lengths = make.args(4, 16, 40, [40], "float32", 1)
-    q[:, 1:] *= 1e-3
-    q[:, 0], q[:, 0, 0], k[..., 0] = 0, 800, 1  # all its scores are 200, in every order of adding
-    cases.append(_case((q, k, v, lengths), "spread", "one head's scores far above the others'"))
-    cases.append(_case(_scored(make.args(16, 16, 48, [45], "float32", 1, True), -128), "low", "scores of -128"))
-    cases.append(_case(make.args(2, 16, 720, [700], "float32", 1), "many-blocks", "NaN behind them"))
-    # 32 x 1.8125 again and again: what rounding to bfloat16 takes away goes one way.
-    q, k, v, lengths = make.args(1, 16, 512, [512], "bfloat16")
-    cases.append(_case((q * 0, k, v * 0 + 1.8125, lengths), "alike", "all weights and all values alike"))
+    cases.append(_case(make.args(2, 16, 720, [700], "float32", 1), "many-tokens", "NaN behind them"))
     return cases
 
 
@@ -416,6 +523,11 @@ def _regrouped(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
     dealt = q.view(B, H // H_kv, H_kv, D).transpose(1, 2).reshape(B, H, D)
     o = _reference(dealt, k, v, lengths)
     return o.view(B, H_kv, H // H_kv, D).transpose(1, 2).reshape(B, H, D)
+
+
+def _rows(queries: int) -> int:
+    """That hold a group's queries in a product: a power of two, 16 at least."""
+    return max(16, queries + ideas.padding(queries))
 
 
 def _first_of_group(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
@@ -436,23 +548,26 @@ PACKED = KernelExercise(
     returns=("o",),
     reference=_reference,
     huge=_huge_packed,
-    # The largest case, q [1, 32, 64]: keys and values of 96 tokens and 4 heads; 4 lengths of 4 bytes.
-    traffic=Traffic(reads=1 + 2 * 96 * 4 / 32 + 4 * 4 / 4096, writes=1),
+    traffic=Traffic(
+        reads=lambda q, k, v, lengths: nbytes(q) + _cached_bytes(k, lengths) + 4 * k.shape[0] * k.shape[2],
+        writes=1,
+        memory=lambda q, *_: nbytes(q) + _NUMBERS,
+        flops=lambda q, k, v, lengths: sum(
+            4 * 64 * cdiv(n, 64) * k.shape[2] * _rows(q.shape[1] // k.shape[2]) * q.shape[2] for n in lengths.tolist()
+        ),
+    ),
     misconceptions=(
-        Misconception("low-precision-sums", when=only("alike")),
         Misconception("wrong-heads", gives=_regrouped),
         Misconception("one-query", gives=_first_of_group),
         Misconception("stale-slots", gives=_all_slots),
         Misconception("padding-counts", gives=_blockwise(padding=BLOCK)),
-        Misconception("sums-not-rescaled", gives=_blockwise(rescale_sum=False, rescale_acc=False)),
-        Misconception("sums-not-rescaled/2", gives=_blockwise(rescale_sum=False)),
-        Misconception("last-block-wins", gives=_blockwise(only=slice(-1, None))),
         Misconception("one-slot-too-many", gives=_blockwise(padding=1)),
-        Misconception("sums-not-rescaled/3", gives=_blockwise(rescale_acc=False)),
+        *_carried((False,)),
         Misconception("no-scale", gives=lambda q, k, v, lengths: _reference(q * math.sqrt(q.shape[-1]), k, v, lengths)),
-        Misconception("one-maximum", when=only("spread")),
-        Misconception("not-low-enough", when=only("low")),
-        Misconception("one-block", when=only("many-blocks")),
+        Misconception("one-maximum", gives=_blockwise("one maximum", guarded=False)),
+        Misconception("one-block", when=_longest_fail),
+        Misconception("low-precision-sums", when=_only_16_bits),
+        Misconception("factor/2", when=_all_nan),
         Misconception("tf32", when=lambda evidence: only("float32")(evidence) and evidence.near(5e-3)),
     ),
 )
@@ -468,20 +583,18 @@ def _split_cases(rng: Random) -> list[Case]:
         tags += " uneven" * uneven + " empty" * empty
         cases.append(_case((*args, SPLITS), tags, listed(f"{SPLITS} splits", note)))
 
-    q, k, v, lengths = make.args(2, 16, 64, [64], "float32")
-    add((q * 0, k, v, lengths), 2, "flat", "all scores 0")
-    add(make.args(1, 16, 32, [32], "float32"), 1)
+    exact = "scores from -2,980 to 2,980"
+    add(make.corners(12, 152, [150]), 3, "", exact)
+    add(make.corners(12, 100, [100], "float16"), 4, "large-sums", f"{exact}, parts beyond 65,504")
+    add(make.corners(12, 52, [51], "bfloat16", True), 2, "", exact)
+    add(make.stalling(), 1, "many-blocks", "what a block adds is small")
+    add(make.args(1, 1, 3, [1, 3], "float32"), 2)
     add(make.args(2, 16, 96, [96, 96], "float32"), 3)
-    q, k, v, lengths = make.args(1, 16, 128, [128], "float32")
-    add((q * 2, k, v, lengths), 4, "steep", "scores far apart")
-    add(make.args(2, 16, 160, [150, 70], "bfloat16"), 3)
-    add(make.args(1, 16, 128, [100, 9], "float32"), 4)
-    q, k, v, lengths = make.args(1, 16, 2304, [2304], "float16")
-    add((q * 0, k, v + 60, lengths), 2, "large-sums", "parts beyond 65,504")
+    add(make.args(1, 16, 352, [340], "float32", stale=True), 4, "", "old numbers behind them")
+    add(make.args(1, 64, 224, [193], "bfloat16"), 4)
+    add(make.args(1, 16, 128, [95, 33, 70], "float32"), 4)
+    add(make.args(3, 128, 160, [97], "float16", stale=True), 3, "", "old numbers behind them")
     add(make.args(1, 16, 4096, [512], "float32"), 8, "", "most slots unused")
-    add(make.args(4, 64, 128, [128, 100], "float16"), 4)
-    add(_scored(make.args(1, 16, 64, [64], "float32"), -128), 2, "low", "scores of -128")
-    add(_scored(make.args(1, 16, 64, [64], "float32"), 128), 2, "large", "scores of 128")
     return cases
 
 
@@ -490,48 +603,63 @@ def _bounds(n: int, SPLITS: int) -> list[tuple[int, int]]:
     return [(blocks * i // SPLITS * BLOCK, min(blocks * (i + 1) // SPLITS * BLOCK, n)) for i in range(SPLITS)]
 
 
-def _joined(acc: str = "weighted", total: str = "weighted", bounds: Callable = _bounds) -> Callable[..., Tensor]:
+def _joined(
+    acc: str = "weighted",
+    total: str = "weighted",
+    bounds: Callable = _bounds,
+    fault: str = "",
+    top: str = "maximum",
+    added: slice | None = None,
+) -> Callable[..., Tensor]:
     """Parts as somebody joins them: sums "weighted" by e to the difference of maxima, "plain", or "mean" of the results; or
-    weighted, but "divided" by the part's own sum already."""
+    weighted, but "divided" by the part's own sum already. fault: of a part's softmax; top: what is taken from its maxima; added: the parts that are added up in the end."""
 
     def gives(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, SPLITS: int) -> Tensor:
         import torch
 
         rows = []
         for s, values in _tokens(q, k, v, lengths):
-            parts = []
-            for first, end in bounds(s.shape[1], SPLITS):
-                if end <= first:
-                    continue
-                m = s[:, first:end].amax(1)
-                p = torch.exp(s[:, first:end] - m[:, None])
-                parts.append((m, p.sum(1), (p[:, :, None] * values[:, first:end]).sum(1)))
-            if not parts:  # 0 / 0
-                rows.append(values.sum(1) * math.nan)
-                continue
-            m, l, sums = (torch.stack(x) for x in zip(*parts, strict=True))
-            weight = torch.exp(m - m.amax(0))
+            nothing = s.new_full((len(s), 1, 1), -3e38), s.new_zeros(len(s), 1, 1), values[:, :1] * 0
+            parts = [
+                ideas.online_softmax(s[:, None, first:end], values[:, first:end], BLOCK, fault)
+                if end > first
+                else nothing
+                for first, end in bounds(s.shape[1], SPLITS)
+            ]
+            m, l, sums = (torch.stack(x)[..., 0, :] for x in zip(*parts, strict=True))
+            m = torch.where(m.isneginf(), 0, m)  # a maximum that never moves is the same number in all parts
+            most = {"maximum": m.amax(0), "from 0 on": m.amax(0).clamp_min(0), "none": 0 * m[0]}[top]
+            weight = ideas.exp_of_float32(m - most)
+            weight, l, sums = (x[added or slice(None)] for x in (weight, l, sums))
+            results = sums / torch.where(l == 0, 1, l)
             if acc == "mean":
-                rows.append((sums / l[..., None]).mean(0))
+                rows.append(results.sum(0) / (l > 0).sum(0))
                 continue
             if acc == "divided":
-                rows.append((sums / l[..., None] * weight[..., None]).sum(0) / (l * weight).sum(0)[:, None])
+                rows.append((results * weight).sum(0) / (l * weight).sum(0))
                 continue
-            top = (sums * weight[..., None] if acc == "weighted" else sums).sum(0)
+            above = (sums * weight if acc == "weighted" else sums).sum(0)
             below = (l * weight if total == "weighted" else l).sum(0)
-            rows.append(top / below[:, None])
+            rows.append(above / below)
         return torch.stack(rows)
 
     return gives
 
 
+def _split_reads(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, SPLITS: int) -> int:
+    """q and a length for each part, the cache once, and the parts, m of them twice."""
+    each = SPLITS * (nbytes(q) + 4 * q.shape[0] * q.shape[1])
+    return each + _cached_bytes(k, lengths) + _part_bytes(q, SPLITS, numbers=3)
+
+
 def _split_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
     lengths, SPLITS = case.args[3], case.args[4]
     blocks = cdiv(int(lengths.max()), BLOCK)
-    # q, the length and three stores; keys and values of each block of the share.
-    enough = 5 + 2 * cdiv(blocks, SPLITS)
+    enough = 5 + 2 * cdiv(blocks, SPLITS)  # q, the length and three stores; keys and values of each block of the share
     longest = launches[0].longest if launches else 0
-    if longest > 2 * enough:
+    if sum(launch.load_bytes for launch in launches) > 1.05 * _split_reads(*case.args):
+        return None  # more is loaded than parts have, which the bound on traffic says
+    if longest > enough + 1:
         return (
             "not-shared",
             f"one program makes {longest} loads and stores, where {enough} do if {SPLITS} programs share the tokens of the "
@@ -554,6 +682,11 @@ def _split_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str
     )
 
 
+def _part_bytes(q: Tensor, SPLITS: int, numbers: int = 2) -> int:
+    """Of float32: D and a few numbers for each part."""
+    return 4 * SPLITS * q.shape[0] * q.shape[1] * (q.shape[2] + numbers)
+
+
 def _huge_split() -> tuple:
     import torch
 
@@ -567,20 +700,38 @@ SPLIT = KernelExercise(
     returns=("o",),
     reference=_reference,
     huge=_huge_split,
-    # The largest case, q [2, 4, 64] in 1 KiB, 4 splits: q 4 times; keys and values of 228 tokens, a quarter of q each; 32 lengths;
-    # 32 parts of D + 2 float32 stored, and loaded with m once more.
-    traffic=Traffic(reads=4 + 2 * 228 / 2 + 32 * (4 + 4 * 67) / 1024, writes=1 + 32 * 4 * 66 / 1024, launches=2),
+    traffic=Traffic(
+        reads=_split_reads,
+        writes=lambda q, k, v, lengths, SPLITS: nbytes(q) + _part_bytes(q, SPLITS),
+        launches=2,
+        memory=lambda q, k, v, lengths, SPLITS: nbytes(q) + _part_bytes(q, SPLITS) + _NUMBERS,
+    ),
     launch_rule=_split_rule,
     misconceptions=(
+        Misconception("empty-part", when=only("empty", kind="nan")),
         Misconception("parts-not-rescaled", gives=_joined("plain", "plain")),
         Misconception("parts-not-rescaled/2", gives=_joined("weighted", "plain")),
         Misconception("parts-not-rescaled/3", gives=_joined("plain", "weighted")),
         Misconception("parts-averaged", gives=_joined("mean")),
         Misconception("one-part-only", gives=_joined(bounds=lambda n, SPLITS: _bounds(n, SPLITS)[:1])),
+        Misconception("one-part-only", gives=_joined(added=slice(1))),
+        Misconception("one-part-only/2", gives=_joined(added=slice(-1, None))),
         Misconception("one-part-only/2", gives=_joined(bounds=lambda n, SPLITS: _bounds(n, SPLITS)[-1:])),
-        Misconception("not-low-enough", when=only("low")),
-        Misconception("no-maximum", when=only("large", "low", kind="nan")),
-        Misconception("empty-part", when=only("empty", kind="nan")),
+        Misconception("not-low-enough", gives=_joined(top="from 0 on")),
+        Misconception("not-low-enough", gives=_joined(fault="from 0 on")),
+        Misconception("no-maximum", gives=_joined(top="none")),
+        Misconception("no-maximum", gives=_joined(fault="no maximum")),
+        *(
+            Misconception(name, gives=_joined(fault=fault))
+            for name, fault in (
+                ("sums-not-rescaled", "both"),
+                ("sums-not-rescaled", "l"),
+                ("sums-not-rescaled", "acc"),
+                ("maximum-not-carried", "of the block"),
+                ("last-block-wins", "m stays"),
+                ("last-block-wins", "last"),
+            )
+        ),
         Misconception(
             "tail-dropped",
             gives=_joined(
@@ -605,6 +756,7 @@ SPLIT = KernelExercise(
         Misconception("divided-too-early", gives=_joined("divided")),
         Misconception("scale-twice", gives=_twice_scaled),
         Misconception("low-precision-parts", when=only("large-sums")),
+        Misconception("low-precision-sums", when=_only_16_bits),
     ),
 )
 
@@ -725,19 +877,28 @@ def _scaled_by_the_maximum(outcome: Outcome) -> bool:
     return all(bool(((x * 127 - y).abs() <= 1e-5 * y.abs()).all()) for x, y in zip(new, largest, strict=True))
 
 
+def _int8_bytes(q: Tensor, *args: Tensor) -> int:
+    """The new token in, then each slot in use once, q, and a length in each program of each launch."""
+    (B, H, D), lengths = q.shape, args[-1]
+    return 3 * nbytes(q) + 2 * H * int((lengths + 1).sum()) * (D + 4) + 8 * B * H
+
+
 def _int8_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
-    B, H, D = case.args[0].shape
-    tokens = int((case.args[7] + 1).sum())
-    new = 2 * B * H * D * case.args[0].element_size()
-    # The new token in and out, in elements and scales; then each slot in use once. Lengths: 4 bytes a program and launch.
-    enough = new + 2 * H * tokens * (D + 4) + B * H * (8 + D * case.args[0].element_size())
-    loaded = sum(launch.load_bytes for launch in launches)
+    enough, loaded = _int8_bytes(*case.args), sum(launch.load_bytes for launch in launches)
     if loaded <= 1.05 * enough:
         return None
     return (
         "beyond-the-length",
         f"{loaded:,} bytes are loaded where {enough:,} do: one byte for each element and 4 for each scale within the lengths",
     )
+
+
+def _huge_int8() -> tuple:
+    import torch
+
+    B, T_max, H, D = 4096, 64, 128, 128
+    caches, scales = (far(B, T_max, H, D, dtype="int8"),) * 2, (far(B, T_max, H, dtype="float32"),) * 2
+    return *(far(B, H, D),) * 3, *caches, *scales, torch.full((B,), T_max - 1, dtype=torch.int32)
 
 
 INT8 = KernelExercise(
@@ -747,9 +908,13 @@ INT8 = KernelExercise(
     returns=("o",),
     reference=_int8(),
     in_place=(3, 4, 5, 6),
-    # The largest case, q [2, 4, 64] in 1 KiB: q, k and v; 83 tokens of 4 heads with 2 (64 + 4) bytes; lengths twice. o, and the new
-    # token's 2 x 8 rows.
-    traffic=Traffic(reads=3 + (83 * 4 * 2 * 68 + 64) / 1024, writes=1 + 16 * 68 / 1024, launches=2),
+    huge=_huge_int8,
+    traffic=Traffic(
+        reads=lambda *args: _int8_bytes(*args),
+        writes=lambda q, *_: nbytes(q) + 2 * q.shape[0] * q.shape[1] * (q.shape[2] + 4),
+        launches=2,
+        memory=lambda q, *_: nbytes(q) + _NUMBERS,
+    ),
     launch_rule=_int8_rule,
     misconceptions=(
         Misconception("no-maximum", when=only("large", kind="nan")),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from random import Random
 
 from gpukit.accounting import memory, models
+from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, FunctionExercise, Misconception
 from gpukit.grading.inputs import case
 
@@ -34,6 +36,7 @@ def _gpt2_cases(rng: Random) -> list[Case]:
         case("GPT-2 small with an untied head", 50257, 1024, 768, 12, False, tags="untied"),
         some(False),
         case("one layer of width 1", 10, 3, 1, 1, False, tags="untied"),
+        case("one token, one position, odd width", 1, 1, 13, 2, True, tags="tied"),
     ]
 
 
@@ -68,7 +71,22 @@ GPT2 = FunctionExercise(
             "positions-in-every-layer",
             gives=_gpt2_but(lambda vocab, positions, h, layers, tied: (layers - 1) * positions * h),
         ),
+        Misconception(
+            "tied-inverted", gives=_gpt2_but(lambda vocab, positions, h, layers, tied: (1 if tied else -1) * vocab * h)
+        ),
+        Misconception("head-bias", gives=_gpt2_but(lambda vocab, positions, h, layers, tied: (not tied) * vocab)),
+        Misconception("head-bias", gives=_gpt2_but(lambda vocab, positions, h, layers, tied: vocab)),
+        Misconception(
+            "no-output-projection", gives=_gpt2_but(lambda vocab, positions, h, layers, tied: -layers * (h * h + h))
+        ),
+        Misconception(
+            "no-output-projection", gives=_gpt2_but(lambda vocab, positions, h, layers, tied: -layers * h * h)
+        ),
         Misconception("no-biases", gives=_gpt2_but(lambda vocab, positions, h, layers, tied: -9 * h * layers)),
+        Misconception("attention-biases", gives=_gpt2_but(lambda vocab, positions, h, layers, tied: -4 * h * layers)),
+        Misconception("mlp-biases", gives=_gpt2_but(lambda vocab, positions, h, layers, tied: -5 * h * layers)),
+        Misconception("no-norms", gives=_gpt2_but(lambda vocab, positions, h, layers, tied: -(4 * layers + 2) * h)),
+        Misconception("one-norm", gives=_gpt2_but(lambda vocab, positions, h, layers, tied: -2 * layers * h)),
         Misconception(
             "norms-without-bias", gives=_gpt2_but(lambda vocab, positions, h, layers, tied: -(2 * layers + 1) * h)
         ),
@@ -98,6 +116,7 @@ def _llama_cases(rng: Random) -> list[Case]:
         some(16, 16, wide // 16, wide, False),
         some(12, 1, rng.choice((16, 64, 96)), 8 * rng.randrange(20, 300), True),
         some(24, 8, rng.choice((32, 80, 128)), 8 * rng.randrange(20, 300), False),
+        case("one of everything, heads of 3, h = 5", 1, 5, 1, 1, 1, 3, 1, True, tags="mha tied own-head-size"),
     ]
 
 
@@ -122,6 +141,11 @@ LLAMA = FunctionExercise(
         Misconception(
             "kv-like-queries", gives=_llama_but(lambda v, h, n, heads, kv, d, f, tied: n * 2 * h * d * (heads - kv))
         ),
+        Misconception(
+            "kv-like-queries",
+            gives=_llama_but(lambda v, h, n, heads, kv, d, f, tied: n * (4 * h * h - 2 * h * d * (heads + kv))),
+        ),
+        Misconception("no-norms/2", gives=_llama_but(lambda v, h, n, heads, kv, d, f, tied: -2 * n * h)),
         Misconception("two-matrices", gives=_llama_but(lambda v, h, n, heads, kv, d, f, tied: -n * h * f)),
         Misconception("inner-width", gives=_llama_but(lambda v, h, n, heads, kv, d, f, tied: n * 3 * h * (4 * h - f))),
         Misconception(
@@ -144,9 +168,13 @@ LLAMA = FunctionExercise(
         Misconception(
             "head-shared-always", gives=_llama_but(lambda v, h, n, heads, kv, d, f, tied: -(not tied) * v * h)
         ),
+        Misconception(
+            "tied-inverted", gives=_llama_but(lambda v, h, n, heads, kv, d, f, tied: (1 if tied else -1) * v * h)
+        ),
         Misconception("norms-with-bias", gives=_llama_but(lambda v, h, n, heads, kv, d, f, tied: (2 * n + 1) * h)),
         Misconception("no-last-norm", gives=_llama_but(lambda v, h, n, heads, kv, d, f, tied: -h)),
         Misconception("no-norms", gives=_llama_but(lambda v, h, n, heads, kv, d, f, tied: -(2 * n + 1) * h)),
+        Misconception("one-norm", gives=_llama_but(lambda v, h, n, heads, kv, d, f, tied: -n * h)),
     ),
 )
 
@@ -157,8 +185,8 @@ _RECIPES = {"fp32": "fp32-adamw", "mixed": "bf16-adamw", "bf16": "bf16-pure"}  #
 
 def _state_cases(rng: Random) -> list[Case]:
     def some(recipe: str, gpus: int, stage: int, frozen: bool) -> Case:
-        unit = 64 * rng.randrange(1000, 100_000)
-        base = 64 * rng.randrange(200_000, 2_000_000) if frozen else 0
+        unit = 960 * rng.randrange(70, 7000)
+        base = 960 * rng.randrange(14_000, 140_000) if frozen else 0
         lora = ", and frozen ones" if frozen else ""
         tags = f"{recipe} {'frozen' if frozen else ''} {('', 'zero-1-or-2', 'zero-1-or-2', 'zero-3')[stage]}"
         return case(f"{recipe}, ZeRO {stage} on {gpus} GPUs{lora}", unit, base, recipe, gpus, stage, tags=tags)
@@ -167,17 +195,13 @@ def _state_cases(rng: Random) -> list[Case]:
         case("7 B parameters, fp32, ZeRO 0", 7 * 10**9, 0, "fp32", 1, 0, tags="fp32"),
         case("7 B parameters, mixed, ZeRO 0", 7 * 10**9, 0, "mixed", 1, 0, tags="mixed"),
         some("bf16", 1, 0, False),
-        some("mixed", rng.choice((2, 8)), 0, True),
-        some("fp32", rng.choice((4, 8)), 1, False),
-        some("mixed", rng.choice((4, 8, 64)), 1, False),
-        some("mixed", rng.choice((4, 8)), 2, False),
-        some("bf16", rng.choice((16, 32)), 2, True),
-        some("mixed", rng.choice((8, 64)), 3, False),
-        some("mixed", rng.choice((4, 16)), 3, True),
-        some("fp32", 8, 3, True),
+        *(some(recipe, rng.choice((2, 3, 5)), stage, False) for recipe in ("fp32", "mixed") for stage in (1, 2, 3)),
+        *(some(recipe, rng.choice((4, 6, 8, 64)), stage, True) for recipe in _RECIPES for stage in range(4)),
+        case("nothing trained, mixed, ZeRO 1 on 4 GPUs", 0, 960 * 41, "mixed", 4, 1, tags="mixed frozen zero-1-or-2"),
     ]
 
 
+@ideas.options
 def _state(
     sizes: dict[str, tuple[int, int, int]] | None = None,
     *,
@@ -187,6 +211,9 @@ def _state(
     frozen_moves: bool = False,
     frozen_gradients: bool = False,
     frozen_cut: bool = True,
+    frozen_counts: bool = True,
+    frozen_copied: bool = False,
+    stages_add: bool = True,
     master: int = 0,
 ) -> Callable[..., int]:
     """Bytes of state by recipe: (a weight, its gradient, its optimizer state); the options are ways to be wrong."""
@@ -198,11 +225,12 @@ def _state(
         weight, gradient, optimizer = sizes[recipe]
 
         def cut(size: int, begins: int) -> int:
-            return size // gpus if stage >= begins else size
+            return size // gpus if stage == begins or (stages_add and stage > begins) else size
 
         moved = trained + frozen if frozen_moves else trained
         weights = cut(weight * trained, weights_from)
-        weights += cut(weight * frozen, weights_from if frozen_cut else 4)
+        weights += cut(weight * frozen * frozen_counts, weights_from if frozen_cut else 4)
+        weights += cut(4 * frozen, states_from) if frozen_copied and recipe == "mixed" else 0
         # `master`: bytes of the optimizer's state in "mixed" that are taken for weights
         weights += cut(master * moved, weights_from) if recipe == "mixed" else 0
         optimizer -= master if recipe == "mixed" else 0
@@ -221,14 +249,22 @@ STATE = FunctionExercise(
     misconceptions=(
         Misconception("frozen-is-not-trained", gives=_state(frozen_moves=True)),
         Misconception("frozen-is-not-trained/2", gives=_state(frozen_gradients=True)),
+        Misconception("frozen-is-not-trained/3", gives=_state(frozen_copied=True)),
         Misconception("frozen-not-cut", gives=_state(frozen_cut=False)),
+        Misconception("frozen-forgotten", gives=_state(frozen_counts=False)),
         Misconception("no-copy", gives=_state({"mixed": (2, 2, 8)})),
         Misconception("one-moment", gives=_state({"fp32": (4, 4, 4), "mixed": (2, 2, 8), "bf16": (2, 2, 2)})),
         Misconception("gradients-in-fp32", gives=_state({"mixed": (2, 4, 12)})),
         Misconception("everything-in-16-bit", gives=_state({"mixed": (2, 2, 6)})),
         Misconception("everything-in-16-bit/2", gives=_state({"mixed": (2, 2, 4)})),
+        Misconception("bf16-everywhere", gives=_state({"bf16": (2, 2, 8)})),
         Misconception("copy-is-state", gives=_state(master=4)),
         Misconception("stage-order", gives=_state(weights_from=1, gradients_from=2, states_from=3)),
+        Misconception("stage-order/2", gives=_state(gradients_from=1, states_from=2)),
+        Misconception("stages-add-up", gives=_state(stages_add=False)),
+        Misconception("weights-not-cut", gives=_state(weights_from=4)),
+        Misconception("everything-in-stage-3", gives=_state(gradients_from=3, states_from=3)),
+        Misconception("nothing-cut", gives=_state(weights_from=4, gradients_from=4, states_from=4)),
         Misconception("one-stage-late", gives=_state(weights_from=4, gradients_from=3, states_from=2)),
         Misconception("everything-cut", gives=_state(weights_from=1, gradients_from=1)),
         Misconception("everything-cut/2", gives=_state(weights_from=0, gradients_from=0, states_from=0)),
@@ -339,6 +375,40 @@ def programs(rng: Random) -> list[tuple[str, list[Operation], Shapes, list[str]]
         ],
         {"x": outer, "a": outer, "a2": (h, T), "b": (h, T), "c": outer, "y": outer},
     )
+    add(
+        "a turned weight, a view of a view, a square, weights by element, a turned input",
+        [
+            ("view", ["w1"], "turned"),
+            ("matmul", ["x", "turned"], "a"),
+            ("relu", ["a"], "b"),
+            ("view", ["b"], "bt"),
+            ("view", ["bt"], "btt"),
+            ("matmul", ["btt", "w2"], "c"),
+            ("sigmoid", ["c"], "d"),
+            ("mul", ["d", "d"], "e"),
+            ("silu", ["e"], "g"),
+            ("scale", ["g"], "s"),
+            ("mul", ["w3", "s"], "m"),
+            ("gelu", ["w3"], "n"),
+            ("add", ["m", "n"], "p"),
+            ("view", ["x"], "xt"),
+            ("matmul", ["xt", "p"], "q"),
+            ("matmul", ["w4", "q"], "y"),
+        ],
+        {name: outer for name in ("x", "c", "d", "e", "g", "s", "w3", "m", "n", "p", "not used")}
+        | {name: inner for name in ("a", "b", "btt")}
+        | {
+            "w1": (f, h),
+            "turned": (h, f),
+            "bt": (f, T),
+            "w2": (f, h),
+            "xt": (h, T),
+            "q": (h, h),
+            "w4": (f, h),
+            "y": (f, h),
+        },
+    )
+    add("no operation at all", [], {"x": outer})
     found.append(_random_program(rng, T, h))
     return found
 
@@ -369,14 +439,15 @@ def _random_program(rng: Random, T: int, h: int) -> tuple[str, list[Operation], 
 
 def _saved_cases(rng: Random) -> list[Case]:
     cases = []
-    for name, operations, shapes, weights in programs(rng):
-        itemsize = rng.choice((2, 4))
+    for i, (name, operations, shapes, weights) in enumerate(programs(rng)):
+        itemsize = (2, 4, 1, 8)[i % 4]
         elements = {n: math.prod(shape) for n, shape in shapes.items()}
         has_view = any(kind == "view" for kind, _, _ in operations)
         cases.append(case(name, operations, elements, weights, itemsize, tags="view" if has_view else ""))
     return cases
 
 
+@ideas.options
 def _saved(
     inputs_of: frozenset[str] = _NEEDS_INPUTS,
     output_of: frozenset[str] = _NEEDS_OUTPUT,
@@ -384,7 +455,8 @@ def _saved(
     twice: bool = False,
     views: bool = True,
     own_weights: bool = False,
-    first_only: bool = False,
+    first_only: str = "",
+    far_views: bool = True,
     with_itemsize: bool = True,
 ) -> Callable[..., int]:
     """Bytes kept, when the kinds in `inputs_of` keep their inputs and those in `output_of` their output."""
@@ -395,9 +467,9 @@ def _saved(
         for kind, inputs, output in map(tuple, operations):
             if kind == "view" and views:
                 viewed = inputs[0]
-                base[output] = base.get(viewed, viewed)
+                base[output] = base.get(viewed, viewed) if far_views else viewed
             if kind in inputs_of:
-                kept += inputs[:1] if first_only and kind == "mul" else inputs
+                kept += inputs[:1] if kind == first_only else inputs
             if kind in output_of:
                 kept.append(output)
         names = [base.get(name, name) for name in kept]
@@ -409,6 +481,14 @@ def _saved(
 
 
 _ALL_KINDS = _NEEDS_INPUTS | _NEEDS_OUTPUT | {"add", "scale"}
+_COARSE_RULES = (
+    ("every-input", (_ALL_KINDS, frozenset())),
+    ("every-input", (_ALL_KINDS | {"view"}, frozenset())),
+    ("every-output", (frozenset(), _ALL_KINDS)),
+    ("every-output", (frozenset(), _ALL_KINDS | {"view"})),
+    ("every-output/2", (_ALL_KINDS, _ALL_KINDS)),
+    ("every-output/2", (_ALL_KINDS | {"view"}, _ALL_KINDS | {"view"})),
+)
 
 SAVED = FunctionExercise(
     id="memory.saved",
@@ -431,9 +511,25 @@ SAVED = FunctionExercise(
         ),
         Misconception("output-does-not-tell/2", gives=_saved(_NEEDS_INPUTS - {"silu"}, _NEEDS_OUTPUT | {"silu"})),
         Misconception("output-does-not-tell/3", gives=_saved(_NEEDS_INPUTS - {"gelu"}, _NEEDS_OUTPUT | {"gelu"})),
-        Misconception("mul-keeps-both", gives=_saved(first_only=True)),
+        Misconception("mul-keeps-both", gives=_saved(first_only="mul")),
+        Misconception("matmul-keeps-both", gives=_saved(first_only="matmul")),
+        Misconception("output-would-do/3", gives=_saved(_NEEDS_INPUTS | _NEEDS_OUTPUT)),
+        Misconception("add-keeps-nothing/3", gives=_saved(_NEEDS_INPUTS | {"scale"})),
+        Misconception("view-is-memory/2", gives=_saved(far_views=False)),
         Misconception("mul-keeps-both/2", gives=_saved(_NEEDS_INPUTS - {"mul"})),
         Misconception("elements-not-bytes", gives=_saved(with_itemsize=False)),
+        # Those who take several things for memory of their own are told of the rule first.
+        *(
+            Misconception(name, gives=_saved(*kinds, twice=twice, views=views, own_weights=own_weights))
+            for name, kinds in _COARSE_RULES
+            for twice in (False, True)
+            for views in (True, False)
+            for own_weights in (False, True)
+        ),
+        Misconception("view-is-memory", gives=_saved(views=False, own_weights=True)),
+        Misconception("counted-twice", gives=_saved(twice=True, own_weights=True)),
+        Misconception("counted-twice", gives=_saved(twice=True, views=False)),
+        Misconception("counted-twice", gives=_saved(twice=True, views=False, own_weights=True)),
     ),
 )
 
@@ -456,6 +552,10 @@ def _recompute_cases(rng: Random) -> list[Case]:
         some(rng.randrange(4, 9) * 7 + rng.randrange(1, 7), 7),
         some(10, 9),
         some(6, 20),
+        some(1, 1),
+        case(
+            "13 blocks in segments of 4, which keep their input and nothing else", 13, 4, 999, 999, tags="short-segment"
+        ),
     ]
 
 
@@ -463,6 +563,7 @@ def _segments(layers: int, every: int) -> list[int]:
     return [min(every, layers - first) for first in range(0, layers, every)]
 
 
+@ideas.options
 def _peak(
     inputs_of: Callable[[int], int] = lambda earlier: earlier, blocks_of: Callable[[int], int] = lambda blocks: blocks
 ) -> Callable[..., int]:
@@ -491,6 +592,27 @@ RECOMPUTE = FunctionExercise(
     misconceptions=(
         Misconception("nothing-freed", gives=lambda layers, every, inputs, block: layers * block),
         Misconception("own-input-twice", gives=_peak(lambda earlier: earlier + 1)),
+        Misconception(
+            "own-input-twice",
+            gives=lambda layers, every, inputs, block: math.ceil(layers / every) * inputs + min(every, layers) * block,
+        ),
+        Misconception(
+            "own-input-twice",
+            gives=lambda layers, every, inputs, block: math.ceil(layers / every) * inputs + every * block,
+        ),
+        Misconception(
+            "own-input-twice", gives=lambda layers, every, inputs, block: layers // every * inputs + every * block
+        ),
+        Misconception(
+            "own-input-twice/2",
+            gives=lambda layers, every, inputs, block: _peak()(layers, every, inputs, block + inputs),
+        ),
+        Misconception(
+            "own-input-missing",
+            gives=lambda layers, every, inputs, block: _peak()(layers, every, inputs, block - inputs),
+        ),
+        Misconception("one-input", gives=lambda layers, every, inputs, block: inputs + min(every, layers) * block),
+        Misconception("one-input", gives=lambda layers, every, inputs, block: inputs + every * block),
         Misconception("inputs-forgotten", gives=_peak(lambda earlier: 0)),
         Misconception("last-segment-only", gives=_last_segment),
         Misconception(
@@ -520,6 +642,8 @@ def _serve_cases(rng: Random) -> list[Case]:
         name += f"{tokens:,} tokens in pages of {page}"
         return case(name, gpu, int(billions * 10**9), layers, heads, kv, size, tokens, page, tags=tags)
 
+    small = 3, 6, 2, 5, rng.randrange(33, 48), 16  # layers, heads, kv_heads, head_size, tokens, page
+    weights, sequence = rng.randrange(10**6, 10**7), 48 * 2 * 2 * 3 * 2 * 5
     return [
         case("Llama 3 8B, 80 GB, 8,192 tokens", 80 * 10**9, 8_030_261_248, 32, 32, 8, 128, 8192, 16, tags="gqa"),
         case("Llama 2 7B, 80 GB, 4,096 tokens", 80 * 10**9, 6_738_415_616, 32, 32, 32, 128, 4096, 16),
@@ -528,9 +652,22 @@ def _serve_cases(rng: Random) -> list[Case]:
         some(80 * 10**9, 7, 32, 32, 32, 128, 1 + 64 * rng.randrange(3, 9), 64),
         some(180 * 10**9, 14, 40, 40, 8, 128, rng.randrange(1000, 1020), 256),
         case("70 B parameters do not fit on 80 GB", 80 * 10**9, 70 * 10**9, 80, 64, 8, 128, 4096, 16, tags="gqa"),
+        *(
+            case(f"room for {what}", 2 * weights + room, weights, *small, tags="gqa open-page")
+            for what, room in (
+                ("exactly seven sequences", 7 * sequence),
+                ("seven sequences, less a byte", 7 * sequence - 1),
+                ("one sequence, less a byte", sequence - 1),
+                ("the weights and no more", 0),
+                ("the weights, less a byte", -1),
+            )
+        ),
+        case("sequences of one token, a page each", 10**9, 10**8, 3, 5, 1, 7, 1, 16, tags="gqa open-page"),
+        case("pages of one token", 10**9, 10**8, 3, 5, 5, 7, 12_347, 1),
     ]
 
 
+@ideas.options
 def _serve(
     *,
     kinds: int = 2,
@@ -538,7 +675,9 @@ def _serve(
     of_weights: int = 2,
     query_heads: bool = False,
     one_layer: bool = False,
+    head_size_counts: bool = True,
     pages: str = "up",
+    rounded: Callable[[Fraction], int] = math.floor,
     least: bool = True,
 ) -> Callable[..., int]:
     """Sequences that fit; the options are ways to be wrong."""
@@ -546,14 +685,17 @@ def _serve(
     def count(
         gpu_bytes: int, parameters: int, layers: int, heads: int, kv_heads: int, head_size: int, tokens: int, page: int
     ) -> int:
-        a_token = kinds * itemsize * (1 if one_layer else layers) * (heads if query_heads else kv_heads) * head_size
+        a_token = kinds * itemsize * (1 if one_layer else layers) * (heads if query_heads else kv_heads)
+        a_token *= head_size if head_size_counts else 1
         room = {
             "up": math.ceil(tokens / page) * page,
             "down": tokens // page * page,
+            "nearest": round(tokens / page) * page,
             "exact": tokens,
             "plus": (tokens // page + 1) * page,
+            "count": math.ceil(tokens / page),
         }
-        fits = (gpu_bytes - of_weights * parameters) // (room[pages] * a_token)
+        fits = rounded(Fraction(gpu_bytes - of_weights * parameters, room[pages] * a_token))
         return max(0, fits) if least else fits
 
     return count
@@ -566,17 +708,26 @@ SERVE = FunctionExercise(
     expected=_serve(),
     unit="sequences",
     misconceptions=(
+        Misconception("fraction", when=lambda evidence: evidence.outputs != round(evidence.outputs)),
+        Misconception("rounded-up", gives=_serve(rounded=math.ceil)),
+        Misconception("rounded-up", gives=_serve(rounded=round)),
         Misconception("keys-only", gives=_serve(kinds=1)),
         Misconception("query-heads", gives=_serve(query_heads=True)),
         Misconception("one-layer", gives=_serve(one_layer=True)),
         Misconception("no-weights", gives=_serve(of_weights=0)),
         Misconception("weights-in-elements", gives=_serve(of_weights=1)),
+        Misconception("weights-in-fp32", gives=_serve(of_weights=4)),
+        Misconception("head-size-forgotten", gives=_serve(head_size_counts=False)),
+        Misconception("pages-rounded-down", gives=_serve(pages="nearest")),
         Misconception("cache-in-elements", gives=_serve(itemsize=1)),
         Misconception("fp32", gives=_serve(itemsize=4)),
         Misconception("no-pages", gives=_serve(pages="exact")),
         Misconception("pages-rounded-down", gives=_serve(pages="down")),
         Misconception("one-page-too-many", gives=_serve(pages="plus")),
+        Misconception("pages-as-tokens", gives=_serve(pages="count")),
         Misconception("negative", gives=_serve(least=False)),
+        Misconception("negative", gives=_serve(least=False, rounded=math.trunc)),
+        Misconception("at-least-one", gives=lambda *args: max(1, _serve()(*args))),
     ),
 )
 
@@ -604,6 +755,8 @@ def _accumulate_cases(rng: Random) -> list[Case]:
         some(300, 64),
         some(16 * rng.randrange(11, 16) + 3, 16),
         some(40, 64),
+        some(9, 1, 1, 3),
+        some(1, 1, 2, 5),
     ]
 
 
@@ -644,6 +797,11 @@ def _weighted(weight_of: Callable[[int, int, int, int], float]) -> Callable[...,
     return _norms_of(combine)
 
 
+def _norms_added(x, target, weights: list, micro_batch: int) -> list[float]:
+    parts = _micro_batches(x, target, weights, micro_batch)
+    return [sum(gradient.norm().item() for gradient in gradients) for gradients in zip(*parts, strict=True)]
+
+
 def _memory_rule(case: Case, peak_bytes: int) -> tuple[str, str] | None:
     x, _, weights, micro_batch = case.args
     rows, width = x.shape
@@ -673,11 +831,15 @@ ACCUMULATE = FunctionExercise(
     function="gradient_norms",
     cases=_accumulate_cases,
     expected=_weighted(lambda i, count, size, rows: 1.0),
+    returns=("norm of the gradient of weights[{}]",),
     tolerance=1e-9,
     memory_rule=_memory_rule,
     misconceptions=(
         Misconception("last-one-only", gives=_weighted(lambda i, count, size, rows: float(i == count - 1))),
         Misconception("earlier-ones-again", gives=_weighted(lambda i, count, size, rows: float(count - i))),
+        Misconception("norms-added", gives=_norms_added),
+        Misconception("not-divided", gives=lambda x, *rest: _weighted(lambda *_: float(x.numel()))(x, *rest)),
+        Misconception("not-divided", gives=lambda x, *rest: _weighted(lambda *_: float(x.shape[1]))(x, *rest)),
         Misconception("sum-of-means", gives=_weighted(lambda i, count, size, rows: rows / size)),
         Misconception("mean-of-means", gives=_weighted(lambda i, count, size, rows: rows / size / count)),
         Misconception(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, KernelExercise, Misconception, Traffic
 from gpukit.grading.ideas import only, padding
-from gpukit.grading.inputs import Inputs, far, tensor_case
+from gpukit.grading.inputs import Inputs, far, listed, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,22 +44,38 @@ def _fused_cases(rng: Random) -> list[Case]:
         _case(make.normal(2, 1024, dtype="float16")),
         _case(make.normal(2, 1025, dtype="bfloat16"), tags="long"),
         _case(make.normal(3, 128) + shifts, tags="large", note="rows around 1e4, 300 and -1e4"),
-        _case(make.normal(2, 90) - 1e4, tags="large", note="around -1e4"),
+        _case(make.logits(97), tags="large", note="hard rows"),
         _case(make.normal(2, 1000)),
-        _case(make.normal(37, 781)),
         _case(masked, tags="masked", note="with -inf"),
-        _case(make.torch.full((1, 65536), 3.0).half(), tags="long constant", note="constant"),
+        _case(make.logits(130, "float16"), tags="large", note="hard rows"),
+        _case(make.logits(64, "bfloat16"), tags="large", note="hard rows"),
+        _constant(make),
+        _steep(make),
     ]
 
 
+def _constant(make: Inputs, *rest: Any) -> Case:
+    """One row whose exponentials add up to more than float16 can hold, and to more ones than bfloat16 can count."""
+    return _case(make.torch.full((1, 65536), 3.0).half(), *rest, tags="long constant", note="constant")
+
+
+def _steep(make: Inputs, *rest: Any) -> Case:
+    """A row whose differences from its maximum, 8.00390625, float16 rounds to 8: thirty thousand times the same error."""
+    x = make.torch.full((1, 30_000), -4.00390625)
+    x[0, 0] = 4
+    return _case(x.half(), *rest, tags="long steep", note="4, and -4.0039 thirty thousand times")
+
+
 def _strided_cases(rng: Random) -> list[Case]:
-    """Permuted tensors without gaps: wrong strides then give wrong values, which say more than a fault would."""
+    """Permuted tensors without gaps first: wrong strides then give wrong values, which say more than a fault would."""
     make = Inputs(rng, scale=2)
     normal = make.normal
     heads = normal(2, 5, 3, 24).transpose(1, 2)
     channels = normal(2, 40, 3, dtype="float16").transpose(1, 2)
     last_first = normal(33, 2, 3, 2).permute(1, 2, 3, 0)
     large = normal(2, 1024, 2).transpose(1, 2) + 1e4
+    hard, gap = make.layouts(make.logits(97))[0][1], make.layouts(make.logits(64, "bfloat16"))[1][1]
+    second = make.layouts(make.logits(40, "float16"))[-1][1]
     return [
         _case(normal(1, 1)),
         _case(normal(781), note="one dimension"),
@@ -71,6 +87,12 @@ def _strided_cases(rng: Random) -> list[Case]:
         _case(channels, tags="strided leading", note="[B, N, C] seen as [B, C, N]"),
         _case(last_first, tags="strided leading", note="its last dimension outermost in memory"),
         _case(large, tags="strided leading large", note="transposed, around 1e4"),
+        _case(hard, tags="strided large", note="hard rows, transposed"),
+        _constant(make),
+        _steep(make),
+        _case(gap, tags="strided gaps large", note="hard rows, with a gap behind each"),
+        _case(second, tags="strided gaps large", note="hard rows, every second element of wider ones"),
+        _case(normal(2, 1, 33).expand(2, 3, 33), tags="strided gaps leading", note="expanded: stride 0"),
     ]
 
 
@@ -91,6 +113,11 @@ def _online_cases(rng: Random) -> list[Case]:
         _case(normal(2, 1025), 256, tags="long", note="one element in the last block"),
         _case(normal(5, 781), 128, tags="long"),
         _case(masked, 64, tags="long masked", note="with blocks of -inf"),
+        _case(make.logits(97), 32, tags="long masked large", note="hard rows"),
+        _case(make.logits(65, "float16"), 64, tags="long masked large", note="hard rows"),
+        _case(make.logits(63, "bfloat16"), 16, tags="long masked large", note="hard rows"),
+        _constant(make, 16384),
+        _steep(make, 16384),
     ]
     cases = [replace(case, tags=case.tags | {"partial"}) if _block_padding(*case.args) else case for case in cases]
     return _named("BLOCK_N", cases)
@@ -99,37 +126,60 @@ def _online_cases(rng: Random) -> list[Case]:
 def _backward_cases(rng: Random) -> list[Case]:
     make = Inputs(rng, scale=2)
     normal = make.normal
-    masked = normal(2, 100)
-    masked[0, ::3] = masked[1, :99] = -float("inf")
+
+    def case(x: Tensor, upstream: int | None = None, note: str = "", tags: str = "") -> Case:
+        """upstream: which of the corners dy is; None: noise"""
+        shown, dy = ("", make.like(x)) if upstream is None else make.upstream(x)[upstream]
+        tags += " strided" * (not dy.is_contiguous())
+        return _case(x, dy, tags=tags, note=listed(note, f"dy {shown}" if shown else ""))
+
+    # The gradient of a sum is 0, as y adds up to 1: with powers of two also in float32, whatever comes first.
+    alike = make.torch.full((3, 64), 3.0)
+    alike[0, ::2] = alike[1, 1:] = -float("inf")
+    # Beyond float16 is the difference of dy and the row's sum, but not its product with a small y.
+    low = normal(3, 200, scale=0.5)
+    low[:, ::2] -= 5
+    far_apart = make.torch.full((3, 200), -50_000.0)
+    far_apart[:, ::2] = 50_000
     return [
-        _case(normal(1, 1), normal(1, 1)),
-        _case(normal(3, 64), normal(3, 64)),
-        _case(normal(2, 1024, dtype="float16"), normal(2, 1024, dtype="float16")),
-        _case(normal(5, 781), normal(5, 781)),
-        _case(normal(2, 1000, dtype="bfloat16"), normal(2, 1000, dtype="bfloat16")),
-        _case(normal(2, 1025), normal(2, 1025) + 5, tags="long", note="dy around 5"),
-        _case(normal(3, 50), normal(1, 50).expand(3, 50), tags="strided", note="dy expanded: stride 0"),
-        _case(normal(3, 50), normal(50, 3).t(), tags="strided", note="dy transposed"),
-        _case(normal(2, 96) + 1e4, normal(2, 96), tags="large", note="around 1e4"),
-        _case(masked, normal(2, 100), tags="masked", note="with -inf"),
+        case(normal(1, 1)),
+        case(normal(3, 64)),
+        case(normal(2, 1024, dtype="float16")),
+        case(normal(5, 781)),
+        case(normal(2, 1000, dtype="bfloat16")),
+        case(normal(2, 1025), 5),
+        case(normal(3, 50), 1),
+        case(normal(3, 50), 2),
+        case(make.logits(97), tags="large masked", note="hard rows"),
+        case(make.logits(130, "float16"), 4, tags="large masked", note="hard rows"),
+        case(make.logits(64, "bfloat16"), 3, tags="large masked", note="hard rows"),
+        case(alike, 0, tags="masked", note="numbers alike and -inf"),
+        _case(low.half(), far_apart.half(), tags="far", note="dy 50000 and -50000"),
     ]
 
 
 def _persistent_cases(rng: Random) -> list[Case]:
     make = Inputs(rng, scale=2)
-    masked = make.normal(3, 100)
-    masked[0, ::2] = masked[2, 1:] = -float("inf")
+
+    def case(x: Tensor, max_programs: int, tags: str = "", note: str = "") -> Case:
+        tags += " many-rows" if len(x) > max_programs else " few-rows"
+        tags += " remainder" * (len(x) > max_programs and len(x) % max_programs > 0)
+        return _case(x, max_programs, tags=tags, note=note)
+
     cases = [
-        _case(make.normal(1, 1), 8, tags="few-rows"),
-        _case(make.normal(3, 64), 8, tags="few-rows"),
-        _case(make.normal(8, 64), 4, tags="many-rows"),
-        _case(make.normal(12, 1024, dtype="float16"), 4, tags="many-rows"),
-        _case(make.normal(37, 781), 8, tags="many-rows remainder"),
-        _case(make.normal(7, 1000), 4, tags="many-rows remainder"),
-        _case(make.normal(5, 1025, dtype="bfloat16"), 3, tags="many-rows remainder"),
-        _case(make.normal(5, 128) + 1e4, 2, tags="many-rows remainder large", note="around 1e4"),
-        _case(masked, 2, tags="many-rows remainder masked", note="with -inf"),
-        _case(make.normal(6, 33), 1, tags="many-rows", note="one program"),
+        case(make.normal(1, 1), 8),
+        case(make.normal(3, 64), 8),
+        case(make.normal(8, 64), 4),
+        case(make.normal(12, 1024, dtype="float16"), 4),
+        case(make.normal(37, 781), 8),
+        case(make.normal(7, 1000), 4),
+        case(make.normal(5, 1025, dtype="bfloat16"), 3),
+        case(make.logits(97), 8, tags="large masked", note="hard rows"),
+        case(make.logits(130, "float16"), 3, tags="large masked", note="hard rows"),
+        case(make.logits(64, "bfloat16"), 2, tags="large masked", note="hard rows"),
+        case(make.normal(6, 33), 1, note="one program"),
+        _constant(make, 8),
+        _steep(make, 8),
     ]
     return _named("max_programs", cases)
 
@@ -278,6 +328,8 @@ def _common(lanes: Callable[..., int]) -> tuple[Misconception, ...]:
         Misconception("max-over-padding", gives=masks_only_the_sum),
         Misconception("no-max-subtraction", gives=_no_maximum),
         Misconception("no-normalisation", gives=_not_normalized),
+        Misconception("low-precision", gives=lambda x, *_: x.half().float().softmax(-1)),
+        Misconception("low-precision-sum", when=only("constant", "steep")),
     )
 
 
@@ -292,7 +344,6 @@ FUSED = KernelExercise(
     misconceptions=(
         *_common(_row_padding),
         Misconception("lost-digits", gives=_scaled_before_subtracting),
-        Misconception("low-precision-sum", when=lambda evidence: evidence.tag("constant")),
         Misconception("program-id", when=_only_row_0),
         Misconception("block-too-small", when=lambda evidence: evidence.tag("long")),
     ),
@@ -365,20 +416,29 @@ BACKWARD = KernelExercise(
         Misconception("mean-of-dy", gives=_gradient(lambda y, dy, x: y * (dy - _row(y * dy) / y.shape[-1]))),
         Misconception("saved-x", gives=_gradient(lambda y, dy, x: x * (dy - _row(x * dy)))),
         Misconception("sign", gives=_gradient(lambda y, dy, x: y * (_row(y * dy) - dy))),
+        Misconception("low-precision", when=only("far")),
         Misconception("padding-inf", when=lambda evidence: evidence.tag("tail")),
     ),
 )
 
 
 # ------------------------------------------------------------------------------------------------ softmax.persistent
-def _at_most_max_programs(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
-    (x, max_programs), programs = case.args, launches[0].programs
-    if programs <= max_programs:
-        return None
-    return "programs", (
-        f"{programs} programs for {len(x)} rows, where the GPU holds {max_programs} at a time: "
-        "who takes the rows that are left over?"
-    )
+def _evenly_shared(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
+    """At most max_programs, and no program with more than its share of the rows, a load and a store for each."""
+    (x, max_programs), programs, longest = case.args, launches[0].programs, launches[0].longest
+    if programs > max_programs:
+        return "programs", (
+            f"{programs} programs for {len(x)} rows, where the GPU holds {max_programs} at a time: "
+            "who takes the rows that are left over?"
+        )
+    share = -(-len(x) // max_programs)
+    again = launches[0].load_bytes > x.numel() * x.element_size()  # rows that two programs take: Traffic says so
+    if longest > 2 * share + 1 and not again:
+        return "uneven", (
+            f"one program does more than its share: {len(x)} rows are {share} at most for each of {max_programs} programs, "
+            f"and the busiest loads and stores {longest} times. Who waits for whom?"
+        )
+    return None
 
 
 PERSISTENT = KernelExercise(
@@ -388,7 +448,7 @@ PERSISTENT = KernelExercise(
     reference=ideas.reference("softmax.library", 1),
     huge=lambda: (far(49152, 65536), 16384),
     traffic=Traffic(reads=1, writes=1),
-    launch_rule=_at_most_max_programs,
+    launch_rule=_evenly_shared,
     misconceptions=(
         Misconception("rows-left-over", when=lambda evidence: evidence.tag("remainder")),
         Misconception("program-id", when=_only_row_0),

@@ -21,6 +21,7 @@ def _cases(rng: Random) -> list[Case]:
         _case(37, 781, "float8"),
         _case(1, 1, "bfloat16"),
         _case(8192, 128256, "bfloat16"),  # the logits of 8,192 tokens of Llama 3: more bytes than an int32 holds
+        _case(3, 2**60 + 1, "float8"),  # more than a float holds exactly
     ]
 
 
@@ -43,6 +44,8 @@ EXERCISES = [
             Misconception("one-byte-write", gives=lambda M, N, itemsize: M * N * itemsize + M * N),
             Misconception("added-sides", gives=lambda M, N, itemsize: 2 * (M + N) * itemsize),
             Misconception("three-trips", gives=lambda M, N, itemsize: 3 * M * N * itemsize),
+            Misconception("four-trips", gives=lambda M, N, itemsize: 4 * M * N * itemsize),
+            Misconception("rounded", gives=lambda M, N, itemsize: float(2 * M * N * itemsize)),
         ),
         timeout_s=20.0,
     )

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from gpukit.accounting import tiling
 from gpukit.accounting.tiling import cdiv
+from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
 from gpukit.grading.inputs import Inputs, case, far, listed, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.evidence import Evidence
+    from gpukit.grading.evidence import Evidence, Outcome
 
 
 # ------------------------------------------------------------------------------------------------------ tiling.traffic
@@ -23,6 +24,8 @@ def _traffic_cases(rng: Random) -> list[Case]:
     cases = []
     for what, M, N, K, BM, BN, itemsize in (
         ("square, tiles fit", 4096, 4096, 4096, 128, 128, 2),
+        ("one element beyond the tiles", 64 * 17 + 1, 32 * 9 + 1, 100, 64, 32, 2),
+        ("smaller than a tile", 17, 5, 3, 64, 128, 2),
         ("square, one element a tile", 64, 64, 64, 1, 1, 4),
         ("one tile holds all of C", 64, 48, 1024, 128, 64, 2),
         ("a long M", 8192, 512, 1024, 128, 64, 2),
@@ -41,6 +44,17 @@ def _reads_swapped(M, N, K, BM, BN, itemsize):
     return (cdiv(M, BM) * M * K + cdiv(N, BN) * K * N) * itemsize
 
 
+def _fractions_of_a_tile(evidence: Evidence) -> bool:
+    """Divisions that are not rounded up, whatever is rounded later and in whatever order the factors come."""
+
+    def near(outcome: Outcome) -> bool:
+        M, N, K, BM, BN, itemsize = outcome.case.args
+        given = (M * K * N / BN + K * N * M / BM) * itemsize
+        return abs(outcome.reply.output - given) <= 2 * itemsize + 1e-9 * given
+
+    return all(map(near, evidence.outcomes))
+
+
 TRAFFIC = FunctionExercise(
     id="tiling.traffic",
     function="matmul_reads",
@@ -55,13 +69,7 @@ TRAFFIC = FunctionExercise(
             "partial-tiles-dropped",
             gives=lambda M, N, K, BM, BN, itemsize: (N // BN * M * K + M // BM * K * N) * itemsize,
         ),
-        Misconception(
-            "fractions-of-a-tile", gives=lambda M, N, K, BM, BN, itemsize: (M * K * N / BN + K * N * M / BM) * itemsize
-        ),
-        Misconception(
-            "fractions-of-a-tile",
-            gives=lambda M, N, K, BM, BN, itemsize: (M * K * N // BN + K * N * M // BM) * itemsize,
-        ),
+        Misconception("fractions-of-a-tile", when=_fractions_of_a_tile),
         Misconception(
             "padding-loaded",
             gives=lambda M, N, K, BM, BN, itemsize: cdiv(M, BM) * cdiv(N, BN) * (BM + BN) * K * itemsize,
@@ -93,21 +101,34 @@ def _matmul_cases(rng: Random) -> list[Case]:
     def case(M: int, N: int, K: int, BLOCK: int, dtype: str = "float32", note: str = "") -> Case:
         return _case(make.normal(M, K, dtype=dtype), make.normal(K, N, dtype=dtype), BLOCK, note=note)
 
-    a, b = make.normal(16, 64, dtype="float16"), make.normal(64, 16, dtype="float16")
-    a[:, :32], a[:, 32:] = a[:, :32].abs() + 60, -(a[:, 32:].abs() + 60)
-    b = b.abs() + 60  # the sum is beyond 65,504 after half of K, and comes back
+    def sums(M: int, N: int, K: int, BLOCK: int, dtype: str) -> Case:
+        return _case(*make.factors(M, N, K, dtype), BLOCK, tags="large-sums", note="partial sums beyond 65,504")
+
     return [
+        case(1, 1, 1, 16),
         case(16, 16, 16, 16),
-        case(64, 32, 16, 16),
-        case(32, 48, 64, 16),
-        case(32, 32, 33, 16, note="one element in the last block of K"),
-        case(37, 53, 32, 16),
-        case(1, 70, 24, 32),
-        case(50, 1, 40, 16, "bfloat16"),
-        case(48, 80, 96, 16, "float16"),
-        _case(a, b, 16, tags="large-sums", note="partial sums beyond 65,504"),
-        case(128, 128, 128, 32),
+        case(32, 16, 48, 16),
+        case(17, 15, 33, 16, note="one element in the last block of K"),
+        case(32, 53, 32, 32),
+        case(1, 40, 24, 16),
+        case(50, 1, 31, 16, "bfloat16"),
+        case(32, 16, 64, 16, "float16"),
+        case(65, 3, 70, 64),
+        case(4, 129, 40, 128, "bfloat16"),
+        sums(16, 32, 96, 32, "float16"),
+        sums(9, 20, 70, 16, "bfloat16"),
+        sums(7, 16, 67, 32, "float32"),
     ]
+
+
+def _whole_tiles(a: Tensor, b: Tensor, BLOCK: int) -> int:
+    """Bytes of A and B that tiles of BLOCK need; beyond the edge as well, for those who wrap rows and columns around it."""
+    across, down = cdiv(b.shape[1], BLOCK), cdiv(a.shape[0], BLOCK)
+    return 2 * across * down * BLOCK * a.shape[1] * a.element_size()
+
+
+def _c_bytes(a: Tensor, b: Tensor, BLOCK: int) -> int:
+    return a.shape[0] * b.shape[1] * a.element_size()
 
 
 def _blocks_of_k(a: Tensor, b: Tensor, BLOCK: int) -> list[Tensor]:
@@ -129,9 +150,10 @@ MATMUL = KernelExercise(
     id="tiling.matmul",
     function="matmul",
     cases=_matmul_cases,
+    returns=("c",),
     reference=lambda a, b, BLOCK: a @ b,
-    huge=lambda: (far(3 << 20, 1024), far(1024, 16), 16),
-    traffic=Traffic(reads=8, writes=1),  # the largest case: A and B of 128 x 128, 128 / 32 = 4 tiles across and down
+    huge=lambda: (far(3 << 20, 1024), far(1024, 3 << 20), 64),
+    traffic=Traffic(reads=_whole_tiles, writes=_c_bytes, memory=_c_bytes),
     misconceptions=(
         Misconception("first-block-only", gives=lambda a, b, BLOCK: _blocks_of_k(a, b, BLOCK)[0]),
         Misconception("last-block-wins", gives=lambda a, b, BLOCK: _blocks_of_k(a, b, BLOCK)[-1]),
@@ -144,14 +166,8 @@ MATMUL = KernelExercise(
         ),
         Misconception("a-strides", gives=_column_major),
         Misconception("b-strides", gives=_b_column_major),
-        Misconception(
-            "low-precision-sum",
-            when=lambda evidence: (
-                any("large-sums" in case.tags for case in evidence.failed)
-                and not any("float32" in case.tags for case in evidence.failed)
-            ),
-        ),
-        Misconception("tf32", when=lambda evidence: evidence.tag("float32") and evidence.near(2e-3)),
+        Misconception("low-precision-sum", when=ideas.rounded_sums),
+        Misconception("tf32", gives=lambda a, b, BLOCK: ideas.tf32(a) @ ideas.tf32(b)),
         Misconception("stays-zero", gives=lambda a, b, BLOCK: 0 * (a @ b)),
         Misconception("program-id", when=lambda evidence: evidence.kind == "nan" and _first_tile_only(evidence)),
     ),
@@ -213,6 +229,7 @@ WAVES = FunctionExercise(
     id="tiling.waves",
     function="waves",
     cases=_waves_cases,
+    returns=("tiles", "waves", "efficiency"),
     expected=_waves,
     tolerance=1e-9,
     misconceptions=(
@@ -282,7 +299,9 @@ ALIGN = FunctionExercise(
     id="tiling.align",
     function="align_rows",
     cases=_align_cases,
+    returns=("widest", "stride"),
     expected=tiling.align_rows,
+    timeout_s=5.0,
     misconceptions=(
         Misconception(
             "elements-not-bytes",
@@ -377,6 +396,7 @@ GROUPED = FunctionExercise(
     id="tiling.grouped",
     function="grouped",
     cases=_grouped_cases,
+    returns=("pid_m", "pid_n"),
     expected=tiling.grouped,
     misconceptions=(
         Misconception("row-major", gives=_in_rows),
@@ -404,14 +424,16 @@ def _occupancy_cases(rng: Random) -> list[Case]:
         ("H200, a large tile", 8, 255, 196_608, _H200),
         ("H200, warps are short", 16, 24, 8_192, _H200),
         ("H200, the kibibyte counts", 4, 40, 233_472 // 4, _H200),
+        ("H200, it just fits", 4, 40, 233_472 // 4 - 1024, _H200),
+        ("H200, one byte too many", 4, 40, 233_472 // 4 - 1023, _H200),
         ("H200, does not fit", 8, 128, 240_000, _H200),
         ("L4, any", rng.choice((2, 4, 8)), rng.randrange(40, 200, 8), rng.randrange(8_000, 40_000, 128), _L4),
         ("L4, any", rng.choice((2, 4, 8)), rng.randrange(40, 200, 8), rng.randrange(0, 4_000, 128), _L4),
     ):
         name = f"{num_warps} warps, {registers} registers, {shared:,} bytes ({what})"
         cases.append(case(name, num_warps, registers, shared, *sm))
-    for i, same in enumerate(("first", "second")):
-        cases[9 + i] = case(f"L4, drawn at random, {same}", *cases[9 + i].args)
+    for i, same in ((-2, "first"), (-1, "second")):
+        cases[i] = case(f"L4, drawn at random, {same}", *cases[i].args)
     return cases
 
 

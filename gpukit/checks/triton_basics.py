@@ -13,7 +13,7 @@ from gpukit.accounting.tiling import cdiv
 from gpukit.grading import ideas
 from gpukit.grading.exercise import Case, KernelExercise, Misconception, Traffic
 from gpukit.grading.ideas import only, padding
-from gpukit.grading.inputs import Inputs, far, listed, tensor_case
+from gpukit.grading.inputs import Inputs, far, listed, nbytes, tensor_case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +26,16 @@ if TYPE_CHECKING:
 class _Inputs(Inputs):
     def whole(self, *shape: int, low: int = -9, high: int = 10, dtype: str = "float32") -> Tensor:
         return self.integers(low, high, *shape, dtype=dtype)
+
+    def eighths(self, n: int) -> Tensor:
+        """`rows` in steps of 1/8: sums that float32 adds without rounding, and float16 does not."""
+        return self.rows(n, "float64").mul_(8).round_().div_(8).float()
+
+    def drowned(self, n: int, dtype: str) -> Tensor:
+        """Rows [2, 3 n] of 1024, small numbers, -1024: in 16 bits the small numbers are lost beside the large ones."""
+        x = self.whole(2, 3 * n, dtype=dtype) / 8
+        x[:, :n], x[:, 2 * n :] = 1024.0, -1024.0
+        return x
 
 
 def _blocked(x: Tensor, *rest: Any, note: str = "", tags: str = "") -> Case:
@@ -47,28 +57,17 @@ def _no_idle_program(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str
     return None
 
 
-def _shared_and_read_once(*tensors: int) -> Callable[[Case, tuple[LaunchFacts, ...]], tuple[str, str] | None]:
-    """The work is spread over programs, and the tensors at these positions of the arguments are read once."""
-
-    def rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
-        blocks = cdiv(case.args[0].shape[-1], case.args[-1])
-        if blocks > 1 and max(launch.programs for launch in launches) == 1:
-            text = f"one program does the work of {blocks} blocks: how many SMs of a GPU are idle meanwhile?"
-            return "one-program", text
-        return _read_once(*tensors)(case, launches)
-
-    return rule
-
-
-def _read_once(*tensors: int) -> Callable[[Case, tuple[LaunchFacts, ...]], tuple[str, str] | None]:
-    def rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
-        size = sum(case.args[i].numel() * case.args[i].element_size() for i in tensors)
-        read = sum(launch.load_bytes for launch in launches)
-        if size >= 1024 and read > 1.2 * size:  # what is carried between kernels, a number a block, is read as well
-            return "traffic", f"{read:,} bytes are loaded where {size:,} are enough: which element is loaded twice?"
+def _shared(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
+    """Each block has a program of its own."""
+    blocks, programs = cdiv(case.args[0].shape[-1], case.args[-1]), max(launch.programs for launch in launches)
+    if programs >= blocks:
         return None
+    few = "one program does" if programs == 1 else f"{programs} programs do"
+    return "one-program", f"{few} the work of {blocks} blocks: how many SMs of a GPU are idle meanwhile?"
 
-    return rule
+
+def _not_alone(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
+    return _shared(case, launches) if max(launch.programs for launch in launches) == 1 else None
 
 
 # --------------------------------------------------------------------------------------------- what a wrong idea gives
@@ -98,17 +97,23 @@ _ONE_BLOCK = Misconception("one-block", when=lambda evidence: evidence.kind == "
 def _constant_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng)
 
-    def case(n: int, c: float, block: int, dtype: str = "float32") -> Case:
-        return _blocked(make.normal(n, dtype=dtype), c, block, note=f"c {c:g}")
+    def case(x: Tensor, c: float, block: int, note: str = "") -> Case:
+        return _blocked(x, c, block, note=listed(note, f"c {c:g}"))
 
+    normal = make.normal
     return [
-        case(1, 2.5, 16),
-        case(64, -3.0, 64),
-        case(781, 0.5, 1024),
-        case(1000, -1.25, 256),
-        case(1024, 10.0, 128),
-        case(1025, -0.75, 1024),
-        case(333, 1.5, 64, "float16"),
+        case(normal(1), 2.5, 16),
+        case(normal(64), -3.0, 64),
+        case(normal(781), 0.5, 1024),
+        case(normal(1000), -1.25, 256),
+        case(normal(1024), 10.0, 128),
+        case(normal(1025), -0.75, 1024),
+        case(normal(63), 0.0, 64),
+        case(normal(333, dtype="float16"), 1.5, 64),
+        case(normal(65, dtype="bfloat16"), 1e-3, 64),
+        case(make.rows(65).view(-1), 0.1, 64, "small and large"),
+        # Of 1000.3 float16 makes 1000.5.
+        case(normal(130, dtype="float16") - 1000, 1000.3, 32, "around -1000"),
     ]
 
 
@@ -135,11 +140,12 @@ ADD_CONSTANT = KernelExercise(
 def _vector_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng)
     sizes = ((1, 16), (64, 64), (781, 1024), (1000, 256), (1024, 128), (1025, 256), (130, 64))
-    cases = [_blocked(make.normal(n), make.normal(n), block, note="y the same") for n, block in sizes]
-    return [
-        *cases,
-        _blocked(make.normal(300, dtype="float16"), make.normal(300, dtype="float16"), 128, note="y the same"),
+    pairs = [(make.normal(n), make.normal(n), block) for n, block in sizes]
+    pairs += [
+        (x := make.normal(n, dtype=dtype), make.like(x), 128) for n, dtype in ((300, "float16"), (127, "bfloat16"))
     ]
+    pairs += [(make.rows(65).view(-1), make.rows(65).flip(0).reshape(-1), 64)]
+    return [_blocked(x, y, block, note="y the same") for x, y, block in pairs]
 
 
 VECTOR_ADD = KernelExercise(
@@ -161,11 +167,16 @@ VECTOR_ADD = KernelExercise(
 def _outer_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng)
     sizes = ((1, 1, 16, 64), (5, 300, 16, 64), (32, 128, 16, 64), (33, 70, 16, 32), (100, 3, 32, 16), (50, 129, 8, 128))
+    pairs = [(make.normal(M), make.normal(N), *blocks) for M, N, *blocks in sizes]
+    pairs += [(x := make.normal(17, dtype="float16"), make.like(x, 63), 16, 64)]
+    pairs += [(x := make.normal(15, dtype="bfloat16"), make.like(x, 65), 16, 64)]
+    pairs += [(make.rows(5).view(-1), make.rows(3).view(-1), 16, 16)]
     cases = []
-    for M, N, block_m, block_n in sizes:
+    for x, y, block_m, block_n in pairs:
+        M, N = len(x), len(y)
         tags = f"{'blocks' if M > block_m or N > block_n else ''} {'partial' if M % block_m or N % block_n else ''}"
         note = f"y [{N}], tiles of {block_m} x {block_n}"
-        cases.append(tensor_case(make.normal(M), make.normal(N), block_m, block_n, note=note, tags=tags))
+        cases.append(tensor_case(x, y, block_m, block_n, note=note, tags=tags))
     return cases
 
 
@@ -196,6 +207,10 @@ OUTER_ADD = KernelExercise(
     function="outer_add",
     cases=_outer_cases,
     reference=_outer,
+    traffic=Traffic(
+        reads=lambda x, y, *tiles: cdiv(len(y), tiles[1]) * nbytes(x) + cdiv(len(x), tiles[0]) * nbytes(y),
+        writes=lambda x, y, *tiles: len(y) * nbytes(x),
+    ),
     misconceptions=(
         Misconception("grid-axes", gives=_axes_swapped),
         Misconception("one-block", gives=_first_columns),
@@ -218,6 +233,9 @@ def _mul_relu_cases(rng: Random) -> list[Case]:
 
     zeros = normal(20, 40)
     zeros[::2, ::3] = 0.0
+    hard = make.rows(65)
+    (_, transposed), (_, gaps), (_, sparse) = make.layouts(hard)
+    of_sum, of_row, dy_transposed, dy_gaps, dy_sparse, _ = (dy for _, dy in make.upstream(hard))
     return [
         case(normal(1, 1), normal(1, 1)),
         case(normal(5, 70), normal(5, 70)),
@@ -227,6 +245,11 @@ def _mul_relu_cases(rng: Random) -> list[Case]:
         case(normal(33, 70), normal(70, 33).t(), "strided-dy", "dy transposed"),
         case(normal(40, 100), normal(1, 100).expand(40, 100), "strided-dy", "dy expanded: stride 0"),
         case(normal(130, 20, dtype="bfloat16"), normal(130, 20, dtype="bfloat16")),
+        case(hard, of_sum, "strided-dy", "dy of a sum: stride 0"),
+        case(transposed, dy_gaps, "strided", "transposed, dy with gaps"),
+        case(gaps, dy_sparse, "strided", "with gaps, dy every second element"),
+        case(sparse, dy_transposed, "strided", "every second element, dy transposed"),
+        case(hard[:1].expand(17, 65), of_row[:1].expand(17, 65), "strided", "one row expanded, dy too"),
     ]
 
 
@@ -248,7 +271,11 @@ MUL_RELU = KernelExercise(
     cases=_mul_relu_cases,
     reference=_mul_relu,
     gradients=1,
-    traffic=Traffic(reads=3, writes=2, launches=2, slack=0.1),
+    traffic=Traffic(  # w once for each row of tiles, in both passes
+        reads=lambda x, w, dy: 3 * nbytes(x) + 2 * cdiv(len(x), 16) * nbytes(w),
+        writes=lambda x, w, dy: 2 * nbytes(x),
+        launches=2,
+    ),
     misconceptions=(
         Misconception("no-relu", gives=_y(lambda x, w: x * w)),
         Misconception("relu-first", gives=_y(lambda x, w: x.relu() * w)),
@@ -268,8 +295,7 @@ MUL_RELU = KernelExercise(
 def _row_sum_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng)
     whole = make.whole
-    cancel = whole(2, 192, dtype="float16") / 8
-    cancel[:, :64], cancel[:, 128:] = 1024.0, -1024.0
+    drowned = "1024, small numbers, -1024"
     return [
         _blocked(whole(1, 1), 16),
         _blocked(whole(3, 64), 64),
@@ -278,7 +304,10 @@ def _row_sum_cases(rng: Random) -> list[Case]:
         _blocked(whole(7, 781), 128),
         _blocked(whole(5, 1025), 256),
         _blocked(whole(2, 1000, dtype="bfloat16"), 128),
-        _blocked(cancel, 64, tags="cancel", note="1024, small numbers, -1024"),
+        _blocked(make.drowned(64, "float16"), 64, tags="cancel", note=drowned),
+        _blocked(make.drowned(50, "bfloat16"), 32, tags="cancel", note=drowned),
+        _blocked(make.eighths(63), 64, tags="large", note="small and large"),
+        _blocked(make.eighths(1025), 512, tags="large", note="small and large"),
     ]
 
 
@@ -300,7 +329,7 @@ ROW_SUM = KernelExercise(
     cases=_row_sum_cases,
     reference=lambda x, BLOCK_N: x.sum(-1),
     huge=lambda: (far(49152, 65536), 8192),
-    launch_rule=_read_once(0),
+    traffic=Traffic(reads=1, writes=lambda x, BLOCK_N: nbytes(x[:, 0])),
     misconceptions=(
         Misconception("one-block", gives=lambda x, BLOCK_N: _sum(x[:, :BLOCK_N])),
         Misconception("accumulator", gives=_last_block),
@@ -312,7 +341,7 @@ ROW_SUM = KernelExercise(
         ),
         Misconception("row-stride", gives=_rows_a_block_apart),
         Misconception("program-id", gives=lambda x, BLOCK_N: _sum(x[:1]).expand(len(x))),
-        Misconception("low-precision-sum", when=lambda evidence: evidence.tag("cancel")),
+        Misconception("low-precision-sum", when=only("cancel", "bfloat16", "large")),
     ),
 )
 
@@ -325,6 +354,9 @@ def _dot_cases(rng: Random) -> list[Case]:
         x, y = (make.whole(n, dtype=dtype, **values) for _ in range(2))
         return _blocked(x, y, block, note="y the same", tags="large" if values else "")
 
+    # Odd numbers above 4096 are none of float16's, and stand in turns in x and in y.
+    x, y = make.whole(100), 2 * make.whole(100, low=2100, high=2400) + 1
+    x[::2], y[::2] = y[::2].clone(), x[::2].clone()
     return [
         case(1, 16),
         case(64, 64),
@@ -334,6 +366,9 @@ def _dot_cases(rng: Random) -> list[Case]:
         case(781, 128),
         case(1025, 256),
         case(2000, 128, "bfloat16"),
+        case(127, 64, low=-300, high=300),
+        _blocked(x, y, 32, note="y the same", tags="large"),
+        _blocked(make.torch.zeros(33), make.whole(33), 32, note="y the same, x zeros"),
     ]
 
 
@@ -351,7 +386,13 @@ DOT = KernelExercise(
     function="dot",
     cases=_dot_cases,
     reference=_dot,
-    launch_rule=_shared_and_read_once(0, 1),
+    # A launch that adds up what the programs left, or an atomic add for each product, is as good.
+    traffic=Traffic(
+        reads=lambda x, y, BLOCK: nbytes(x, y) + 4 * cdiv(len(x), BLOCK),
+        writes=lambda x, y, BLOCK: 4 * (len(x) + 1),
+        launches=2,
+    ),
+    launch_rule=_shared,
     misconceptions=(
         Misconception("not-zeroed", when=lambda evidence: evidence.kind == "nan" and not evidence.passed),
         Misconception("sum-then-multiply", gives=_product_of_sums),
@@ -360,7 +401,7 @@ DOT = KernelExercise(
             gives=lambda x, y, BLOCK: (_sum(x * y) + padding(len(x), BLOCK)).reshape(1),
             fill=lambda evidence: {"lanes": padding(len(evidence.case.args[0]), evidence.case.args[2])},
         ),
-        Misconception("low-precision-sum", when=only("float16", "bfloat16")),
+        Misconception("low-precision-sum", when=only("float16", "bfloat16", "large")),
     ),
 )
 
@@ -371,6 +412,8 @@ def _prefix_cases(rng: Random) -> list[Case]:
     whole = make.whole
     steps = make.torch.zeros(100, 16, dtype=make.torch.float16)
     steps[0], steps[1:, 3] = 256.0, 1.0
+    stuck = make.torch.ones(2, 70, dtype=make.torch.float16)
+    stuck[:, 0] = 2048.0
     return [
         _blocked(whole(1, 1), 16),
         _blocked(whole(3, 64), 64),
@@ -380,6 +423,8 @@ def _prefix_cases(rng: Random) -> list[Case]:
         _blocked(whole(2, 1025), 256),
         _blocked(whole(5, 100, dtype="bfloat16"), 32),
         _blocked(steps.view(1, -1), 16, tags="large", note="4096 in the first block, then 1 a block"),
+        _blocked(stuck, 128, tags="large", note="2048, then 1 each"),
+        _blocked(make.eighths(65), 64, tags="large", note="small and large"),
     ]
 
 
@@ -417,7 +462,7 @@ PREFIX_SUM = KernelExercise(
         Misconception("carry-last-element", gives=_with_carry(lambda blocks, k: sum(b[..., -1:] for b in blocks[:k]))),
         Misconception("exclusive", gives=lambda x, BLOCK_N: x.cumsum(-1) - x),
         Misconception("tail-block", when=lambda evidence: evidence.kind == "nan" and evidence.tag("partial")),
-        Misconception("low-precision-sum", when=lambda evidence: evidence.tag("large")),
+        Misconception("low-precision-sum", when=only("large", "bfloat16")),
     ),
 )
 
@@ -429,6 +474,8 @@ def _histogram_cases(rng: Random) -> list[Case]:
     def case(n: int, num_bins: int, block: int, low: int = 0, high: int = 0, tags: str = "", note: str = "") -> Case:
         x = make.whole(n, low=low, high=high or num_bins, dtype="int32")
         x[: min(n, 3)] = num_bins // 2  # there is always a bin with several in it
+        if "outside" in tags:
+            x[3:7] = make.torch.tensor([-1, num_bins, -(1 << 31), (1 << 31) - 1])
         return _blocked(x, num_bins, block, note=f"{num_bins} bins" + note, tags=tags)
 
     return [
@@ -440,6 +487,9 @@ def _histogram_cases(rng: Random) -> list[Case]:
         case(1000, 100, 128),
         case(300, 5, 128, low=-3, high=9, tags="outside", note=", values from -3 to 8"),
         case(2000, 3, 512),
+        case(130, 1, 64, low=-1, high=2, tags="outside", note=", values from -1 to 1"),
+        case(63, 9, 64, low=-(1 << 31), high=1 << 31, tags="outside", note=", any numbers"),
+        case(257, 7, 256, low=6, high=7, note=", all of them 6"),
     ]
 
 
@@ -475,7 +525,9 @@ HISTOGRAM = KernelExercise(
     function="histogram",
     cases=_histogram_cases,
     reference=_histogram,
-    launch_rule=_shared_and_read_once(0),
+    # Atomic adds: one for each element, or for each bin of each block.
+    traffic=Traffic(reads=1, writes=lambda x, bins, BLOCK: max(nbytes(x), 4 * bins * cdiv(len(x), BLOCK)) + 4 * bins),
+    launch_rule=_shared,
     misconceptions=(
         Misconception("lost-updates", gives=_present),
         Misconception(
@@ -498,22 +550,39 @@ _dropout = ideas.reference("triton_basics.dropout")
 def _dropout_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng)
 
-    def case(shape: tuple[int, ...], p: float, dtype: str = "float32", tags: str = "") -> Case:
-        x, dy = make.normal(*shape, dtype=dtype), make.normal(*shape, dtype=dtype)
+    def case(x: Tensor, p: float, dy: Tensor | None = None, seed: int = -1, tags: str = "", note: str = "") -> Case:
+        seed = rng.randrange(1, 1 << 31) if seed < 0 else seed
         blocks = "blocks" if x.numel() > 256 else ""
-        return tensor_case(x, p, rng.randrange(1, 1 << 31), dy, note=f"p {p:g}", tags=f"{tags} {blocks}")
+        dy = make.like(x) if dy is None else dy
+        return tensor_case(x, p, seed, dy, note=listed(f"p {p:g}", note), tags=f"{tags} {blocks}")
 
+    normal = make.normal
+    hard = make.rows(23)
+    (_, of_sum), _, (_, transposed), (_, gaps), *_ = make.upstream(hard)
+    special = normal(300)
+    special[::7], special[1::7], special[2::7] = float("inf"), -float("inf"), float("nan")
     return [
-        case((200,), 0.25),
-        case((1,), 0.5),
-        case((1000,), 0.5),
-        case((1024,), 0.1),
-        case((1025,), 0.8),
-        case((7, 90), 0.3, tags="leading"),
-        case((300,), 0.0),
-        case((300,), 1.0, tags="dropped"),
-        case((700,), 0.5, "float16"),
-        case((500,), 0.2, "bfloat16"),
+        case(normal(200), 0.25),
+        case(normal(1), 0.5),
+        case(normal(1000), 0.5),
+        case(normal(1024), 0.125),
+        case(normal(1025), 0.8),
+        case(normal(7, 90), 0.3, tags="leading"),
+        case(normal(300), 0.0),
+        case(normal(300), 1.0, tags="dropped"),
+        case(normal(700, dtype="float16"), 0.5),
+        case(normal(500, dtype="bfloat16"), 0.2),
+        case(hard, 0.5, of_sum, tags="strided-dy leading", note="dy of a sum: stride 0"),
+        case(hard, 0.25, transposed, seed=0, tags="strided-dy leading", note="dy transposed, seed 0"),
+        case(
+            hard.view(3, 4, 23),
+            0.9375,
+            gaps.view(3, 4, 23),
+            seed=(1 << 40) + 3,
+            tags="strided-dy leading",
+            note="a large seed",
+        ),
+        case(special, 0.5, tags="special", note="with infinities and NaN"),
     ]
 
 
@@ -559,8 +628,16 @@ def _complement(x: Tensor, p: float, seed: int) -> Tensor:
     return torch.where(_dropout(torch.ones_like(x), p, seed) == 0, x * _scale(p), torch.zeros_like(x))
 
 
-def _nan_if_all_dropped(x: Tensor, p: float, seed: int, dy: Tensor) -> dict[str, Tensor]:
-    return _unlike("y", x * (1.0 if p < 1 else float("nan")), x)  # it explains p = 1 and nothing else
+def _times_mask(x: Tensor, p: float, seed: int, dy: Tensor) -> dict[str, Tensor]:
+    """A product with 0, which is NaN for an infinity or NaN: in x, or as 1 / (1 - p) where p is 1."""
+    kept = _true_numbers(seed)(_places(x), 256).view(x.shape) >= p
+    return _unlike("y", x * kept * (1 / (1 - p) if p < 1 else float("inf")), _dropout(x, p, seed))
+
+
+def _places(x: Tensor) -> Tensor:
+    import torch
+
+    return torch.arange(x.numel())
 
 
 DROPOUT = KernelExercise(
@@ -569,7 +646,11 @@ DROPOUT = KernelExercise(
     cases=_dropout_cases,
     reference=_dropout,
     gradients=1,
-    traffic=Traffic(reads=2, writes=2, launches=2),
+    traffic=Traffic(  # a dy that is not contiguous is copied first
+        reads=lambda x, p, seed, dy: nbytes(x, dy) + (0 if dy.is_contiguous() else nbytes(dy)),
+        writes=lambda x, p, seed, dy: nbytes(x, dy) + (0 if dy.is_contiguous() else nbytes(dy)),
+        launches=2,
+    ),
     misconceptions=(
         Misconception("same-numbers", gives=_numbers(lambda rand, seed, i, block: rand(seed, i % block))),
         Misconception("seed-per-program", gives=_numbers(_seed_and_block)),
@@ -584,7 +665,7 @@ DROPOUT = KernelExercise(
             "scaled-by-p",
             gives=lambda x, p, seed, dy: {"y": _dropped(x, _true_numbers(seed), p, 1 / p if p else float("inf"))},
         ),
-        Misconception("zero-times-infinity", gives=_nan_if_all_dropped),
+        Misconception("zero-times-infinity", gives=_times_mask),
         Misconception("gradient-undropped", gives=lambda x, p, seed, dy: {"dx": dy * 1.0}),
         Misconception("new-numbers", when=lambda evidence: evidence.output == "dx" and _half_dropped(evidence)),
     ),
@@ -601,7 +682,10 @@ def _half_dropped(evidence: Evidence) -> bool:
 def _scale_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng)
     sizes = ((1, 1, 16), (3, 64, 64), (3, 50, 64), (5, 512, 128), (7, 781, 128), (2, 1025, 256), (4, 3000, 512))
-    return [_blocked(make.normal(M, N), make.normal(M), block) for M, N, block in sizes]
+    pairs = [(make.normal(M, N), make.normal(M), block) for M, N, block in sizes]
+    pairs += [(x := make.normal(6, 129, dtype="float16"), make.like(x, 6), 128)]
+    pairs += [(make.rows(31), make.normal(12), 32)]
+    return [_blocked(x, s, block) for x, s, block in pairs]
 
 
 def _scaled(x: Tensor, s: Tensor, BLOCK_N: int) -> Tensor:
@@ -622,7 +706,9 @@ DETECTIVE_SLOW = KernelExercise(
     cases=_scale_cases,
     reference=_scaled,
     huge=lambda: (far(49152, 65536), far(49152), 8192),
-    traffic=Traffic(reads=1, writes=1),
+    traffic=Traffic(  # each program loads its number of s, one without a block too
+        reads=lambda x, s, BLOCK_N: nbytes(x) + (cdiv(x.shape[1], BLOCK_N) + 1) * nbytes(s), writes=1
+    ),
     misconceptions=(
         Misconception("grid-axes", gives=_diagonal),
         _ONE_BLOCK,
@@ -634,7 +720,9 @@ DETECTIVE_SLOW = KernelExercise(
 def _mean_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng)
     sizes = ((1, 16), (64, 64), (50, 64), (512, 64), (781, 128), (1025, 1024), (2000, 256))
-    return [_blocked(make.normal(n), block) for n, block in sizes]
+    tensors = [(make.normal(n), block) for n, block in sizes]
+    tensors += [(make.normal(65, dtype="float16"), 64), (make.rows(5).view(-1), 16)]
+    return [_blocked(x, block) for x, block in tensors]
 
 
 def _neighbour_mean(x: Tensor, BLOCK: int) -> Tensor:
@@ -649,7 +737,7 @@ DETECTIVE_RACE = KernelExercise(
     cases=_mean_cases,
     reference=_neighbour_mean,
     traffic=Traffic(reads=2, writes=1),
-    launch_rule=_shared_and_read_once(),
+    launch_rule=_not_alone,
     misconceptions=(_ONE_BLOCK,),
 )
 

@@ -2,9 +2,10 @@
 
 exercise, prose     what an exercise is, and what is written about it; ideas and inputs are what checks share; registry finds all
 judge               makes inputs, has them run and decides: gpukit.check
-server, worker      the processes in which the learner's code runs, and the witnesses there; messages and wire are how they talk
-lint                what a file may not contain, told before it runs
-compare, evidence   whether a result is right; what a check saw
+server, worker      the processes of a check, and what each answers; messages and wire are how they talk
+host, device        the learner's Python without data, and its kernels with data, whose word counts; kernel_text: what these may say
+lint, fence         what a file may name, told before it runs (names lists it); what its process may ask of the system
+compare, evidence   whether a result is right; what a check saw; recognize tells which wrong idea explains it
 diagnose, verdict   the lines that the learner reads; state, label and lines as one object
 plugin, cells       the grader of `pytest --nbval notebooks`; check_cells protects its cells; report writes what a run found
 stubs               exercises/ out of solutions/

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 _LONG_INT_BITS = 256  # 78 digits; of more than 4,300 Python refuses to make text
 
 
-def plain(actual: Any, expected: Any, tolerance: float = 0.0, unit: str = "") -> Wrong | None:
-    """Whether a plain result is the expected one; `tolerance` and `unit` as in FunctionExercise."""
+def plain(
+    actual: Any, expected: Any, tolerance: float = 0.0, unit: str = "", names: Sequence[str] = ()
+) -> Wrong | None:
+    """Whether a plain result is the expected one; `tolerance`, `unit` and the `names` of several as in FunctionExercise."""
 
     def wrong(kind: str, text: str) -> Wrong:
         return Wrong(kind, text, actual=actual, expected=expected)
@@ -35,7 +37,7 @@ def plain(actual: Any, expected: Any, tolerance: float = 0.0, unit: str = "") ->
             return wrong("shape", f"returned {len(actual)} values, expected {len(expected)}")
         for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
             if (item := plain(a, e, tolerance, unit)) is not None:
-                return wrong(item.kind, f"value {i}: {item.text}")
+                return wrong(item.kind, f"{_called(names, i)}: {item.text}")
         return None
     if isinstance(expected, bool) or not isinstance(expected, int | float):
         if type(actual) is not type(expected):
@@ -49,6 +51,12 @@ def plain(actual: Any, expected: Any, tolerance: float = 0.0, unit: str = "") ->
         return None
     unit = f" {unit}" if unit else ""
     return wrong("values", f"expected {_number(expected)}{unit}, yours {_number(actual)}")
+
+
+def _called(names: Sequence[str], i: int) -> str:
+    if len(names) == 1:
+        return names[0].format(i)
+    return names[i] if i < len(names) else f"value {i}"
 
 
 def _near(actual: float, expected: float, tolerance: float) -> bool:
@@ -70,13 +78,15 @@ def _plain_tensor(actual: Any, expected: Tensor, tolerance: float) -> Wrong | No
         return wrong("shape", f"shape {list(actual.shape)}, expected {list(expected.shape)}")
     if actual.dtype != expected.dtype:
         return wrong("dtype", f"{_dtype(actual)}, expected {_dtype(expected)}")
-    near = (actual - expected).abs() <= tolerance * expected.abs().max() if expected.numel() else actual == 0
+    size = expected.nan_to_num(0.0, 0.0, 0.0).abs().max() if expected.numel() else 0.0
+    near = (actual - expected).abs() <= tolerance * size
     far = ~(near | (actual == expected) | (actual.isnan() & expected.isnan()))
     if not bool(far.any()):
         return None
     at = tuple(_first(far))
-    text = f"element {list(at)} expected {float(expected[at]):.5g}, yours {float(actual[at]):.5g}"
-    return wrong("values", f"{text} ({int(far.sum()):,} of {far.numel():,} elements differ)")
+    right, yours = told_apart(float(expected[at]), float(actual[at]))
+    text = f"element {list(at)} expected" if at else "expected"
+    return wrong("values", f"{text} {right}, yours {yours}{_how_many(int(far.sum()), far.numel())}")
 
 
 def tensors(
@@ -124,34 +134,57 @@ def tensor(name: str, actual: Any, truth: Tensor, native: Tensor, *, gradient: b
     if bool(stray.any()):
         count = f"{int(stray.sum()):,} of {actual.numel():,} elements of {shown} are NaN; first at {_first(stray)}"
         return wrong("nan", count, mismatch)
-    text = f"{at} expected {mismatch.expected:.5g}, yours {mismatch.actual:.5g}"
-    text += f" ({mismatch.wrong:,} of {mismatch.total:,} elements differ)"
+    right, yours = told_apart(mismatch.expected, mismatch.actual)
+    text = f"{at} expected {right}, yours {yours}{_how_many(mismatch.wrong, mismatch.total)}"
     return wrong("values", text, mismatch)
 
 
-def same(predicted: Any, outputs: dict[str, Any]) -> bool:
-    """Whether `outputs` are what a wrong idea gives: a tensor for the first of them, or some of them by name."""
+def same(predicted: dict[str, Tensor], outputs: dict[str, Any]) -> bool:
+    """Whether the outputs that a wrong idea speaks of are what it gives."""
     import torch
 
-    if not isinstance(predicted, dict):
-        predicted = {next(iter(outputs)): predicted}
     for name, wrong in predicted.items():
         actual = outputs.get(name)
         if type(actual) is not torch.Tensor or actual.shape != wrong.shape:
             return False
         eps = torch.finfo(actual.dtype).eps if actual.dtype.is_floating_point else 0.0
-        actual, wrong = actual.double(), wrong.double()
+        actual, wrong = (
+            actual.double(),
+            wrong.to(actual.dtype).double(),
+        )  # where its dtype ends, an idea's result is infinite
         size = wrong[torch.isfinite(wrong)].abs().max() if bool(torch.isfinite(wrong).any()) else torch.tensor(1.0)
         if not torch.allclose(actual, wrong, rtol=16 * eps, atol=float(16 * eps * size), equal_nan=True):
             return False
     return True
 
 
-def doubled(args: tuple) -> tuple:
-    """The arguments with float64 for every floating-point tensor."""
+def nearer(predicted: dict[str, Tensor], outputs: dict[str, Any], truths: dict[str, Tensor]) -> bool:
+    """Whether one of the outputs lies clearly nearer to what a wrong idea gives than to the right result: in 16 bits the two may
+    differ by less than `same` allows."""
     import torch
 
-    return tuple(a.double() if isinstance(a, torch.Tensor) and a.dtype.is_floating_point else a for a in args)
+    def off(x: Tensor, actual: Tensor) -> float:
+        x, actual = x.to(actual.dtype).double(), actual.double()
+        alike = (x == actual) | (x.isnan() & actual.isnan())
+        return float(torch.where(alike, 0, (x - actual).abs().nan_to_num(torch.inf)).max()) if actual.numel() else 0.0
+
+    return any(off(wrong, outputs[name]) < 0.8 * off(truths[name], outputs[name]) for name, wrong in predicted.items())
+
+
+def doubled(args: tuple) -> tuple:
+    """The arguments with float64 for every floating-point tensor, which lies in memory as it did: an idea may read it with
+    other strides."""
+    import torch
+
+    def double(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or not x.dtype.is_floating_point:
+            return x
+        if x.is_contiguous():
+            return x.double()
+        memory = x.new_empty(0).set_(x.untyped_storage()).double()
+        return memory.as_strided(x.shape, x.stride(), x.storage_offset())
+
+    return tuple(map(double, args))
 
 
 def reference(function: Callable, args: tuple, gradients: int) -> list[Tensor]:
@@ -167,6 +200,19 @@ def reference(function: Callable, args: tuple, gradients: int) -> list[Tensor]:
         inputs[i] = inputs[i].detach().requires_grad_()
     y = function(*inputs)
     return [y.detach(), *torch.autograd.grad(y, inputs[:gradients], dy)]
+
+
+def told_apart(expected: float, actual: float) -> tuple[str, str]:
+    """Both numbers with as many digits as it takes to see that they differ, five at least."""
+    for digits in range(5, 18):
+        right, yours = f"{expected:.{digits}g}", f"{actual:.{digits}g}"
+        if right != yours:
+            break
+    return right, yours
+
+
+def _how_many(wrong: int, total: int) -> str:
+    return f" ({wrong:,} of {total:,} elements differ)" if total > 1 else ""
 
 
 def _number(value: float) -> str:

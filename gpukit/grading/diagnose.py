@@ -5,146 +5,17 @@ from __future__ import annotations
 import signal
 import textwrap
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpukit.grading import recognize
+from gpukit.grading.compare import told_apart
 from gpukit.grading.evidence import Evidence, Outcome
-from gpukit.grading.exercise import Case, Exercise, Misconception
+from gpukit.grading.exercise import Allowed, Case, Exercise
 from gpukit.grading.messages import Failure
 from gpukit.grading.verdict import MAX_LINES
 
 WIDTH = 118
-# How a tag of a case reads after "fails for every case"; the first that tells the failed cases from the others is told.
-TAGS = {
-    "tail": "whose row length is not a power of two",
-    "strided": "whose input is not contiguous",
-    "large": "with large values",
-    "masked": "with -inf in a row",
-    "constant": "with a constant row",
-    "ignored": "with a target that does not count",
-    "long": "with rows longer than a block",
-    "leading": "with more than two dimensions",
-    "partial": "whose last block is not full",
-    "blocks": "with more than one block",
-    "cancel": "whose large terms cancel",
-    "dropped": "in which everything is dropped",
-    "remainder": "whose rows the programs cannot share evenly",
-    "few-rows": "with fewer rows than programs",
-    "many-rows": "with more rows than programs",
-    "float32": "in float32",
-    "float16": "in float16",
-    "bfloat16": "in bfloat16",
-    "16-bit": "in 16 bits",
-    "subnormal": "with a subnormal number",
-    "special": "with an infinity or NaN",
-    "negative": "with a negative number",
-    "tie": "with a tie",
-    "zero": "with a zero",
-    "overflow": "that overflows",
-    "in-l2": "whose data fits the L2",
-    "short": "with a short kernel",
-    "cached": "whose program keeps its results",
-    "side": "whose program uses a stream of its own",
-    "tied": "whose head is tied",
-    "untied": "whose head is a matrix of its own",
-    "gqa": "with fewer heads for keys and values",
-    "filled": "with tokens in the cache already",
-    "stale": "with old numbers behind a sequence's end",
-    "own-head-size": "whose heads do not add up to the width",
-    "frozen": "with frozen parameters",
-    "mixed": "in the mixed recipe",
-    "zero-1-or-2": "in ZeRO stage 1 or 2",
-    "zero-3": "in ZeRO stage 3",
-    "short-segment": "whose last segment is shorter",
-    "open-page": "whose last page is not full",
-    "short-micro-batch": "whose last micro-batch is shorter",
-    "micro-batches": "of more than one micro-batch",
-    "late": "whose largest scores come late",
-    "unequal": "whose lengths differ",
-    "unseen": "in which a query sees no key",
-    "aligned": "whose rows fill whole sectors",
-    "misaligned": "that begins inside a sector",
-    "off": "with lanes that are off",
-    "broadcast": "in which several lanes want one word",
-    "uniform": "in which all threads go round equally often",
-    "ragged": "whose last warp or tile is not full",
-    "ragged-c": "whose last tiles of C are not full",
-    "ragged-k": "whose last block of K is not full",
-    "long-k": "with more than one block of K",
-    "deep": "with a very long K",
-    "wide": "with more than eight tiles in a row",
-    "many-blocks": "with very many blocks",
-    "batched": "with more than one matrix",
-    "a-strides": "whose a is not contiguous",
-    "b-strides": "whose b is not contiguous",
-    "strided-dy": "whose dy is not contiguous",
-    "strides": "whose caches are not contiguous",
-    "view": "with a view",
-    "square": "whose matrices are square",
-    "short-group": "whose last group is shorter",
-    "short-chunk": "whose last chunk is shorter",
-    "groups": "with more than one group",
-    "uneven": "whose parts differ in size",
-    "empty": "in which a part is empty",
-    "none": "without any keys",
-    "equal": "whose maxima are equal",
-    "rises": "whose second maximum is larger",
-    "falls": "whose first maximum is larger",
-    "plunge": "whose later scores are far lower",
-    "low": "whose scores are all far below 0",
-    "spread": "in which one head's scores are far above the others'",
-    "flat": "whose scores are all equal",
-    "steep": "whose scores are far apart",
-    "alike": "whose numbers are all alike",
-    "positive": "whose numbers are all positive",
-    "scaled": "with numbers around 1,000",
-    "large-sums": "whose partial sums are beyond 65,504",
-    "far": "far from 0",
-    "far-target": "whose targets are far below the rest",
-    "below": "with values far below 0",
-    "tiny": "whose numbers or results are tiny",
-    "small": "with a small norm",
-    "drift": "whose values rise from block to block",
-    "hot": "with large values in rows that do not count",
-    "outside": "with values outside all bins",
-    "smooth": "with label smoothing",
-    "z": "with a z-loss",
-    "heads": "with more than one head",
-    "rest": "whose last block of queries is not full",
-    "sequences": "with more than one sequence",
-    "no-query": "with a sequence that has no query",
-    "prompt": "whose cache is empty",
-    "new-tokens": "with more than one new token",
-    "first": "with the first token of a sequence",
-    "batch": "with a batch",
-    "long-run": "with many new tokens",
-    "int8": "with a cache of 8 bits",
-    "mha": "with as many heads for keys as for queries",
-    "causal": "with a causal mask",
-    "gated": "with a gated MLP",
-    "sparse": "whose peak counts on sparsity",
-    "recomputed": "with recomputation",
-    "interrupted": "with interruptions",
-    "moe": "of a mixture of experts",
-    "fused": "with fused kernels",
-    "separate": "with three kernels",
-    "cache": "with a cache",
-    "no-cache": "without a cache",
-    "never": "in which no batch is large enough",
-    "ieee": "in full float32",
-    "tf32": "in tf32",
-    "fp16": "in fp16",
-    "bf16": "in bf16",
-    "bf16 sums": "with sums in bf16",
-    "several-fit": "that more than one format explains",
-    "fp32": "in fp32",
-    "int32": "in int32",
-    "decay": "with weight decay",
-    "early": "in its first steps",
-    "large-eps": "with a large eps",
-    "tensors": "of more than one tensor",
-    "exact": "whose numbers need no rounding",
-    "stopped": "in which training stops and goes on",
-}
 
 
 class Diagnosis(Exception):
@@ -157,14 +28,21 @@ class Diagnosis(Exception):
 
 @dataclass(frozen=True)
 class Words:
-    """How a learner reads what the judge found in one exercise. `shown` is what the file is called, `hint` the last line.
+    """How a learner reads what the judge found in one exercise.
+
+    shown     what the file is called
+    source    its text
+    hint      the number of the next hint
+    terminal  whether the reader sits at a command line, and not in a notebook
 
     Each method gives a Diagnosis; whether there is one is decided in gpukit.grading.judge.
     """
 
     exercise: Exercise
     shown: str
-    hint: str
+    source: str = ""
+    hint: int = 1
+    terminal: bool = False
 
     # -- the file ------------------------------------------------------------------------------------------------------
 
@@ -175,8 +53,10 @@ class Words:
         text = f"Python cannot read {self.shown}, line {error.lineno}: {error.msg}"
         return self._found("error", "syntax", text, f"    {(error.text or '').rstrip(chr(10))}", f"    {caret}")
 
-    def forbidden(self, line: int, what: str) -> Diagnosis:
-        more = "exercises work with torch, Triton and arithmetic only; this is outside what the check can vouch for"
+    def forbidden(self, line: int, what: str, instead: str = "") -> Diagnosis:
+        more = (
+            instead or "exercises use what computes in torch, Triton, NumPy and the standard library, and nothing else"
+        )
         return self._found("error", "forbidden", f"{self.shown}, line {line} uses {what}", more)
 
     def no_function(self) -> Diagnosis:
@@ -198,7 +78,8 @@ class Words:
             how = f"died of {signal.Signals(-code).name if known else f'signal {-code}'}"
         where = f" in case {case.name}" if case else " while the file was loading"
         text = f"the process that ran your code {how}{where}"
-        return self._found("crashed", "crashed", text, "it ran in a process of its own: this notebook is unharmed")
+        unharmed = "" if self.terminal else ": this notebook is unharmed"
+        return self._found("crashed", "crashed", text, f"it ran in a process of its own{unharmed}")
 
     def malformed(self, error: Exception, case: Case | None) -> Diagnosis:
         where = f" in case {case.name}" if case else " while the file was loading"
@@ -215,7 +96,12 @@ class Words:
         where = f", in case {case.name}" if case else ""
         if error.todo:
             text = f"not written yet: {at} still raises NotImplementedError"
-            return self._found("todo", "todo", text, "replace that line by your code, then run this cell again")
+            again = f"check it again with: gpukit check {self.exercise.id}" if self.terminal else "run this cell again"
+            more = f"replace that line by your code, then {again}"
+            of = error.message  # a gap is marked with the exercise that it belongs to
+            if of != self.exercise.id and of.startswith(f"{self.exercise.concept}."):
+                more = f"that gap belongs to {of[:60]}, on which this exercise builds: fill that one first"
+            return self._found("todo", "todo", text, more)
         if error.fault:
             fault = error.fault
             first = {"race": "two programs race"}.get(fault.what, f"{fault.kind} outside {fault.tensor}")
@@ -225,16 +111,16 @@ class Words:
             return self._found("fail", fault.what, first + where, *more)
         more = [f"    {error.source}"] if error.source else []
         more += [error.message] if error.message else []
-        more += [say for message, say in self.exercise.slips.items() if message in error.message]
         return self._found("error", "exception", f"{error.type} in {at}{where}", *more)
 
-    def does_not_compile(self, gpu: str, line: int, message: str, source: str) -> Diagnosis:
-        """The interpreter runs the kernel as Python; Triton's compiler, or ptxas, refuses it."""
+    def does_not_compile(self, gpu: str, line: int, message: str, ran: bool = True) -> Diagnosis:
+        """Triton's compiler, or ptxas, refuses the kernel. `ran`: the interpreter ran it, as Python."""
         at = f", {self.shown}, line {line}" if line else ""
-        text = f"right values here, but Triton cannot compile the kernel for {gpu}{at}"
-        code = [f"    {source.splitlines()[line - 1].strip()}"] if 0 < line <= len(source.splitlines()) else []
-        more = "a check runs kernels as Python; a GPU needs what Triton's compiler takes"
-        return self._found("fail", "does-not-compile", text, *code, " ".join(message.split())[:300], more)
+        text = f"{'right values here, but ' if ran else ''}Triton cannot compile the kernel for {gpu}{at}"
+        lines = self.source.splitlines()
+        code = [f"    {lines[line - 1].strip()}"] if 0 < line <= len(lines) else []
+        more = ["a check runs kernels as Python; a GPU needs what Triton's compiler takes"] if ran else []
+        return self._found("fail", "does-not-compile", text, *code, " ".join(message.split())[:300], *more)
 
     # -- the results ---------------------------------------------------------------------------------------------------
 
@@ -242,7 +128,7 @@ class Words:
         """Results that are not right, and the idea that explains them if one does."""
         evidence = Evidence(outcomes)
         wrong = evidence.first.wrong
-        known = _recognise(self.exercise, evidence)
+        known = recognize.ideas(self.exercise, evidence)
         head = {
             "values": "values differ",
             "nan": "some results are NaN",
@@ -253,22 +139,27 @@ class Words:
         }[wrong.kind]
         passed = f"{len(evidence.passed)} of {len(outcomes)} cases pass"
         lines = [f"{self.exercise.id}: {head} ({passed}){where}"]
-        if pattern := _pattern(evidence):
+        pattern = recognize.pattern(evidence)
+        if pattern and len(known) < 2:
             lines += _wrap(f"  {pattern}")
         detail = f"  {evidence.case.name}: {wrong.text}"
         rows = evidence.row_ratio
         if rows is not None:
             factor = float(rows.reshape(-1)[(rows.reshape(-1) - 1).abs().argmax()])
             every = "every element" if evidence.ratio is not None else "each element of a row"
-            detail += f"; {every} is off by the same factor, {factor:.4g}" if factor else f"; {every} is 0 in yours"
+            shown = told_apart(1.0, factor)[1]
+            detail += f"; {every} is off by the same factor, {shown}" if factor else f"; {every} is 0 in yours"
         lines += _wrap(detail)[:2]
-        say = ""
-        if known is not None:
-            say = self.exercise.sentence(known, evidence)
-        elif wrong.kind == "nan":
-            say = "fresh buffers are filled with NaN here: was every element stored, and is NaN what the arithmetic gives?"
-        lines += _wrap(f"  {say}") if say else []
-        return Diagnosis("fail", known.label if known else wrong.kind, self._with_hint(lines))
+        says = [self.exercise.sentence(idea, evidence) for idea in known]
+        if len(says) > 1:
+            says = [f"two things at once. {says[0]}", f"And: {says[1]}"]
+        elif not says and wrong.kind == "nan":
+            says = [
+                "fresh buffers are filled with NaN here: was every element stored, and is NaN what the arithmetic gives?"
+            ]
+        for say in says:
+            lines += _wrap(f"  {say}")
+        return Diagnosis("fail", known[0].label if known else wrong.kind, self._with_hint(lines))
 
     def input_changed(self, outcome: Outcome) -> Diagnosis:
         text = f"{' and '.join(outcome.reply.changed)} was changed by the call, in case {outcome.case.name}"
@@ -306,6 +197,15 @@ class Words:
     def same_without_kernels(self) -> Diagnosis:
         return self._not_your_kernel("the result is the same when its kernels do nothing")
 
+    def mostly_copied(self) -> Diagnosis:
+        return self._not_your_kernel("most of the result was copied from the input by PyTorch and stored by no kernel")
+
+    def only_with_data(self, why: str, case: Case | None) -> Diagnosis:
+        """Right where the learner's Python saw the numbers, but not where only the kernels did."""
+        where = f" in case {case.name}" if case else ""
+        text = f"a second run{where}, in which your kernels saw the numbers and your Python only shapes, went wrong"
+        return self._not_your_kernel(f"{text}: {why}")
+
     def _not_your_kernel(self, reason: str) -> Diagnosis:
         return self._found("fail", "not-your-kernel", "right values, but not your kernel", reason)
 
@@ -314,20 +214,30 @@ class Words:
     def breaks_rule(self, label: str, sentence: str, case: Case) -> Diagnosis:
         return self._found("fail", label, f"right values, but {sentence}", f"in case {case.name}")
 
-    def launches(self, outcome: Outcome) -> Diagnosis:
+    def launches(self, outcome: Outcome, allowed: Allowed) -> Diagnosis:
         launches = outcome.reply.launches
-        text = f"{len(launches)} kernel launches (bound {self.exercise.traffic.launches})"
+        text = f"{len(launches)} kernel launches (bound {allowed.launches})"
         counts = Counter(launch.kernel for launch in launches)
         names = ", ".join(f"{name}, {count} times" for name, count in counts.items())
-        return self._costs("launches", text, f"launched: {names}")
+        return self._costs("launches", text, f"{outcome.case.name} launched: {names}")
 
-    def traffic(self, outcome: Outcome, size: int) -> Diagnosis:
-        """`size` is the bytes of the first argument, of which the bound is a multiple."""
+    def memory(self, outcome: Outcome, allowed: float) -> Diagnosis:
+        got = outcome.reply.allocated_bytes
+        text = f"{got / max(allowed, 1):.1f}x the memory (bound 1.0x)"
+        more = f"{outcome.case.name}: the call allocates {_mib(got)}, where {_mib(allowed)} are enough"
+        return self._costs("memory", text, more)
+
+    def traffic(self, outcome: Outcome, allowed: Allowed) -> Diagnosis:
         bound, reply = self.exercise.traffic, outcome.reply
-        moved, allowed = (reply.read_bytes + reply.written_bytes) / size, bound.reads + bound.writes
+        first = outcome.case.args[0]
+        size = first.numel() * first.element_size()
+
+        def enough(count: float | Callable[..., float], total: float, what: str) -> str:
+            return f"{_mib(total)} of {what}" if callable(count) else f"{count:g} {what} of {_mib(size)}"
+
         lines = [
             f"{outcome.case.name}: {_mib(reply.read_bytes)} read and {_mib(reply.written_bytes)} written, where "
-            f"{bound.reads:g} reads and {bound.writes:g} writes of {_mib(size)} are enough"
+            f"{enough(bound.reads, allowed.reads, 'reads')} and {enough(bound.writes, allowed.writes, 'writes')} are enough"
         ]
         count: Counter[tuple[str, str]] = Counter()
         at: dict[tuple[str, str], set[int]] = {}
@@ -348,7 +258,8 @@ class Words:
         copied = reply.copied_read_bytes + reply.copied_write_bytes
         if copied > 0.05 * size:
             lines.append(f"{_mib(copied)} of that are copies and fills by PyTorch around your kernel")
-        return self._costs("traffic", f"{moved / allowed:.1f}x the memory traffic (bound 1.0x)", *lines)
+        times_enough = (reply.read_bytes + reply.written_bytes) / max(allowed.reads + allowed.writes, 1)
+        return self._costs("traffic", f"{times_enough:.1f}x the memory traffic (bound 1.0x)", *lines)
 
     def sectors(self, outcome: Outcome, times: float) -> Diagnosis:
         """`times`: the sectors touched, as a multiple of those that the bytes fill."""
@@ -385,45 +296,17 @@ class Words:
         return Diagnosis(state, label, self._with_hint(lines))
 
     def _with_hint(self, lines: list[str]) -> tuple[str, ...]:
-        return (*lines[: MAX_LINES - 1], f"  {self.hint}")
-
-
-def _recognise(exercise: Exercise, evidence: Evidence) -> Misconception | None:
-    """The first of the exercise's wrong ideas that explains what was seen."""
-    comparable = all(outcome.wrong.kind in ("values", "nan") for outcome in evidence.outcomes if outcome.wrong)
-    for known in exercise.misconceptions:
-        try:
-            if known.gives is not None and comparable and exercise.explains(known.gives, evidence.outcomes):
-                return known
-            if known.when is not None and known.when(evidence):
-                return known
-        except (ArithmeticError, ValueError, TypeError, IndexError, RuntimeError, AttributeError):
-            continue  # its formula does not apply to these arguments
-    return None
-
-
-def _pattern(evidence: Evidence) -> str:
-    """Which cases fail, in terms of what they have in common."""
-    if not evidence.passed:
-        return ""
-    for tag, phrase in TAGS.items():
-        if evidence.tag(tag):
-            return f"fails for every case {phrase}; passes for the others"
-    return f"fails for {_some(evidence.failed, 40)}; passes for {_some(evidence.passed, 28)}"
-
-
-def _some(cases: tuple[Case, ...], width: int) -> str:
-    """As many whole names as fit, a part of one at least. Names have commas of their own."""
-    shown = [textwrap.shorten(cases[0].name, width, placeholder=" …")]
-    while len(shown) < len(cases) and len(" | ".join((*shown, cases[len(shown)].name))) <= width:
-        shown.append(cases[len(shown)].name)
-    more = len(cases) - len(shown)
-    return " | ".join(shown) + (f" and {more} more" if more else "")
+        name = self.exercise.id
+        ask = f"gpukit hint {name} {self.hint}" if self.terminal else f'gpukit.hint("{name}")'
+        return (*lines[: MAX_LINES - 1], f"  hint {self.hint} of 3: {ask}")
 
 
 def _wrap(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent="  ", drop_whitespace=True, replace_whitespace=False) or []
 
 
-def _mib(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
+def _mib(count: float) -> str:
+    for unit, size in (("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} bytes"

@@ -7,6 +7,7 @@ Callables in an exercise import what they need when they are called, in the judg
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -103,11 +104,19 @@ class Exercise:
         text = self.prose.all_sentences[known.name]
         return text.format(**known.fill(evidence)) if known.fill else text
 
+    def explains(self, gives: Callable[..., Any], outcomes: list[Outcome]) -> bool:
+        """Whether a wrong idea gives the learner's results."""
+        return all(self.fits(self.predicts(gives, outcome), outcome) for outcome in self.told_by(outcomes))
+
     def remark(self, label: str) -> str:
         """What the exercise adds to the judge's own diagnosis of `label`; empty if it adds nothing."""
         names = {known.name for known in self.misconceptions}
         remarks = (text for name, text in self.prose.sentences.items() if name not in names and _label(name) == label)
         return next(remarks, "")
+
+
+def _first(gives: Any) -> Any:
+    return next(iter(gives.values())) if isinstance(gives, dict) else gives
 
 
 def _label(name: str) -> str:
@@ -121,6 +130,7 @@ class FunctionExercise(Exercise):
     expected   (*args) -> the right result, computed in the judge
     tolerance  relative error allowed in a float, in a tensor relative to its largest element; 0 asks for equality
     unit       of the result, shown in the diagnosis
+    returns    what the docstring calls the results, where there are several; one name, with {} for the number, for those of a list
     setup      "module:function" of gpukit, for arguments that are no plain data: called in the worker with the case's, it
                gives the function's arguments and an object whose attributes count what the call did (Reply.counts)
     memory_rule  (case, peak_bytes) -> (label, sentence) if the call held more tensors at once than the exercise allows,
@@ -130,11 +140,11 @@ class FunctionExercise(Exercise):
     expected: Callable[..., Any] = field(kw_only=True)
     tolerance: float = 0.0
     unit: str = ""
+    returns: tuple[str, ...] = ()
     setup: str = ""
     memory_rule: Callable[[Case, int], tuple[str, str] | None] | None = None
 
     kernel: ClassVar[bool] = False
-    slips: ClassVar[dict[str, str]] = {}
 
     @property
     def watched(self) -> bool:
@@ -150,15 +160,24 @@ class FunctionExercise(Exercise):
         return Job(path, self.function, "function", setup=self.setup, memory=self.memory_rule is not None)
 
     def differs(self, actual: Any, expected: Any) -> Wrong | None:
-        return compare.plain(actual, expected, self.tolerance, self.unit)
+        return compare.plain(actual, expected, self.tolerance, self.unit, self.returns)
 
     def compare(self, case: Case, reply: Reply) -> Wrong | None:
         """How the result is not the right one."""
         return self.differs(reply.output, self.expected(*case.args))
 
-    def explains(self, gives: Callable[..., Any], outcomes: list[Outcome]) -> bool:
-        """Whether a wrong idea gives the learner's result in every case, where it is right too."""
-        return all(self.differs(outcome.reply.output, gives(*outcome.case.args)) is None for outcome in outcomes)
+    def truth(self, outcome: Outcome) -> Any:
+        return self.expected(*outcome.case.args)
+
+    def predicts(self, gives: Callable[..., Any], outcome: Outcome) -> Any:
+        return gives(*outcome.case.args)
+
+    def told_by(self, outcomes: list[Outcome]) -> list[Outcome]:
+        """All: an idea must also be right where the learner's function is."""
+        return outcomes
+
+    def fits(self, predicted: Any, outcome: Outcome) -> bool:
+        return self.differs(outcome.reply.output, predicted) is None
 
     def broken_rule(self, case: Case, reply: Reply) -> tuple[str, str] | None:
         return self.memory_rule(case, reply.peak_bytes) if self.memory_rule else None
@@ -166,20 +185,50 @@ class FunctionExercise(Exercise):
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the function may cost in its largest case: bytes moved, as multiples of those of its first argument (atomics are
-    writes), and how often it may launch.
+    """What the function may cost in every case: bytes moved (atomics are writes), and how often it may launch.
 
-    sectors  32-byte sectors touched, as a multiple of those that the bytes moved fill, for all accesses together
+    reads    bytes, from the case's arguments; or a number, the multiple of the bytes of the first argument
+    writes   likewise
+    launches  or a function of the case's arguments
+    memory   bytes that the call may allocate, as `reads`; without it as much as all arguments and results together
+    sectors  32-byte sectors touched, as a multiple of those that the bytes moved fill, for all accesses together, in the
+             largest case
     flops    from the case's arguments, what tl.dot must do; a multiply-add is 2
     slack    by how much bytes and FLOPs may be more
+    largest  whether the numbers hold in the case with the largest first argument only
     """
 
-    reads: float
-    writes: float
-    launches: int = 1
+    reads: float | Callable[..., float]
+    writes: float | Callable[..., float]
+    launches: int | Callable[..., int] = 1
+    memory: float | Callable[..., float] | None = None
     slack: float = 0.05
     sectors: float | None = None
     flops: Callable[..., float] | None = None
+    largest: bool = False
+
+    def allowed(self, case: Case) -> Allowed:
+        """In bytes and launches, for one case."""
+        first = case.args[0]
+        size = first.numel() * first.element_size()
+
+        def count(bound: float | Callable[..., float]) -> float:
+            return bound(*case.args) if callable(bound) else bound * size
+
+        launches = self.launches(*case.args) if callable(self.launches) else self.launches
+        return Allowed(
+            count(self.reads), count(self.writes), launches, None if self.memory is None else count(self.memory)
+        )
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """A Traffic in one case. Bytes and launches; `memory` is None where the sum of arguments and results is the bound."""
+
+    reads: float
+    writes: float
+    launches: int
+    memory: float | None
 
 
 @dataclass(frozen=True)
@@ -213,11 +262,6 @@ class KernelExercise(Exercise):
 
     kernel: ClassVar[bool] = True
     watched: ClassVar[bool] = True
-    # What to say where the interpreter raises and a GPU would not, by a part of the exception's message.
-    slips: ClassVar[dict[str, str]] = {
-        "'int' object has no attribute 'to'": "a loop counts in Python numbers here and in tensors on a GPU: "
-        "tl.cast(i, tl.int64) does on both what i.to(tl.int64) does there"
-    }
 
     @property
     def bounds(self) -> int:
@@ -234,10 +278,47 @@ class KernelExercise(Exercise):
         natives = compare.reference(self.reference, case.args, self.gradients)
         return compare.tensors(reply.outputs, truths, natives, self.returns)
 
-    def explains(self, gives: Callable[..., Any], outcomes: list[Outcome]) -> bool:
-        """Whether a wrong idea gives the learner's results in the first cases that failed."""
-        failed = [outcome for outcome in outcomes if outcome.wrong]
-        return all(compare.same(gives(*compare.doubled(o.case.args)), o.reply.outputs) for o in failed[:4])
+    def truth(self, outcome: Outcome) -> dict[str, Any]:
+        """The right results in float64, by their names."""
+        truths = compare.reference(self.reference, compare.doubled(outcome.case.args), self.gradients)
+        return dict(zip(outcome.reply.outputs, truths, strict=False))
+
+    def predicts(self, gives: Callable[..., Any], outcome: Outcome) -> dict[str, Any]:
+        """By name; of one tensor it is the first result, of several the first ones. Where an idea gives y alone, the
+        gradients are those of its y, if the learner's are."""
+        import torch
+
+        args, outputs = compare.doubled(outcome.case.args), outcome.reply.outputs
+        predicted = gives(*args)
+        if isinstance(predicted, torch.Tensor):
+            predicted = {next(iter(outputs)): predicted}
+        elif not isinstance(predicted, dict):
+            predicted = dict(zip(outputs, predicted, strict=False))
+        if self.gradients and set(predicted) == {"y"} and compare.same(predicted, outputs):
+            with contextlib.suppress(RuntimeError):  # not every formula can be differentiated
+                own = compare.reference(lambda *given: _first(gives(*given, args[-1])), args, self.gradients)
+                wrong = dict(zip(outputs, own, strict=False))
+                predicted = wrong if compare.same(wrong, outputs) else predicted
+        return predicted
+
+    def told_by(self, outcomes: list[Outcome]) -> list[Outcome]:
+        """The first that failed: the arithmetic of an idea is as inexact as the learner's."""
+        return [outcome for outcome in outcomes if outcome.wrong][:4]
+
+    def fits(self, predicted: dict[str, Any], outcome: Outcome) -> bool:
+        """Whether the results of which an idea speaks are what it gives and not the right ones, and the others are right."""
+        outputs = outcome.reply.outputs
+        if not compare.same(predicted, outputs) or not compare.nearer(predicted, outputs, self.truth(outcome)):
+            return False
+        if outputs.keys() <= predicted.keys():
+            return True
+        args = outcome.case.args
+        truths = compare.reference(self.reference, compare.doubled(args), self.gradients)
+        natives = compare.reference(self.reference, args, self.gradients)
+        return all(
+            name in predicted or compare.tensor(name, outputs[name], *pair, gradient=name.startswith("d")) is None
+            for name, *pair in zip(outputs, truths, natives, strict=False)
+        )
 
     def broken_rule(self, case: Case, reply: Reply) -> tuple[str, str] | None:
         return self.launch_rule(case, reply.launches) if self.launch_rule else None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.evidence import Evidence
+    from gpukit.grading.evidence import Evidence, Outcome
     from gpukit.grading.exercise import Case
     from gpukit.grading.messages import LaunchFacts
 
@@ -23,7 +25,35 @@ def reference(name: str, arguments: int | None = None) -> Callable[..., Any]:
     return lambda *args: getattr(import_module(f"gpukit.reference.{module}"), function)(*args[:arguments])
 
 
+def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` of tensors in 16 bits, computed in float32 and rounded once to the dtype of the first: what an exercise asks
+    for whose arithmetic is in float32. PyTorch would round after each operation, and so might the learner."""
+
+    def wide(*args: Any) -> Any:
+        narrow = args[0].dtype
+        if narrow.itemsize > 2:
+            return function(*args)
+        return function(*(arg.float() if getattr(arg, "dtype", None) == narrow else arg for arg in args)).to(narrow)
+
+    return wide
+
+
 # -------------------------------------------------------------------------------------------- what wrong ideas compute
+def options(make: Callable[..., Callable[..., Any]]) -> Callable[..., partial]:
+    """Decorates a function whose options say how to be wrong, and which gives the function that is. What it gives are partials
+    then, so that two wrong ideas at once can be told: each with its option (gpukit/grading/recognize.py)."""
+    names = list(signature(make).parameters)
+
+    def made(*given: Any, **named: Any) -> partial:
+        return partial(_with_options, make, **dict(zip(names, given, strict=False)), **named)
+
+    return made
+
+
+def _with_options(make: Callable[..., Callable[..., Any]], *args: Any, **chosen: Any) -> Any:
+    return make(**chosen)(*args)
+
+
 def padding(n: int, block: int = 0) -> int:
     """Lanes past the end of n elements: in the last one of blocks, or in one block that is a power of two."""
     return -n % block if block else (1 << (n - 1).bit_length()) - n
@@ -48,7 +78,60 @@ def each_block(of: Callable[[Tensor], Tensor], x: Tensor, block: int) -> Tensor:
     return torch.cat([of(part) for part in x.split(block, -1)], -1)
 
 
+def tf32(x: Tensor) -> Tensor:
+    """x as tensor cores read float32: without the last 13 bits. What float16 and bfloat16 hold stays as it is."""
+    import torch
+
+    return (x.float().view(torch.int32) & -(2**13)).view(torch.float32)
+
+
+def online_softmax(s: Tensor, v: Tensor, step: int, fault: str = "", rows: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """m and l [..., queries, 1] and acc of scores s [..., queries, keys] and values v [..., keys, D], in blocks of `step` keys
+    and of `rows` queries, with one fault."""
+    import torch
+
+    m = torch.full_like(s[..., :1], 0 if fault in ("from 0 on", "no maximum") else -torch.inf)
+    l, acc = torch.zeros_like(m), v.new_zeros(*s.shape[:-1], v.shape[-1])
+    for part, values in zip(s.split(step, -1), v.split(step, -2), strict=True):
+        top = part.amax(-1, keepdim=True)
+        if fault == "one maximum":
+            top = torch.cat([x.amax(-2, keepdim=True).expand_as(x) for x in top.split(rows, -2)], -2)
+        m_new = m if fault == "no maximum" else top if fault in ("of the block", "m stays") else torch.maximum(m, top)
+        p, shrink = exp_of_float32(part - m_new), exp_of_float32(m_new - m if fault == "inverted" else m - m_new)
+        if fault in ("last", "m stays") or (fault == "inverted" and bool(m.isneginf().all())):
+            shrink = torch.zeros_like(shrink)
+        l = (l if fault in ("l", "both") else l * shrink) + p.sum(-1, keepdim=True)
+        acc = (acc if fault in ("acc", "both") else acc * shrink) + p @ values
+        if fault == "last acc":
+            acc = p @ values
+        if fault in ("divided", "divided, also in the end"):
+            acc = acc / l
+        m = m if fault == "m stays" else m_new
+    return m, l, acc
+
+
+def exp_of_float32(x: Tensor) -> Tensor:
+    """What underflows in float32 is 0 and what overflows there inf, whatever the dtype is here."""
+    import torch
+
+    y = torch.exp(x)
+    return torch.where(y < 2**-149, 0, torch.where(y > torch.finfo(torch.float32).max, torch.inf, y))
+
+
 # --------------------------------------------------------------------------------------- by what they are recognized
+def rounded_sums(evidence: Evidence) -> bool:
+    """Cases tagged "large-sums" fail, whose whole numbers (`Inputs.factors`) are exact in float32 sums alone; what else fails is
+    off by no more than what 16 bits lose."""
+
+    def near(outcome: Outcome) -> bool:
+        yours, right = outcome.wrong.actual.double(), outcome.wrong.expected.double()
+        return bool((yours - right).abs().max() < 0.03 * right.abs().max())
+
+    failed = [outcome for outcome in evidence.outcomes if outcome.wrong]
+    rest = [outcome for outcome in failed if "large-sums" not in outcome.case.tags]
+    return len(rest) < len(failed) and all(map(near, rest))
+
+
 def only(*tags: str, kind: str = "") -> Callable[[Evidence], bool]:
     """Every case that failed has one of the tags; and the first of them failed by `kind`, if that is given."""
     return lambda evidence: (
@@ -56,7 +139,43 @@ def only(*tags: str, kind: str = "") -> Callable[[Evidence], bool]:
     )
 
 
+def wrong_rows(outcome: Outcome) -> Tensor:
+    """Which rows of the result that is wrong are off by more than rounding; of a vector, which elements."""
+    import torch
+
+    yours, right = outcome.wrong.actual.double(), outcome.wrong.expected.double()
+    size = right.abs().where(right.isfinite(), right.new_zeros(()))
+    allowed = 16 * torch.finfo(outcome.wrong.actual.dtype).eps * (size.amax(-1, keepdim=True) if size.ndim else size)
+    wrong = ~((yours == right) | ((yours - right).abs() <= allowed))
+    return wrong.any(-1) if wrong.ndim > 1 else wrong
+
+
+def only_rows(where: Callable[..., Tensor], kind: str = "") -> Callable[[Evidence], bool]:
+    """Every row that is wrong, in every case, is one of `where(*arguments)`; and the first case failed by `kind`, if that is
+    given."""
+    return lambda evidence: (
+        kind in ("", evidence.kind)
+        and not any(bool((wrong_rows(o) & ~where(*o.case.args)).any()) for o in evidence.outcomes if o.wrong)
+    )
+
+
 # ----------------------------------------------------------------------------------------------- what launches may do
+def in_registers(sentence: str) -> Callable[[Case, tuple[LaunchFacts, ...]], tuple[str, str] | None]:
+    """A rule against a kernel that loads what it has stored; `sentence` is said behind where it does. (What is loaded twice,
+    as tiles of a product must be, may not be to blame for traffic that a rule like this explains.)"""
+
+    def rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
+        for launch in launches:
+            stored = {access.tensor: access.line for access in launch.accesses if access.kind == "store"}
+            for access in launch.accesses:
+                if access.kind == "load" and access.tensor in stored:
+                    name, line = access.tensor, stored[access.tensor]
+                    return "traffic", f"{name} is stored in line {line} and loaded in line {access.line}: {sentence}"
+        return None
+
+    return rule
+
+
 def no_atomics(sentence: str) -> Callable[[Case, tuple[LaunchFacts, ...]], tuple[str, str] | None]:
     """A rule against atomics, which add in whatever order the programs arrive. {bytes} in the sentence: how many."""
 

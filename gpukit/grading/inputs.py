@@ -1,7 +1,8 @@
 """What the cases of exercises are made of: seeded tensors by kind of argument, and how cases are named and tagged.
 
 What exercises of several concepts take is drawn here, once for each kind of argument; a concept subclasses Inputs for what
-it alone takes. Nothing here imports torch before a tensor is drawn.
+it alone takes. Each kind has its corners, the values and layouts at which wrong answers fail that pass on noise: every
+exercise has them among its cases, beside random ones. Nothing here imports torch before a tensor is drawn.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def far(*shape: int, dtype: str = "float16") -> wire.Imaginary:
+def far(*shape: int, dtype: str = "float16", transposed: bool = False) -> wire.Imaginary:
     """A tensor of which only the addresses exist, for `KernelExercise.huge`."""
-    return wire.Imaginary(shape, dtype)
+    return wire.Imaginary(shape, dtype, transposed)
 
 
 class Inputs:
@@ -44,6 +45,91 @@ class Inputs:
     def integers(self, low: int, high: int, *shape: int, dtype: str = "int64") -> Tensor:
         """Whole numbers from low to high - 1."""
         return self.torch.randint(low, high, shape, generator=self.generator).to(getattr(self.torch, dtype))
+
+    # -- corners: one tensor holds them all, a row each, so that they cost one case ------------------------------------
+
+    def rows(self, n: int, dtype: str = "float32") -> Tensor:
+        """Rows [12, n] at which arithmetic goes wrong: zeros; all alike; all very negative; all very positive; a large
+        element first, and last, among negative ones; tiny; squares beyond float16; sums beyond float16; far from zero with
+        a small spread; large terms that cancel; one element beside zeros."""
+        x = self.torch.randn(12, n, generator=self.generator, dtype=self.torch.float64)
+        x[0] = 0
+        x[1] = 3
+        x[2] = x[2].abs() - 200
+        x[3] = 200 - x[3].abs()
+        x[4:6] = -1 - x[4:6].abs()
+        x[4, 0] = x[5, -1] = 60
+        x[6] *= 2.0**-12
+        x[7] *= 400
+        x[8] = 70_000 / n + x[8].abs() if n > 2 else 7
+        x[9] = 1000 + x[9]
+        x[10, 1::2] = -x[10, : n // 2 * 2 : 2] + self.torch.randn(n // 2, generator=self.generator) / 8
+        x[10] *= 100
+        x[11] = 0
+        x[11, n // 2] = 2
+        return x.to(getattr(self.torch, dtype))
+
+    def logits(self, n: int, dtype: str = "float32") -> Tensor:
+        """Rows [17, n]: those of `rows`, and five with -inf: in every second element, in the first half, in the second, in
+        all but the first and in all but the last."""
+        inf = float("inf")
+        masked = self.torch.randn(5, n, generator=self.generator, dtype=self.torch.float64)
+        if n > 1:
+            masked[0, 1::2] = masked[1, : n // 2] = masked[2, (n + 1) // 2 :] = masked[3, 1:] = masked[4, :-1] = -inf
+        return self.torch.cat([self.rows(n, "float64"), masked]).to(getattr(self.torch, dtype))
+
+    def factors(self, M: int, N: int, K: int, dtype: str = "float32") -> tuple[Tensor, Tensor]:
+        """a [M, K] and b [K, N] of whole numbers whose product is exact in float32 sums, in any order, and in no others. Rows
+        of a: one whose sums leave float16 and all but cancel in the end; zeros; the last element alone; the first alone; all
+        alike; small numbers."""
+        a, half = self.integers(-8, 9, M, K), K // 2
+        a[0], a[1:2], a[2:4] = 0, 0, 0
+        a[0, :half], a[0, K - half :] = 192, -192
+        a[2:3, -1], a[3:4, 0], a[4:5] = 5, 5, 3
+        b = self.integers(33, 63, K, N)
+        b[K - half :] = b[:half]
+        b[-1] += 1
+        return tuple(x.to(getattr(self.torch, dtype)) for x in (a, b))
+
+    def layouts(self, x: Tensor) -> list[tuple[str, Tensor]]:
+        """x as its callers may hold it, with how that reads in a case's name: its last two dimensions transposed in memory,
+        with a gap behind each row, every second element of a wider row. What is in the gaps is NaN, or the largest integer."""
+        from gpukit.testing import poison
+
+        found = []
+        if x.ndim > 1:
+            found.append(("transposed", x.transpose(-1, -2).contiguous().transpose(-1, -2)))
+            gap = poison(x.new_empty(*x.shape[:-1], x.shape[-1] + 3))[..., : x.shape[-1]]
+            found.append(("with a gap behind each row", gap.copy_(x)))
+        sparse = poison(x.new_empty(*x.shape[:-1], 2 * x.shape[-1]))[..., ::2]
+        return [*found, ("every second element of a row", sparse.copy_(x))]
+
+    def upstream(self, y: Tensor) -> list[tuple[str, Tensor]]:
+        """Upstream gradients of a result like y: the one of y.sum(), which has stride 0 everywhere; one row for all rows;
+        the layouts; with zero rows and values around 5."""
+        one = self.torch.ones((), dtype=y.dtype).expand(y.shape)
+        mixed = self.like(y) + 5
+        half = mixed if mixed.ndim == 1 else mixed.transpose(-1, -2)
+        half[..., : half.shape[-1] // 2] = 0
+        row = [("one row expanded", self.like(y, y.shape[-1]).expand(y.shape))] if y.ndim > 1 else []
+        return [("of a sum: stride 0", one), *row, *self.layouts(self.like(y)), ("around 5, half of it 0", mixed)]
+
+    def indices(self, high: int, n: int, dtype: str = "int64") -> Tensor:
+        """Indices [n] below `high`, out of order: the first and the last, one of them several times, others."""
+        x = self.integers(0, high, n, dtype=dtype)
+        corners = self.torch.tensor([high - 1, 0, high - 1, high - 1, 0])[:n]
+        x[: len(corners)] = corners.to(x.dtype)
+        return x
+
+
+def lengths(block: int) -> tuple[int, ...]:
+    """Lengths around a block of `block`: one element, a prime, one less than the block, the block, one more, two and a bit."""
+    return tuple(dict.fromkeys((1, 13, block - 1, block, block + 1, 2 * block + 5)))
+
+
+def nbytes(*tensors: Tensor) -> int:
+    """The bytes of the elements, for the bounds of Traffic."""
+    return sum(x.numel() * x.element_size() for x in tensors)
 
 
 def case(name: str, *args: Any, tags: str = "") -> Case:

@@ -1,8 +1,8 @@
 """The judge: makes fresh inputs, has a worker run the learner's function on them, and says what it found.
 
 It runs in the caller's process (a notebook's kernel, pytest, the command line) and never imports the learner's code.
-Kernels always run in Triton's interpreter first, so that a verdict does not depend on the machine; where there is a GPU they
-then run there as well.
+Kernels always run in Triton's interpreter first, so that a verdict does not depend on the machine, and in a process that runs
+nothing else of the learner's; where there is a GPU they then run there as well.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ import functools
 import json
 import os
 import random
+import signal
 import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +33,13 @@ from gpukit.grading.exercise import Case, Exercise
 from gpukit.grading.lint import lint
 from gpukit.grading.messages import Failure, Job, Reply
 from gpukit.grading.registry import exercise as find
-from gpukit.grading.server import Server, ServerFailed, Worker
+from gpukit.grading.server import Deadline, Server, ServerFailed, ServerGone, Worker
 from gpukit.grading.verdict import CheckFailed, Verdict
 from gpukit.simulator.compiler import compile as compiler
 
 COMPILED_FOR = ("a100-80gb", "h100-sxm")  # a pass means that the kernels compile for these, sm_80 and sm_90
 COMPILE_S = 60
+_SEND_S = 120.0  # for a worker to take what is sent to it, also on a busy machine
 _PRINTED_BYTES = 1 << 16
 _shown: dict[str, int] = {}  # hints shown in this process
 _servers: dict[str, Server] = {}
@@ -63,8 +68,15 @@ def hint(exercise_id: str, number: int | None = None) -> None:
     print(f"hint {number} of {len(exercise.hints)} for {exercise.id}: {exercise.hints[number - 1]}")
 
 
-def judge(exercise_id: str, impl: str = "exercises", root: Path | None = None, seed: int | None = None) -> Verdict:
-    """The verdict on one exercise of the course in `root` (default: the course around the working directory).
+def judge(
+    exercise_id: str,
+    impl: str = "exercises",
+    root: Path | None = None,
+    seed: int | None = None,
+    terminal: bool = False,
+) -> Verdict:
+    """The verdict on one exercise of the course in `root` (default: the course around the working directory), in words for
+    a reader in a notebook, or in a terminal.
 
     Recorded for the progress panel unless `impl` is "solutions". Raises UnknownExercise and CourseNotFound.
     """
@@ -74,14 +86,16 @@ def judge(exercise_id: str, impl: str = "exercises", root: Path | None = None, s
     path = course.exercise_file(exercise.concept, root, impl)
     shown = f"{impl}/{path.name}"
     try:
-        source = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.__class__.__name__}"
-        verdict = Verdict(
-            exercise.id, "missing", 0, 0, impl, (f"{exercise.id}: {shown} {reason}",), diagnosis="missing"
-        )
+        source = course.text(course.read_bytes(path, root))
+    except course.CourseError as error:
+        lines = (f"{exercise.id}: {shown} {error}",)
+        verdict = Verdict(exercise.id, "missing", 0, 0, impl, lines, diagnosis="missing")
     else:
-        verdict = judge_source(exercise, source, shown=shown, impl=impl, seed=seed)
+        with (
+            warnings.catch_warnings()
+        ):  # a caller who turns them into errors, such as pytest -W error, changes no verdict
+            warnings.simplefilter("ignore")
+            verdict = judge_source(exercise, source, shown=shown, impl=impl, seed=seed, terminal=terminal)
     if impl == "exercises":
         from gpukit.grading.report import record
 
@@ -90,15 +104,27 @@ def judge(exercise_id: str, impl: str = "exercises", root: Path | None = None, s
 
 
 def judge_source(
-    exercise: Exercise, source: str, *, shown: str = "", impl: str = "exercises", seed: int | None = None
+    exercise: Exercise,
+    source: str,
+    *,
+    shown: str = "",
+    impl: str = "exercises",
+    seed: int | None = None,
+    brief: bool = False,
+    terminal: bool = False,
 ) -> Verdict:
-    """The verdict on a file's text. `shown` is what messages call the file."""
-    run = _Run(exercise, source, shown or f"{impl}/{exercise.concept}.py", impl, seed)
+    """The verdict on a file's text. `shown` is what messages call the file; `brief` ends at the first wrong case, without
+    an idea of the reason."""
+    run = _Run(exercise, course.plain(source), shown or f"{impl}/{exercise.concept}.py", impl, seed, brief, terminal)
     start = time.perf_counter()
     try:
         state, label, lines = run.judge()
     except ServerFailed as error:
-        state, label, lines = "error", "grader", (f"{exercise.id}: {error}; gpukit doctor says what is missing",)
+        state, label, lines = (
+            "error",
+            "grader",
+            (f"{exercise.id}: {error}: try again; gpukit doctor says what is missing",),
+        )
     except Exception as error:  # ours, or a worker's well-formed lie: one verdict either way, and -v shows where
         run.detail += traceback.format_exc()
         state, label, lines = "error", "grader", run.say.check_failed(error).lines
@@ -116,17 +142,33 @@ def judge_source(
     )
 
 
+class _Doubt(Exception):
+    """Without the data in it, the learner's Python does not lead to the right results; `found` says so."""
+
+    def __init__(self, found: Diagnosis):
+        super().__init__(found.label)
+        self.found = found
+
+
 class _Run:
     """One check. What the learner reads of it is gpukit.grading.diagnose's business."""
 
-    def __init__(self, exercise: Exercise, source: str, shown: str, impl: str, seed: int | None):
-        self.exercise, self.source, self.impl = exercise, source, impl
+    def __init__(
+        self,
+        exercise: Exercise,
+        source: str,
+        shown: str,
+        impl: str,
+        seed: int | None,
+        brief: bool = False,
+        terminal: bool = False,
+    ):
+        self.exercise, self.source, self.impl, self.brief = exercise, source, impl, brief
         self.seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
         self.passed = self.total = 0
         self.beyond: tuple[Failure, Case] | None = None
         self.detail = ""
-        number = min(_shown.get(exercise.id, 0) + 1, 3)
-        self.say = Words(exercise, shown, f'hint {number} of 3: gpukit.hint("{exercise.id}")')
+        self.say = Words(exercise, shown, source, min(_shown.get(exercise.id, 0) + 1, 3), terminal)
 
     def judge(self) -> tuple[str, str, tuple[str, ...]]:
         try:
@@ -138,13 +180,23 @@ class _Run:
             self.total = len(cases) + self.exercise.bounds
             if self.exercise.kernel:
                 _server("compile").prepare()
-            outcomes = self._run_cases(server, "cpu", cases)
+            doubt: _Doubt | None = None
+            try:
+                outcomes = (
+                    self._run_apart(server, cases) if self.exercise.kernel else self._run_cases(server, "cpu", cases)
+                )
+            except _Doubt as found:  # what is wrong with it shows where the learner's Python sees the data
+                doubt, seen, self.detail = found, self.detail, ""  # what it printed was about tensors without data
+                outcomes = self._run_cases(server, "cpu", cases)
             self._judge_outcomes(outcomes)
             if self.exercise.kernel:
                 self.passed = self.total - 1
                 if self.beyond:
                     raise self._raised(*self.beyond)
-                self._compiles(outcomes)
+                self._compiles(outcome.reply for outcome in outcomes)
+            if doubt:
+                self.detail += seen
+                raise doubt.found
             if self.exercise.kernel and _gpu_present():
                 self._judge_on_gpu(cases)
         except Diagnosis as found:
@@ -153,69 +205,159 @@ class _Run:
 
     def _read(self) -> None:
         try:
-            # NumPy's arrays are not watched: neither what they compute nor what they hold.
-            finding = lint(self.source, numpy=not self.exercise.watched)
+            with warnings.catch_warnings():  # the worker's Python says them again
+                warnings.simplefilter("ignore")
+                kernel = self.exercise.kernel
+                finding = lint(self.source, kernel=kernel, counted=self.exercise.watched and not kernel)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise self.say.unreadable(error) from None
         if finding is not None:
-            raise self.say.forbidden(finding.line, finding.text)
+            raise self.say.forbidden(finding.line, finding.text, finding.instead)
 
     # -- running -------------------------------------------------------------------------------------------------------
 
+    def _run_apart(self, server: Server, cases: list[Case]) -> list[Outcome]:
+        """The host first: the learner's Python on tensors that hold no data. When its process has ended, what it asked for is
+        done in another, where nothing of the learner's runs but the text of kernels. What was seen there counts.
+
+        Raises _Doubt where the same calls may come out otherwise if the learner's Python sees the data.
+        """
+        (loading, *tapes), far, looked = self._tapes(server, cases)
+        job = self.exercise.job(f"/{self.exercise.concept}.py", "device")
+        uploads = bool(self.exercise.torch_ops)  # what the host may compute, the device has from the host
+        with self._asking(server) as (ask, _):
+            if error := ask(replace(job, source=self.source, tape=loading, uploads=uploads), None).error:
+                raise self._doubtful(error, None)
+            outcomes: list[Outcome] = []
+            for case, tape in zip(cases, tapes, strict=True):
+                reply = ask((case.args, tape), case)
+                if reply.error and not reply.error.fault:
+                    raise self._doubtful(reply.error, case)
+                self._note(outcomes, case, reply)
+                if looked and outcomes[-1].wrong:
+                    raise self._doubt(outcomes[-1].wrong.text, case)
+            if far and not any(outcome.wrong for outcome in outcomes):
+                case = self._far()
+                self._addresses(ask((case.args, far), case), case)
+            return outcomes
+
+    def _tapes(self, server: Server, cases: list[Case]) -> tuple[list[str], str, bool]:
+        """What the host asks for: when it is loaded and in each case; on addresses alone; and whether it looked at numbers,
+        which it may in some exercises. Raises _Doubt if it cannot go on without them."""
+        from gpukit.grading.host import decoys
+
+        looked, far = False, ""
+        with self._asking(server) as (ask, worker), _folder(worker) as folder:
+            loaded = ask(self.exercise.job(self._written(folder), "host"), None)
+            if loaded.error:
+                raise self._doubtful(loaded.error, None)
+            if loaded.missing:
+                raise self.say.no_function()
+            tapes = [loaded.tape]
+            for case in cases:
+                reply = ask(decoys(case.args), case)
+                if reply.error:
+                    raise self._doubtful(reply.error, case)
+                for operation, line in reply.host_ops:
+                    looked = True
+                    if operation not in self.exercise.torch_ops:
+                        raise self._doubt(f"line {line} runs {operation}, which is none of your kernels", case)
+                tapes.append(reply.tape)
+            if self.exercise.huge:
+                far = self._far()
+                far = ask(decoys(far.args), far).tape  # none where something goes wrong, which proves nothing
+        return tapes, far, looked
+
+    def _doubtful(self, error: Failure, case: Case | None) -> _Doubt:
+        self.detail += error.traceback
+        if error.type == "Refused" and error.line:  # the text of a kernel
+            return _Doubt(self.say.forbidden(error.line, error.message))
+        return self._doubt(f"{error.type}: {error.message}", case)
+
+    def _doubt(self, why: str, case: Case | None) -> _Doubt:
+        return _Doubt(self.say.only_with_data(why, case))
+
     def _run_cases(self, server: Server, device: str, cases: list[Case]) -> list[Outcome]:
         """Send the cases to a fresh worker, one at a time, and compare as the answers come."""
-        printed = bytearray()
-        try:
-            with tempfile.TemporaryDirectory(prefix="gpukit-") as folder, _working(server, printed) as worker:
-                path = Path(folder) / f"{self.exercise.concept}.py"
-                path.write_text(self.source, encoding="utf-8")
-                return self._converse(worker, self.exercise.job(str(path), device), cases)
-        finally:
-            self.detail = printed.decode(errors="replace") + self.detail
-
-    def _converse(self, worker: Worker, job: Job, cases: list[Case]) -> list[Outcome]:
-        deadline = time.monotonic() + self.exercise.timeout_s
-        outcomes: list[Outcome] = []
-        current = None
-        try:
-            loaded = self._exchange(worker, job, deadline)
+        with self._asking(server) as (ask, worker), _folder(worker) as folder:
+            loaded = ask(self.exercise.job(self._written(folder), device), None)
             if loaded.error:
                 raise self._raised(loaded.error, None)
             if loaded.missing:
                 raise self.say.no_function()
-            for current in cases:
-                reply = self._exchange(worker, current.args, deadline)
-                if reply.error:
-                    self.passed = sum(outcome.wrong is None for outcome in outcomes)
-                    if reply.error.fault:
-                        self._known_before(outcomes)
-                    raise self._raised(reply.error, current)
-                outcomes.append(Outcome(current, reply, self.exercise.compare(current, reply)))
-            if job.how == "cpu" and self.exercise.huge and not any(outcome.wrong for outcome in outcomes):
-                self._addresses(worker, deadline)
-        except TimeoutError:
-            raise self.say.no_answer(current) from None
-        except wire.Malformed as error:
-            raise self.say.malformed(error, current) from None
-        except (wire.Closed, OSError):
-            raise self.say.crashed(worker.end(), current) from None
-        return outcomes
+            outcomes: list[Outcome] = []
+            for case in cases:
+                self._note(outcomes, case, ask(case.args, case))
+            if device == "cpu" and self.exercise.kernel and self.exercise.huge:
+                if not any(outcome.wrong for outcome in outcomes):
+                    far = self._far()
+                    self._addresses(ask(far.args, far), far)
+            return outcomes
 
-    def _addresses(self, worker: Worker, deadline: float) -> None:
-        """One more call on tensors beyond 2^31 elements, of which only the addresses are looked at. What is wrong there is said
-        after everything else."""
+    def _written(self, folder: str) -> str:
+        path = Path(folder) / f"{self.exercise.concept}.py"
+        path.write_text(self.source, encoding="utf-8")
+        return str(path)
+
+    def _note(self, outcomes: list[Outcome], case: Case, reply: Reply) -> None:
+        """Compare the answer to a case. Raises what an error of the learner's is to the learner."""
+        if reply.error:
+            self.passed = sum(outcome.wrong is None for outcome in outcomes)
+            if not reply.error.todo:
+                self._known_before(outcomes)
+            if not self.brief:
+                self._compiles([reply], ran=False)
+            raise self._raised(reply.error, case)
+        outcomes.append(Outcome(case, reply, self.exercise.compare(case, reply)))
+        if self.brief and outcomes[-1].wrong:
+            raise Diagnosis("fail", outcomes[-1].wrong.kind, (outcomes[-1].wrong.text,))
+
+    @contextlib.contextmanager
+    def _asking(self, server: Server) -> Iterator[tuple[Callable[[Any, Case | None], Reply], Worker]]:
+        """A fresh worker, and a function that sends it a message about a case and gives its answer. Raises what the end of the
+        worker, or of its time, is to the learner."""
+        printed = bytearray()
+        current = None
+        try:
+            with _working(server, printed, self.exercise.timeout_s) as worker:
+                deadline = Deadline(worker.pid, self.exercise.timeout_s)
+
+                def ask(message: Any, case: Case | None) -> Reply:
+                    nonlocal current
+                    current = case
+                    return self._exchange(worker, message, deadline)
+
+                try:
+                    yield ask, worker
+                except TimeoutError:
+                    raise self.say.no_answer(current) from None
+                except wire.Malformed as error:
+                    raise self.say.malformed(error, current) from None
+                except (wire.Closed, OSError):
+                    code = worker.end()
+                    late = code == -signal.SIGXCPU
+                    raise (self.say.no_answer(current) if late else self.say.crashed(code, current)) from None
+        finally:
+            self.detail = printed.decode(errors="replace") + self.detail
+
+    def _far(self) -> Case:
+        """One more call, on tensors beyond 2^31 elements, of which only the addresses are looked at."""
         args = self.exercise.huge()
         shapes = ", ".join(f"{list(arg.shape)} {arg.dtype}" for arg in args if isinstance(arg, wire.Imaginary))
-        reply = self._exchange(worker, args, deadline)
+        return Case(f"{shapes}, addresses only", args)
+
+    def _addresses(self, reply: Reply, far: Case) -> None:
+        """What is wrong there is said after everything else."""
         if reply.error:
-            self.beyond = reply.error, Case(f"{shapes}, addresses only", args)
+            self.beyond = reply.error, far
 
     def _raised(self, error: Failure, case: Case | None) -> Diagnosis:
         self.detail += error.traceback
         return self.say.raised(error, case)
 
     def _known_before(self, outcomes: list[Outcome]) -> None:
-        """A known misconception in the values of earlier cases says more than the stray access it leads to later."""
+        """A known misconception in the values of earlier cases says more than the stray access or the division by zero that
+        it leads to later."""
         if any(outcome.wrong for outcome in outcomes):
             found = self.say.values(outcomes)
             if any(known.label == found.label for known in self.exercise.misconceptions) or self.exercise.remark(
@@ -223,10 +365,11 @@ class _Run:
             ):
                 raise found
 
-    def _exchange(self, worker: Worker, message: Job | tuple, deadline: float) -> Reply:
-        worker.sock.settimeout(max(0.001, deadline - time.monotonic()))
-        messages.send(worker.sock, message)
-        return messages.receive(worker.sock, Reply, deadline)
+    def _exchange(self, worker: Worker, message: Job | tuple, deadline: Deadline) -> Reply:
+        worker.sock.settimeout(_SEND_S)
+        with deadline:
+            messages.send(worker.sock, message)
+            return messages.receive(worker.sock, Reply, deadline)
 
     # -- what it means -------------------------------------------------------------------------------------------------
 
@@ -271,38 +414,54 @@ class _Run:
                 raise self.say.loads_nothing()
         if substance and all(outcome.reply.same_without_kernels for outcome in substance):
             raise self.say.same_without_kernels()
+        if substance and all(outcome.reply.mostly_copied for outcome in substance):
+            raise self.say.mostly_copied()
 
     def _traffic(self, outcomes: list[Outcome]) -> None:
-        """What the largest case cost."""
+        """What each case cost: the bound holds in all of them, or in the largest."""
         bound = self.exercise.traffic
-        outcome = max(outcomes, key=lambda outcome: _numel(outcome.case.args[0]))
-        first, reply = outcome.case.args[0], outcome.reply
-        size = first.numel() * first.element_size()
+        largest = max(outcomes, key=lambda outcome: _numel(outcome.case.args[0]))
+        outcomes = [largest, *(outcome for outcome in outcomes if outcome is not largest and not bound.largest)]
+        allowed = [bound.allowed(outcome.case) for outcome in outcomes]
+        for outcome, limit in zip(outcomes, allowed, strict=True):
+            if len(outcome.reply.launches) > limit.launches:
+                raise self.say.launches(outcome, limit)
         slack = 1 + bound.slack
-        if len(reply.launches) > bound.launches:
-            raise self.say.launches(outcome)
-        if reply.read_bytes > bound.reads * size * slack or reply.written_bytes > bound.writes * size * slack:
-            raise self.say.traffic(outcome, size)
+        for outcome, limit in zip(outcomes, allowed, strict=True):
+            reply = outcome.reply
+            if reply.read_bytes > limit.reads * slack or reply.written_bytes > limit.writes * slack:
+                raise self.say.traffic(outcome, limit)
+            if reply.allocated_bytes > (memory := self._memory(outcome, limit.memory)):
+                raise self.say.memory(outcome, memory)
         if bound.sectors is not None:  # right bytes may still come in pieces that waste most of each sector
-            accesses = [access for launch in reply.launches for access in launch.accesses]
+            accesses = [access for launch in largest.reply.launches for access in launch.accesses]
             times = 32 * sum(a.sectors for a in accesses) / max(sum(a.bytes for a in accesses), 1)
             if times > bound.sectors:
-                raise self.say.sectors(outcome, times)
-        if bound.flops is not None:
+                raise self.say.sectors(largest, times)
+        if bound.flops is None:
+            return
+        for outcome in outcomes:
             done: Counter[str] = Counter()
-            for launch in reply.launches:
+            for launch in outcome.reply.launches:
                 done[launch.kernel] += launch.flops
             enough = bound.flops(*outcome.case.args)
             if done.total() > enough * slack:
                 raise self.say.flops(outcome, done, enough)
 
-    def _compiles(self, outcomes: list[Outcome]) -> None:
-        """What the interpreter runs, a GPU may still refuse: each kernel is compiled, with each set of dtypes that it met."""
+    def _memory(self, outcome: Outcome, bound: float | None) -> float:
+        """The bytes that a call may allocate: some arguments may need a copy, and results have their dtypes in between."""
+        if bound is not None:
+            return bound * (1 + self.exercise.traffic.slack)
+        return 4096 + 2 * sum(map(_nbytes, (*outcome.case.args, *outcome.reply.outputs.values())))
+
+    def _compiles(self, replies: Iterable[Reply], ran: bool = True) -> None:
+        """What the interpreter runs, a GPU may still refuse: each kernel is compiled, with each set of dtypes that it met. Where
+        the interpreter stops, the compiler's reason is the better one."""
         launches: dict[tuple, str] = {}
-        for text in (text for outcome in outcomes for text in outcome.reply.compiles):
+        for text in (text for reply in replies for text in reply.compiles):
             packed = json.loads(text)
             if "refused" in packed:
-                raise self.say.does_not_compile("a GPU", 0, packed["refused"], self.source)
+                raise self.say.does_not_compile("a GPU", 0, packed["refused"], ran)
             dtypes = [value[1] for value in [*packed["args"], *packed["kwargs"].values()] if value[0] == "tensor"]
             launches.setdefault((packed["name"], *dtypes), text)
         if not launches:
@@ -310,19 +469,24 @@ class _Run:
         texts = tuple(launches.values())
         answer = compiler.answered({"accept": texts, "gpus": COMPILED_FOR}, lambda: self._ask_compiler(texts))
         if answer:
-            raise self.say.does_not_compile(**answer, source=self.source)
+            raise self.say.does_not_compile(**answer, ran=ran)
 
     def _ask_compiler(self, launches: tuple[str, ...]) -> dict:
         """{}, or what was refused for which GPU and where."""
-        with _working(_server("compile"), printed := bytearray()) as worker:
-            deadline = time.monotonic() + COMPILE_S
+        with _working(_server("compile"), printed := bytearray(), COMPILE_S) as worker:
+            deadline = Deadline(worker.pid, COMPILE_S)
             try:
                 self._exchange(worker, Job("", "", "compile"), deadline)
                 error = self._exchange(worker, (launches, COMPILED_FOR), deadline).error
-            except TimeoutError:
-                return {"gpu": "a GPU", "line": 0, "message": f"still not compiled after {COMPILE_S} s"}
+            except TimeoutError:  # raised and not returned: the next check asks again
+                text = f"still not compiled after {COMPILE_S} s"
+                raise self.say.does_not_compile("a GPU", 0, text) from None
             except (wire.Malformed, wire.Closed, OSError):
-                return {"gpu": "a GPU", "line": 0, "message": "the compiler ended without an answer"}
+                code = worker.end()
+                if not worker.server.alive:
+                    raise ServerGone("the grading process is gone") from None
+                text = f"the compiler ended without an answer (exit status {code})"
+                raise self.say.does_not_compile("a GPU", 0, text) from None
         if error is None:
             return {}
         said = printed.decode(errors="replace")
@@ -351,9 +515,12 @@ def _server(device: str) -> Server:
 
 
 @contextlib.contextmanager
-def _working(server: Server, printed: bytearray):
+def _working(server: Server, printed: bytearray, cpu_s: float):
     """A worker that is gone, with all it started, at the end. What it prints goes to `printed`, up to a limit."""
-    worker = server.fork()
+    try:
+        worker = server.fork(cpu_s)
+    except ServerGone:  # since the last check
+        worker = _server(server.device).fork(cpu_s)
 
     def drain() -> None:
         with os.fdopen(worker.stdout, "rb", buffering=0) as stream:
@@ -367,6 +534,11 @@ def _working(server: Server, printed: bytearray):
     finally:
         worker.end()
         reader.join(2)
+
+
+def _folder(worker: Worker) -> tempfile.TemporaryDirectory:
+    """For the learner's file: gone before the next one comes."""
+    return tempfile.TemporaryDirectory(dir=worker.server.folder, ignore_cleanup_errors=True)
 
 
 @functools.cache
@@ -389,3 +561,7 @@ def _handed_over(exercise_id: str) -> Verdict | None:
 
 def _numel(value: Any) -> int:
     return value.numel() if hasattr(value, "numel") else 0
+
+
+def _nbytes(value: Any) -> int:
+    return _numel(value) * value.element_size() if hasattr(value, "element_size") else 0

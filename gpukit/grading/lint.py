@@ -1,151 +1,412 @@
-"""What a learner's file may not contain, told from its text before it runs.
+"""What a learner's file may name, told from its text before it runs.
 
-Exercises need torch, Triton and arithmetic. Anything that reaches around them (files, processes, the interpreter's insides)
-is either a slip or a way to fool the check, and gets one sentence that names the line. This is the cheap fence; the
-worker's witnesses (gpukit.grading.worker) are the proof.
+Exercises need torch, Triton, NumPy and the arithmetic of the standard library; gpukit.grading.names lists that, and what the
+file defines itself is allowed besides. Anything else is a slip or a way to fool the check, and gets a sentence with its line
+and what to use instead. This is the cheap fence; the others are the process (gpukit.grading.fence) and what the device saw
+(gpukit.grading.device).
+
+What an expression gives is not known here, so three things are kept apart from other values: modules, which are only named to
+reach into them; strings as names of attributes; and assignments to attributes of what the file did not make.
 """
 
 from __future__ import annotations
 
 import ast
-import sys
-from collections.abc import Iterator
+import builtins
+import string
+import symtable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
-MODULES = frozenset(
-    "__future__ abc collections dataclasses einops enum functools itertools math numpy torch triton typing".split()
-)
-_BUILTINS = frozenset(
-    "eval exec compile open input breakpoint globals locals vars __import__ __builtins__ setattr delattr memoryview".split()
-)
-_TRITON = frozenset("jit autotune heuristics Config cdiv next_power_of_2 language".split())
-_TORCH = frozenset(
-    "utils jit ops library compile overrides os sys hub load save multiprocessing serialization fx package classes "
-    "storage futures monitor testing types torch_version distributed".split()
-)
-# A module's own imports (typing.sys, torch.os) are doors to the whole standard library; these six are also functions of torch or
-# NumPy.
-_STDLIB = frozenset(sys.stdlib_module_names) - MODULES - {"array", "copy", "random", "select", "signal", "trace"}
-# Ways out of the tensors that the worker watches. A block's handle holds it as a NumPy array in the interpreter.
-_ATTRIBUTES = frozenset(
-    "handle numpy tolist untyped_storage storage set_ resize_ apply_ map_ map2_ set_printoptions from_dlpack to_dlpack "
-    "format format_map".split()  # "{0._gpu}".format(device) reads what no expression may; f-strings are seen here
-)
-# Reached through any name, these are a way around the check: standard modules that other modules hold; functions that
-# evaluate text or set attributes; the frames of generators.
-_DOORS = frozenset(
-    "os sys io subprocess shutil pathlib ctypes importlib builtins inspect gc pickle socket threading weakref bltns mp np "
-    "stdlib_re f2py knobs pytree get_type_hints ForwardRef evaluate_forward_ref singledispatch singledispatchmethod "
-    "update_wrapper wraps global_enum gi_frame cr_frame ag_frame tb_frame f_back f_globals f_locals f_builtins".split()
-)
-_HOOKS = frozenset("__torch_function__ __torch_dispatch__".split())
-_DUNDERS = frozenset("__init__ __post_init__ __name__ __doc__ __version__ __len__ __call__ __getitem__ __eq__".split())
+from gpukit.grading.names import BUILTINS, INSTEAD, METHODS, MODULES, NEVER, TENSOR, UNDERSCORED, VALUES
+
+_REFUSED_BUILTINS = frozenset(dir(builtins)) - BUILTINS - {"__name__", "__doc__"}
+_PACKAGES = frozenset(path.rpartition(".")[0] for path in MODULES if "." in path) | MODULES.keys()
+_MATCHED = frozenset("bool bytearray bytes dict float frozenset int list set str tuple".split())
+_ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.NamedExpr)
+_ASYNC = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
+_INJECTED = frozenset({"interpreter_semantic"})  # what the interpreter leaves among a file's names
+_OWN_VALUES = "an exercise may set attributes of its own objects only, and x.grad or x.requires_grad of a tensor"
+_COUNTED = "this exercise counts the memory of tensors, and torch computes the same"
+_LISTED = "torch, Triton, NumPy and what computes in the standard library are enough for every exercise"
 
 
 @dataclass(frozen=True)
 class Finding:
+    """What is refused, in which line, and what to use instead."""
+
     line: int
     text: str
+    instead: str = _LISTED
 
 
-def lint(source: str, *, numpy: bool = True) -> Finding | None:
+def lint(source: str, *, kernel: bool = False, counted: bool = False) -> Finding | None:
     """The first thing in `source` that an exercise may not use, or None. Raises SyntaxError.
 
-    numpy  whether NumPy is allowed: it computes, and holds arrays, where the worker does not look
+    kernel   the exercise is a Triton kernel, to which tensors go as they are
+    counted  the memory that the tensors take is counted: arrays and lists would hold as much unseen
     """
-    tree = ast.parse(source)
-    roots: dict[str, str] = {}  # name in the file -> what it was imported as
-    modules: set[str] = set()  # the names that are modules for certain
-    bases = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for name in node.names:
-                if problem := _module(name.name):
-                    return Finding(node.lineno, problem)
-                if name.name.partition(".")[0] == "numpy" and not numpy:
-                    return Finding(node.lineno, "import numpy")
-                alias = name.asname or name.name.partition(".")[0]
-                roots[alias] = name.name if name.asname else alias
-                modules.add(alias)
-        elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            if node.level:
-                return Finding(node.lineno, "a relative import")
-            if problem := _module(module) or ("import numpy" if module.startswith("numpy") and not numpy else None):
-                return Finding(node.lineno, problem)
-            for name in node.names:
-                if problem := _module(f"{module}.{name.name}"):
-                    return Finding(node.lineno, problem)
-                if name.name == "*" and module != "math":
-                    return Finding(node.lineno, f"from {module} import *")
-                roots[name.asname or name.name] = f"{module}.{name.name}"
-    classes: set[str] = set()  # names of what type() gave
-    for node in ast.walk(tree):
-        for name, value in _bindings(node):
-            if isinstance(value, ast.Attribute) and (path := _path(value, roots)):
-                roots.setdefault(name, path)
-            elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "type":
-                classes.add(name)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in _BUILTINS | _HOOKS:
-            return Finding(node.lineno, f"{node.id}")
-        if isinstance(node, ast.Name) and node.id == "getattr" and id(node) not in called:
-            return Finding(node.lineno, "getattr as a value")
-        if isinstance(node, ast.FunctionDef) and node.name in _HOOKS:
-            return Finding(node.lineno, f"def {node.name}")
-        if isinstance(node, ast.MatchClass) and (node.patterns or node.kwd_attrs):
-            return Finding(node.lineno, "a class pattern")
-        if isinstance(node, ast.Name) and node.id in modules and id(node) not in bases:
-            return Finding(node.lineno, f"the module {node.id} as a value")
-        if isinstance(node, ast.Attribute):
-            path = _path(node, roots)
-            if path and not isinstance(node.ctx, ast.Load):
-                return Finding(node.lineno, f"an assignment to {path}")
-            of_class = isinstance(node.value, ast.Call) or getattr(node.value, "id", None) in classes
-            if of_class and not isinstance(node.ctx, ast.Load):
-                return Finding(node.lineno, f"an assignment to {ast.unparse(node)}")
-            if node.attr in _DOORS:
-                return Finding(node.lineno, f".{node.attr}")
-            if node.attr.startswith("_") and node.attr not in _DUNDERS and not _is_self(node.value):
-                return Finding(node.lineno, f".{node.attr}")
-            if node.attr in _ATTRIBUTES:
-                return Finding(node.lineno, f".{node.attr}")
-            if path and (problem := _module(path)):
-                return Finding(node.lineno, problem)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
-            name = node.args[1] if len(node.args) > 1 else None
-            if not (isinstance(name, ast.Constant) and isinstance(name.value, str) and name.value.isidentifier()):
-                return Finding(node.lineno, "getattr with a computed name")
-            if name.value.startswith("_") or name.value in _ATTRIBUTES:
-                return Finding(node.lineno, f"getattr(…, {name.value!r})")
+    away = {"numpy": "tensors do the same: x[i], x.sum(), torch.where(...)"} if kernel or counted else {}
+    if counted:
+        away |= dict.fromkeys(("numpy", "tolist"), _COUNTED)
+    file = _File(source, away, counted)
+    for node in file.looked_at:
+        try:
+            _LOOKS[type(node)](file, node)
+        except _Refused as refused:
+            return Finding(getattr(node, "lineno", 1), refused.text, refused.instead)
     return None
 
 
-def _module(dotted: str) -> str | None:
-    """What is wrong with importing or naming `dotted`, or None."""
-    first, *rest = dotted.split(".")
-    if first not in MODULES:
-        return f"import {first}"
-    for again in ("torch", "triton"):  # torch.nn.functional holds torch
-        if again in rest:
-            return _module(".".join(rest[rest.index(again) :]))
-    if any(part in _DOORS for part in rest):
-        return dotted
-    if any(part.startswith("_") and part not in ("__future__", *_DUNDERS) for part in rest):
-        return dotted
-    if any(part in _STDLIB for part in rest):
-        return dotted
-    if first == "triton" and rest and rest[0] not in _TRITON:
-        return dotted
-    if first == "torch" and rest and (rest[0] in _TORCH or {"ops", "parallel"} & set(rest)):
-        return dotted
-    return None
+def importable(counted: bool = False) -> list[str]:
+    """The packages that an exercise may import, those of other people first."""
+    others = ["torch", "triton", "einops", *([] if counted else ["numpy"])]
+    plain = {path.partition(".")[0] for path in MODULES} - {"torch", "triton", "einops", "numpy", "__future__"}
+    return [*others, *sorted(plain)]
+
+
+class _Refused(Exception):
+    def __init__(self, text: str, *keys: str, instead: str = ""):
+        """`keys` are what INSTEAD may know it as, the more exact ones first."""
+        super().__init__(text)
+        self.text = text
+        self.instead = instead or next((INSTEAD[key] for key in keys if key in INSTEAD), _LISTED)
+
+
+class _File:
+    """A learner's file. `away` are ways out of tensors that this exercise does not allow, with what to use instead."""
+
+    def __init__(self, source: str, away: dict[str, str], counted: bool):
+        self.source, self.away, self.counted = source, away, counted
+        nodes = _walked(ast.parse(source))
+        self.looked_at = [node for node in nodes if type(node) in _LOOKS]
+        self.of_type: dict[type, list] = {}
+        for node in nodes:
+            self.of_type.setdefault(type(node), []).append(node)
+        self.bases: set[int] = set()  # expressions that an attribute is taken of
+        self.called: set[int] = set()
+        self.asked: set[int] = set()  # places where a class is no more than a class: isinstance(x, type), type[int]
+        self.classes: set[str] = set()
+        self.setters: dict[str, set[str]] = {}  # by class: methods that set attributes of their first argument
+        self.own: set[str] = set()  # what may follow a dot because the file gives it its meaning
+        self.roots: dict[str, str] = {}  # name in the file -> what it was imported as
+        self.selves: set[int] = set()  # names of a method's own object
+        self.aliases: set[int] = set()  # the values of F = torch.nn.functional
+        self.local: set[int] = set()  # names that were imported, where a function has its own of that name
+        self._note_definitions()
+        self._note_imports()
+        self._note_shadows()
+
+    # -- what the file defines -----------------------------------------------------------------------------------------
+
+    def _all(self, *types: type) -> Iterator:
+        for kind in types:
+            yield from self.of_type.get(kind, ())
+
+    def _note_definitions(self) -> None:
+        self.bases.update(id(node.value) for node in self._all(ast.Attribute))
+        self.asked.update(id(node.value) for node in self._all(ast.Subscript))
+        for node in self._all(ast.Call):
+            self.called.add(id(node.func))
+            self.own.update(keyword.arg for keyword in node.keywords if keyword.arg)
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            if name == "namedtuple":
+                self.own.update(_words(node.args[1:]))
+            elif name in ("isinstance", "issubclass", "map"):
+                self.asked.update(map(id, _spread(node.args)))
+        for node in self._all(ast.ClassDef):
+            self._note_class(node)
+
+    def _note_class(self, node: ast.ClassDef) -> None:
+        self.classes.add(node.name)
+        for inner in node.body:
+            if isinstance(inner, ast.FunctionDef):
+                self.own.add(inner.name)
+                self._note_method(node, inner)
+            elif isinstance(inner, ast.ClassDef):
+                self.own.add(inner.name)
+            else:
+                targets = inner.targets if isinstance(inner, ast.Assign) else [getattr(inner, "target", None)]
+                self.own.update(
+                    t.id for target in targets if target for t in _spread([target]) if isinstance(t, ast.Name)
+                )
+
+    def _note_method(self, owner: ast.ClassDef, node: ast.FunctionDef) -> None:
+        first = [*node.args.posonlyargs, *node.args.args][:1]
+        if not first:
+            return
+        bound = any(isinstance(name, ast.Name) and name.id == "classmethod" for name in node.decorator_list)
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name) and inner.id == first[0].arg:
+                self.selves.add(id(inner))
+            elif (
+                isinstance(inner, ast.Attribute)
+                and isinstance(inner.value, ast.Name)
+                and inner.value.id == first[0].arg
+            ):
+                if isinstance(inner.ctx, ast.Store):
+                    self.own.add(inner.attr)
+                if isinstance(inner.ctx, ast.Store) and not bound:
+                    self.setters.setdefault(owner.name, set()).add(node.name)
+
+    def _note_imports(self) -> None:
+        for node in self._all(ast.Import):
+            for name in node.names:
+                first = name.name.partition(".")[0]
+                self.roots[name.asname or first] = name.name if name.asname else first
+        for node in self._all(ast.ImportFrom):
+            for name in node.names:
+                self.roots[name.asname or name.name] = f"{node.module}.{name.name}"
+        for node in self._all(*_ASSIGNMENTS):
+            for name, value in _bindings(node):
+                if isinstance(value, ast.Attribute) and (path := self._path(value)):
+                    self.roots.setdefault(name, path)
+                    self.aliases.add(id(value))
+
+    def _note_shadows(self) -> None:
+        """Where a name that was imported means something else: a function's own variable."""
+        arguments = {node.arg for node in self._all(ast.arg)}
+        stored = {node.id for node in self._all(ast.Name) if isinstance(node.ctx, ast.Store)}
+        if not (arguments | stored) & self.roots.keys():
+            return
+        for node in self._all(ast.FunctionDef, ast.Lambda):
+            names = {arg.arg for arg in _arguments(node.args)}
+            inside = list(ast.walk(node))
+            if isinstance(node, ast.FunctionDef):
+                names |= {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+                names -= {name for n in inside if isinstance(n, ast.Global | ast.Nonlocal) for name in n.names}
+                names -= {
+                    alias.asname or alias.name.partition(".")[0]
+                    for n in inside
+                    if isinstance(n, ast.Import | ast.ImportFrom)
+                    for alias in n.names
+                }
+                names -= {name for n in inside for name, value in _bindings(n) if id(value) in self.aliases}
+            names &= self.roots.keys()
+            self.local.update(id(n) for n in inside if isinstance(n, ast.Name) and n.id in names)
+
+    # -- one node ------------------------------------------------------------------------------------------------------
+
+    def _import(self, node: ast.Import) -> None:
+        for name in node.names:
+            self._module(name.name, f"import {name.name}")
+
+    def _import_from(self, node: ast.ImportFrom) -> None:
+        if node.level:
+            raise _Refused("a relative import", "solutions")
+        module = node.module or ""
+        for name in node.names:
+            path = f"{module}.{name.name}"
+            if path in _PACKAGES:
+                self._module(path, f"import {path}")
+                continue
+            self._module(module, f"import {module}")
+            if name.name == "*":
+                if module != "math":
+                    raise _Refused(f"from {module} import *", instead="import the names that you use, one by one")
+            else:
+                self._in_module(module, name.name)
+
+    def _module(self, path: str, text: str) -> None:
+        if path not in _PACKAGES:
+            parts = path.split(".")
+            keys = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+            raise _Refused(text if "." not in path or parts[0] in MODULES else f"import {parts[0]}", *keys)
+        if path.partition(".")[0] == "numpy" and self.counted:
+            raise _Refused(text, instead=_COUNTED)
+
+    def _in_module(self, module: str, name: str) -> None:
+        listed = MODULES.get(module, frozenset())
+        if (
+            name in listed
+            or (name.rstrip("_") in listed & TENSOR and not name.startswith("_"))
+            or name == "__version__"
+        ):
+            return
+        raise _Refused(f"{module}.{name}", f"{module}.{name}", name)
+
+    def _name(self, node: ast.Name) -> None:
+        if node.id in _REFUSED_BUILTINS:
+            if not node.id.startswith("__") and not self._is_builtin(node.id):
+                return
+            raise _Refused(node.id, node.id)
+        if node.id in _INJECTED or (node.id.startswith("__") and node.id not in UNDERSCORED and node.id not in METHODS):
+            raise _Refused(node.id, node.id)
+        if node.id == "getattr" and id(node) not in self.called:
+            raise _Refused("getattr as a value", "setattr")
+        if node.id == "type" and id(node) not in self.called | self.asked and isinstance(node.ctx, ast.Load):
+            raise _Refused("type as a value", instead="type(x) where the type of a value is meant")
+        if not isinstance(node.ctx, ast.Load):
+            return
+        path = self._path(node)
+        if path in _PACKAGES and id(node) not in self.bases:
+            raise _Refused(f"the module {node.id} as a value", instead=f"{node.id}.name, written out where it is used")
+
+    def _is_builtin(self, name: str) -> bool:
+        """Whether a name that Python knows too ever means Python's: somewhere it is no variable of a function."""
+
+        def tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+            yield table
+            for child in table.get_children():
+                yield from tables(child)
+
+        for table in tables(symtable.symtable(self.source, "exercise", "exec")):
+            if name in table.get_identifiers():
+                symbol = table.lookup(name)
+                if table.get_type() != "function" or symbol.is_global():
+                    return True
+        return False
+
+    def _attribute(self, node: ast.Attribute) -> None:
+        path = self._path(node)
+        if not isinstance(node.ctx, ast.Load):
+            return self._set(node, path)
+        if path:
+            if path in _PACKAGES:
+                self._module(path, path)
+                if id(node) not in self.bases | self.aliases:
+                    raise _Refused(
+                        f"the module {path} as a value", instead=f"{path}.name, written out where it is used"
+                    )
+                return None
+            module, _, name = path.rpartition(".")
+            if module in _PACKAGES:
+                self._module(module, module)
+                return self._in_module(module, name)
+        if self._undefined(node):
+            return None  # Python says so
+        self._read(node.attr, node.value)
+        if (
+            isinstance(node.value, ast.Name)
+            and node.attr in self.setters.get(node.value.id, ())
+            and node.attr not in METHODS
+        ):
+            raise _Refused(
+                ast.unparse(node), instead="a method that sets attributes is called on an object, not on its class"
+            )
+        if node.attr == "format":
+            self._format(node)
+        return None
+
+    def _read(self, name: str, of: ast.expr | None = None) -> None:
+        """Whether .name may follow an expression."""
+        if name in NEVER or name in self.away:
+            raise _Refused(f".{name}", name, instead=self.away.get(name, ""))
+        if name.startswith("_"):
+            own = name in self.own and not name.startswith("__") and (of is None or self._is_self(of))
+            if not own and name not in UNDERSCORED and not (name in METHODS and isinstance(of, ast.Call)):
+                raise _Refused(f".{name}", name)
+        elif not (name in VALUES or name.rstrip("_") in TENSOR or name in self.own or name in ("format", "numpy")):
+            raise _Refused(f".{name}", name)
+
+    def _set(self, node: ast.Attribute, path: str | None) -> None:
+        """An assignment to x.name, however it is written."""
+        base, name = node.value, node.attr
+        if path:
+            raise _Refused(f"an assignment to {path}", instead=_OWN_VALUES)
+        if name.startswith("__") or name in NEVER:
+            raise _Refused(f"an assignment to .{name}", name, instead=_OWN_VALUES)
+        if self._is_self(base) or (isinstance(base, ast.Name) and base.id in self.classes):
+            return
+        library = name in VALUES or name.rstrip("_") in TENSOR
+        if name in ("grad", "requires_grad", "data") or (
+            name in self.own and not library and not isinstance(base, ast.Call)
+        ):
+            return
+        raise _Refused(f"an assignment to {ast.unparse(node)}", instead=_OWN_VALUES)
+
+    def _format(self, node: ast.Attribute) -> None:
+        """ "{0._gpu}".format(device) reads what no expression may."""
+        text = node.value
+        literal = isinstance(text, ast.Constant) and isinstance(text.value, str) and id(node) in self.called
+        try:
+            plain = literal and not any(set(".[") & set(name) for name in _fields(text.value))
+        except ValueError:
+            plain = True  # Python will say what is wrong with it
+        if not plain:
+            raise _Refused("str.format with more than plain fields", instead="an f-string: f'{x.name}'")
+
+    def _call(self, node: ast.Call) -> None:
+        name = getattr(node.func, "id", "")
+        if name == "getattr":
+            text = node.args[1] if len(node.args) > 1 else None
+            if not (isinstance(text, ast.Constant) and isinstance(text.value, str) and text.value.isidentifier()):
+                raise _Refused("getattr with a computed name", "setattr")
+            self._read(text.value, node.args[0])
+            if text.value == "format":
+                raise _Refused("getattr(…, 'format')", instead="an f-string: f'{x.name}'")
+        if name == "type" and (len(node.args) != 1 or node.keywords):
+            raise _Refused("type with three arguments", instead="a class statement")
+
+    def _function(self, node: ast.FunctionDef) -> None:
+        if node.name.startswith("__") and node.name not in METHODS:
+            raise _Refused(f"def {node.name}", node.name)
+        if node.name in _REFUSED_BUILTINS:
+            self._name(ast.Name(node.name, ast.Store()))
+
+    def _class(self, node: ast.ClassDef) -> None:
+        if any(keyword.arg == "metaclass" or keyword.arg is None for keyword in node.keywords):
+            raise _Refused("a metaclass", instead="an ordinary class")
+        if node.name in _REFUSED_BUILTINS:
+            self._name(ast.Name(node.name, ast.Store()))
+
+    def _pattern(self, node: ast.MatchClass) -> None:
+        for name in node.kwd_attrs:
+            self._read(name)
+        known = isinstance(node.cls, ast.Name) and (node.cls.id in _MATCHED or node.cls.id in self.classes)
+        if node.patterns and not known:
+            raise _Refused("a class pattern", instead="isinstance() and the attributes written out")
+
+    def _async(self, node: ast.AST) -> None:
+        raise _Refused("async", instead="an ordinary function: nothing here waits for anything")
+
+    # -- expressions ---------------------------------------------------------------------------------------------------
+
+    def _undefined(self, node: ast.expr) -> bool:
+        """Whether an expression begins with a name that nothing defines: a module that was not imported."""
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        return isinstance(node, ast.Name) and node.id not in self._defined and not hasattr(builtins, node.id)
+
+    @cached_property
+    def _defined(self) -> set[str]:
+        names = {node.id for node in self._all(ast.Name) if not isinstance(node.ctx, ast.Load)}
+        names |= {node.arg for node in self._all(ast.arg)} | self.roots.keys() | _INJECTED
+        names |= {node.name for node in self._all(ast.FunctionDef, ast.ClassDef, ast.ExceptHandler)}
+        names |= {node.name for node in self._all(ast.MatchAs, ast.MatchStar)}
+        return names | {node.rest for node in self._all(ast.MatchMapping)}
+
+    def _is_self(self, node: ast.expr) -> bool:
+        return id(node) in self.selves
+
+    def _path(self, node: ast.expr) -> str | None:
+        """What an expression names, if it begins at something imported: "torch.nn.functional.softmax"."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if isinstance(node, ast.Name) and node.id in self.roots and id(node) not in self.local:
+            return ".".join([self.roots[node.id], *reversed(parts)])
+        return None
+
+
+_LOOKS = {
+    ast.Import: _File._import,
+    ast.ImportFrom: _File._import_from,
+    ast.Name: _File._name,
+    ast.Attribute: _File._attribute,
+    ast.Call: _File._call,
+    ast.FunctionDef: _File._function,
+    ast.ClassDef: _File._class,
+    ast.MatchClass: _File._pattern,
+    **dict.fromkeys(_ASYNC, _File._async),
+}
 
 
 def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """The names that an assignment gives to expressions, with the expressions."""
-    if not isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) or node.value is None:
+    if not isinstance(node, _ASSIGNMENTS) or node.value is None:
         return
     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
         several = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
@@ -154,15 +415,41 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
                 yield name.id, value
 
 
-def _path(node: ast.Attribute, roots: dict[str, str]) -> str | None:
-    parts = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    if isinstance(node, ast.Name) and node.id in roots:
-        return ".".join([roots[node.id], *reversed(parts)])
-    return None
+def _walked(tree: ast.AST) -> list[ast.AST]:
+    """A tree's nodes, as ast.walk gives them, in half the time."""
+    nodes = [tree]
+    for node in nodes:
+        for value in vars(node).values():
+            if isinstance(value, ast.AST):
+                nodes.append(value)
+            elif isinstance(value, list):
+                nodes += [item for item in value if isinstance(item, ast.AST)]
+    return nodes
 
 
-def _is_self(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id in ("self", "cls", "ctx")
+def _spread(nodes: Iterable[ast.expr]) -> Iterator[ast.expr]:
+    """Expressions, with the elements of those that are tuples."""
+    for node in nodes:
+        yield node
+        if isinstance(node, ast.Tuple):
+            yield from _spread(node.elts)
+
+
+def _words(nodes: Iterable[ast.expr]) -> Iterator[str]:
+    """The field names in namedtuple("P", "x y") and namedtuple("P", ["x", "y"])."""
+    for node in nodes:
+        for part in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                yield from part.value.replace(",", " ").split()
+
+
+def _arguments(args: ast.arguments) -> list[ast.arg]:
+    return [*args.posonlyargs, *args.args, *args.kwonlyargs, *filter(None, (args.vararg, args.kwarg))]
+
+
+def _fields(text: str) -> Iterator[str]:
+    """The names between the braces of a format string, those inside another's format too."""
+    for _, name, spec, _ in string.Formatter().parse(text):
+        yield name or ""
+        if spec:
+            yield from _fields(spec)

@@ -20,9 +20,11 @@ from gpukit.grading import wire
 class Job:
     """One check: which function of which file, and how to call it. Its fields are the exercise's (gpukit.grading.exercise).
 
-    how     "function" for plain Python, "cpu" for a kernel in the interpreter, "cuda" for one on the GPU; "compile" for
-            neither file nor function: its cases are launches and the GPUs that they are compiled for
+    how     "function" for plain Python, "cpu" for a kernel in the interpreter, "cuda" for one on the GPU; "host" for its
+            Python on tensors without data and "device" for what that asked for; "compile" for neither file nor function:
+            its cases are launches and the GPUs that they are compiled for
     memory  whether to count the bytes of the tensors that are alive
+    source, tape, uploads  a device's: the file's text, what the host did when it loaded it, and whether it may bring numbers
     """
 
     path: str
@@ -33,6 +35,9 @@ class Job:
     setup: str = ""
     caches: tuple[int, int] | None = None
     memory: bool = False
+    source: str = ""
+    tape: str = ""
+    uploads: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,9 +106,12 @@ class Reply:
     outputs      a kernel exercise's results by name, `devices` of those that are tensors
     changed      arguments that the call changed and should not have; `aliases` results in the memory of an argument
     host_ops     PyTorch operations beside allocation, views and copies: (name, line)
+    allocated_bytes  of the tensors that the host code made
     compiles     the learner's launches as gpukit.simulator.compiler.compile packs them
     same_without_kernels  whether a replay in which launches do nothing gave the same
+    mostly_copied  whether more than half of what it returned are copies of inputs that no kernel stored
     agree        whether three runs on a GPU gave the same
+    tape         what a host asks of a device (gpukit.grading.host)
     """
 
     error: Failure | None = None
@@ -117,11 +125,14 @@ class Reply:
     aliases: tuple[str, ...] = ()
     launches: tuple[LaunchFacts, ...] = ()
     host_ops: tuple[tuple[str, int], ...] = ()
+    allocated_bytes: int = 0
     compiles: tuple[str, ...] = ()
     copied_read_bytes: int = 0
     copied_write_bytes: int = 0
     same_without_kernels: bool = False
+    mostly_copied: bool = False
     agree: bool = True
+    tape: str = ""
 
     @property
     def read_bytes(self) -> int:
@@ -151,7 +162,7 @@ def send(sock: socket.socket, message: Any) -> None:
     wire.send(sock, _plain(message))
 
 
-def receive(sock: socket.socket, kind: type, deadline: float | None = None) -> Any:
+def receive(sock: socket.socket, kind: type, deadline: wire.Deadline | None = None) -> Any:
     """The next message, a `kind`. Raises wire.Malformed if it is none, else what wire.receive raises."""
     return _typed(kind, wire.receive(sock, deadline), kind.__name__)
 

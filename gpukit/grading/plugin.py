@@ -9,11 +9,11 @@ Loaded by every pytest run of the environment, so nothing heavy is imported befo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import tempfile
-import traceback
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from gpukit import course
 from gpukit.grading import registry
 from gpukit.grading.check_cells import protect_imports
 from gpukit.grading.report import Report
-from gpukit.grading.verdict import Verdict
+from gpukit.grading.verdict import Verdict, not_graded
 
 CELL_TIMEOUT_S = 120.0
 _GRADING = pytest.StashKey["Grading"]()
@@ -115,7 +115,11 @@ class Grading:
         self.impl = impl
         self.report: Report | None = None  # of the first course whose notebook is collected
         self.selected = False  # the user asked for a part: -k, --lf, a cell
-        self.verdicts_dir = Path(tempfile.mkdtemp(prefix="gpukit-"))  # only this user may look into it
+        try:
+            self.verdicts_dir = Path(tempfile.mkdtemp(prefix="gpukit-"))  # only this user may look into it
+        except OSError as error:
+            raise pytest.UsageError(f"gpukit needs a temporary folder: {error}") from None
+        self.problems: list[str] = []  # with the reports
         self._verdicts: dict[tuple[Path, str], Verdict] = {}
         config.pluginmanager.register(self, "gpukit-grading")
 
@@ -164,20 +168,20 @@ class Grading:
         """Let `gpukit.check` in the kernel show this verdict; the copy that counts stays here."""
         if verdict.id in registry.exercises():  # any other id is whatever the learner typed: no name for a file
             path = self.verdicts_dir / f"{verdict.id}.json"
-            path.write_text(json.dumps(verdict.as_dict()), encoding="utf-8")
+            with contextlib.suppress(OSError):  # no room for it: the kernel asks the judge itself
+                path.write_text(json.dumps(verdict.as_dict()), encoding="utf-8")
 
     def _judge(self, exercise_id: str, root: Path) -> Verdict:
         try:
             from gpukit.grading.judge import judge
 
-            return judge(exercise_id, impl=self.impl, root=root, seed=self.config.getoption("--gpukit-seed"))
+            seed = self.config.getoption("--gpukit-seed")
+            return judge(exercise_id, impl=self.impl, root=root, seed=seed, terminal=True)
         except registry.UnknownExercise as error:
             lines, label = (f"{exercise_id}: {error}",), "unknown-exercise"
         except Exception as error:
-            said = f"{type(error).__name__}: {error}".partition("\n")[0]
-            lines = (f"{exercise_id}: not graded, because the grader failed: {said}", "try: gpukit doctor")
-            label = "grader"
-        return Verdict(exercise_id, "error", 0, 0, self.impl, lines, label, detail=traceback.format_exc())
+            return not_graded(exercise_id, self.impl, error)
+        return Verdict(exercise_id, "error", 0, 0, self.impl, lines, label)
 
     # ---- the report: built from pytest's reports, which reach the main process from xdist's workers too
 
@@ -194,11 +198,15 @@ class Grading:
             return
         self.report.interrupted = exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         option = session.config.option
-        self.report.write(json=option.gpukit_json, markdown=option.gpukit_markdown, junit=option.gpukit_junit)
+        self.problems = self.report.write(option.gpukit_json, option.gpukit_markdown, option.gpukit_junit)
+        if self.problems and exitstatus == 0:
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
         if exitstatus == 0 and self._whole_course(session.config) and not self.report.all_passed:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED  # a whole notebook is gone
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for problem in self.problems:
+            terminalreporter.line(f"gpukit: {problem}")
         whole = self._whole_course(self.config)
         if self.report is not None and (whole or self.report.seen):
             terminalreporter.section(f"gpukit: {self.what}")

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -84,6 +85,10 @@ class Report:
         return not self.interrupted and all(r["state"] in ("pass", "no-gpu") for r in self.rows)
 
     @property
+    def fence(self) -> str:
+        return f"fence around each exercise: {_fence()}"
+
+    @property
     def summary(self) -> str:
         """ "3 of 11 exercises pass, 7 todo, 1 fail" """
         states = [r["state"] for r in self.rows]
@@ -91,7 +96,7 @@ class Report:
         return ", ".join([f"{states.count('pass')} of {len(states)} exercises pass", *others])
 
     def as_json(self) -> str:
-        content = {"impl": self.impl, "complete": self.complete, "exercises": self.rows}
+        content = {"impl": self.impl, "complete": self.complete, "fence": _fence(), "exercises": self.rows}
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
     def as_markdown(self) -> str:
@@ -108,7 +113,7 @@ class Report:
             first_line = r["diagnosis"].partition("\n")[0].removeprefix(f"{r['id']}: ")
             cells.append((r["id"], r["state"], _checks(r), r["label"], _markdown(first_line), f"{r['seconds']:.1f}"))
         table = "\n".join("| " + " | ".join(line) + " |" for line in cells)
-        return f"{' '.join(notes)}\n\n{table}\n"
+        return f"{' '.join(notes)}\n\n{table}\n\nFence around each exercise: {_fence()}.\n"
 
     def as_junit(self) -> str:
         rows = self.rows
@@ -122,7 +127,7 @@ class Report:
             skipped=str(kinds.count("skipped")),
             time=f"{sum(r['seconds'] for r in rows):.3f}",
         )
-        _junit_properties(suite, impl=self.impl, complete=str(self.complete).lower())
+        _junit_properties(suite, impl=self.impl, complete=str(self.complete).lower(), fence=_fence())
         for r, kind in zip(rows, kinds, strict=True):
             concept = r["id"].partition(".")[0]
             case = ElementTree.SubElement(
@@ -142,13 +147,18 @@ class Report:
         lines = tables.aligned([(r["id"], r["state"], _checks(r), r["label"]) for r in rows])
         if self.interrupted:
             lines.append("interrupted: the report is incomplete")
-        return "\n".join([*lines, "" if lines else "no exercise was run", self.summary]).strip("\n")
+        return "\n".join([*lines, "" if lines else "no exercise was run", self.fence, self.summary]).strip("\n")
 
-    def write(self, json: str | None = None, markdown: str | None = None, junit: str | None = None) -> None:
-        """Write the reports asked for, each whole or not at all."""
+    def write(self, json: str | None = None, markdown: str | None = None, junit: str | None = None) -> list[str]:
+        """Write the reports asked for, each whole or not at all. A sentence for each that cannot be written."""
+        problems = []
         for path, content in ((json, self.as_json), (markdown, self.as_markdown), (junit, self.as_junit)):
-            if path:
-                _write(Path(path), content())
+            try:
+                if path:
+                    _write(Path(path), content())
+            except OSError as error:
+                problems.append(f"{path} cannot be written: {error.strerror or error}")
+        return problems
 
     def _without_host_paths(self, text: str) -> str:
         for folder, name in ((self.root, ""), (Path.home(), "~/")):
@@ -160,14 +170,18 @@ class Report:
 def record(verdict: Verdict, root: Path) -> None:
     """Remember a learner's verdict in the course's .gpukit/progress.json, for `gpukit progress` and the progress panel.
 
-    Solutions are no progress and are not recorded. Nothing is raised: a check in a read-only folder is still a check.
+    Solutions are no progress and are not recorded. Nothing is raised, and a sentence is enough: a check in a read-only folder is
+    still a check.
     """
     if verdict.impl != "exercises":
         return
     graded = {k: v for k, v in row(verdict).items() if k != "diagnosis"}
     graded["file"] = _file_hash(verdict.id, root)
-    with contextlib.suppress(OSError):
+    try:
         _write(root / PROGRESS, json.dumps({**_progress(root), verdict.id: graded}, indent=1, sort_keys=True) + "\n")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            print(f"gpukit: progress is not saved in {PROGRESS}: {error.strerror or error}", file=sys.stderr)
 
 
 def recorded(root: Path) -> dict[str, dict]:
@@ -181,11 +195,14 @@ def recorded(root: Path) -> dict[str, dict]:
 def _progress(root: Path) -> dict[str, dict]:
     try:
         content = json.loads((root / PROGRESS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # none yet, or damaged: the next check starts it again
+    except (OSError, ValueError, RecursionError):  # none yet, or damaged: the next check starts it again
         return {}
+    kinds = {"state": str, "checks_passed": int, "checks_total": int}
     entries = content.items() if isinstance(content, dict) else ()
     return {
-        key: value for key, value in entries if isinstance(value, dict) and {"state", "checks_total"} <= value.keys()
+        key: value
+        for key, value in entries
+        if isinstance(value, dict) and all(type(value.get(name)) is kind for name, kind in kinds.items())
     }
 
 
@@ -200,9 +217,22 @@ def _file_hash(exercise_id: str, root: Path) -> str:
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():  # /dev/stdout is no file to replace
+        path.write_text(text, encoding="utf-8")
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _fence() -> str:
+    from gpukit.grading import fence
+
+    return fence.active()
 
 
 def _checks(r: dict) -> str:

@@ -6,9 +6,13 @@ leaves behind what a worker has started. This server starts with a clean environ
 sys.path, and kills every descendant of a worker when its check is over.
 
 The judge holds one end of a control socket. `P` loads torch and Triton, without an answer; checks of plain functions do
-without. `F` plus two descriptors (the worker's socket, its stdout) forks; the answer is the worker's pid, or
-minus the length of the reason that follows. `R` plus a pid ends that worker and whatever it left behind; the answer is its
-exit status.
+without. `F` plus seconds of CPU, with two descriptors (the worker's socket, its stdout), forks; the answer is the worker's
+pid, or minus the length of the reason that follows. `R` plus a pid ends that worker and whatever it left behind; the answer
+is its exit status.
+
+No process outlives the judge: when its socket closes the server ends with all its descendants (the kernel wakes it if it is
+stopped), and when the server dies the kernel kills its workers. A server that is stopped, or does not answer, is killed, and
+the next check starts another.
 """
 
 from __future__ import annotations
@@ -17,25 +21,76 @@ import atexit
 import contextlib
 import ctypes
 import os
-import resource
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 
+from gpukit.grading.fence import Fence
+
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 _KEEP = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "CC", "CXX")
 _KEEP_PREFIX = ("LC_", "CUDA_", "NVIDIA_", "TRITON_", "XDG_")
-_PR_SET_CHILD_SUBREAPER = 36
-_MEMORY_BYTES = 16 << 30  # a worker that asks for more gets MemoryError, and the machine stays usable
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+_ANSWER_S = 120.0  # for a request; loading torch on a busy machine is the longest
+_LOOK_S = 0.5  # how often a process that is waited for is looked at
 
 
 class ServerFailed(RuntimeError):
     """The grading process did not start; the message says why."""
+
+
+class ServerGone(ServerFailed):
+    """The grading process was killed, or stopped, or does not answer. Another one may do."""
+
+
+class Deadline:
+    """When a worker has had its time: `seconds` of CPU, or as many asleep while the judge waits for it. What it spends in the
+    queue for a CPU does not count, so a busy machine fails nobody. `with deadline:` stands around each wait."""
+
+    def __init__(self, pid: int, seconds: float):
+        self.pid, self.seconds = pid, seconds
+        self._waited = self._next_look = 0.0
+        self._since = time.monotonic()
+
+    def __enter__(self) -> None:
+        self._since = time.monotonic()
+
+    def __exit__(self, *_) -> None:
+        self._waited += time.monotonic() - self._since
+
+    def check(self) -> None:
+        """Raises TimeoutError if the time is over."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_S
+        waited = self._waited + now - self._since
+        state, cpu, queued = _spent(self.pid)
+        if state == "T" or cpu >= self.seconds or waited - cpu - queued >= self.seconds:
+            raise TimeoutError
+
+
+def _spent(pid: int) -> tuple[str, float, float]:
+    """The state of a process ("T": stopped), its seconds of CPU and those that its first thread waited for a CPU; no more than
+    "" and zeros where the system does not tell."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        cpu = (int(rest[10]) + int(rest[11])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return "", 0.0, 0.0
+    try:
+        return state, cpu, int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return state, cpu, 0.0
 
 
 class Worker:
@@ -49,21 +104,31 @@ class Worker:
         """Kill the worker and everything it started. Its exit code, negative for a signal."""
         if self._code is None:
             self.sock.close()
-            self._code = self.server._request(b"R" + struct.pack("<i", self.pid))
+            try:
+                self._code = self.server._request(b"R", struct.pack("<i", self.pid))
+            except ServerFailed:  # its death was the worker's; what the worker has started is in its group
+                self._code = -signal.SIGKILL
+                with contextlib.suppress(OSError):
+                    os.killpg(self.pid, signal.SIGKILL)
         return self._code
 
 
 class Server:
-    """The judge's handle. `device` "cpu" runs kernels in Triton's interpreter, "cuda" on the GPU; "compile" runs none."""
+    """The judge's handle. `device` "cpu" runs kernels in Triton's interpreter, "cuda" on the GPU; "compile" runs none.
+    `folder` is where the judge puts a learner's file, and the only one that a worker may use."""
 
     def __init__(self, device: str):
+        self.device = device
+        self.folder = tempfile.mkdtemp(prefix="gpukit-")
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair()
+        self._control.settimeout(_LOOK_S)
         environment = {k: v for k, v in os.environ.items() if k in _KEEP or k.startswith(_KEEP_PREFIX)}
         environment["TRITON_INTERPRET"] = "1" if device == "cpu" else "0"
+        environment |= {"TMPDIR": self.folder, "TRITON_CACHE_DIR": self.folder, "CUDA_CACHE_PATH": self.folder}
         start = (
             f"import sys; sys.path.append({_PACKAGE_PARENT!r}); "
-            f"from gpukit.grading.server import serve; serve({theirs.fileno()}, {device!r})"
+            f"from gpukit.grading.server import serve; serve({theirs.fileno()}, {device!r}, {os.getpid()})"
         )
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", start],
@@ -83,13 +148,14 @@ class Server:
         with self._lock, contextlib.suppress(OSError):
             self._control.sendall(b"P")
 
-    def fork(self) -> Worker:
-        """A fresh worker. Raises ServerFailed with the reason if the server could not load what it needs."""
+    def fork(self, cpu_s: float) -> Worker:
+        """A fresh worker, which the system kills if it uses much more than `cpu_s` of CPU. Raises ServerFailed with the reason
+        if the server could not load what it needs, ServerGone if there is none any more."""
         ours, theirs = socket.socketpair()
         read_end, write_end = os.pipe()
         try:
-            pid = self._request(b"F", [theirs.fileno(), write_end])
-        except ServerFailed:
+            pid = self._request(b"F", struct.pack("<i", int(cpu_s) + 2), [theirs.fileno(), write_end])
+        except BaseException:
             ours.close()
             os.close(read_end)
             raise
@@ -106,103 +172,134 @@ class Server:
         self._control.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(3)
-        if self.alive:
-            self._process.kill()
-            self._process.wait()
+        self._kill()
 
-    def _request(self, message: bytes, descriptors: list[int] | None = None) -> int:
+    def _kill(self) -> None:
+        """Also where it is stopped; its workers die with it."""
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _request(self, kind: bytes, data: bytes, descriptors: list[int] | None = None) -> int:
         with self._lock:
             try:
-                socket.send_fds(self._control, [message], descriptors or [])
-                answer = self._control.recv(4)
-                if len(answer) != 4:
-                    raise ServerFailed("the grading process is gone")
-                (number,) = struct.unpack("<i", answer)
-                if message == b"F" and number < 0:
-                    reason = self._control.recv(-number).decode()
+                socket.send_fds(self._control, [kind + data], descriptors or [])
+                (number,) = struct.unpack("<i", self._answer(4))
+                if kind == b"F" and number < 0:
+                    reason = self._answer(-number).decode()
                     raise ServerFailed(f"the grading process could not load what it needs: {reason}")
             except OSError as error:
-                raise ServerFailed(f"the grading process is gone: {error}") from None
+                self._kill()
+                raise ServerGone(f"the grading process is gone: {error}") from None
+            except BaseException as error:  # after Ctrl-C, its answer would be taken for that to the next request
+                if not isinstance(error, ServerFailed):
+                    self._kill()
+                raise
             return number
 
+    def _answer(self, size: int) -> bytes:
+        data = b""
+        end = time.monotonic() + _ANSWER_S
+        while len(data) < size:
+            try:
+                part = self._control.recv(size - len(data))
+            except TimeoutError:
+                if _spent(self._process.pid)[0] == "T" or time.monotonic() > end:
+                    raise
+                continue
+            if not part:
+                raise ConnectionError("it ended")
+            data += part
+        return data
 
-def serve(control_fd: int, device: str) -> None:
-    """The server's main loop."""
+
+def serve(control_fd: int, device: str, judge: int) -> None:
+    """The server's main loop. `judge` is the pid of the process that started it."""
     import gpukit.grading.worker as worker
 
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # stopped or not, it will see the judge's end of the socket closed
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of a worker become our children, so that we can end them
     control = socket.socket(fileno=control_fd)
-    parent = os.getppid()
-    if sys.platform == "linux":  # orphans of a worker become our children, so that we can end them
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     sys.dont_write_bytecode = True
+    fence = Fence(device, tempfile.gettempdir())
     loaded, failed = False, ""
+    workers: set[int] = set()
     control.settimeout(2.0)
-    while True:
+    while os.getppid() == judge:
         try:
-            message, descriptors, _, _ = socket.recv_fds(control, 8, 2)
+            kind, descriptors, _, _ = socket.recv_fds(control, 1, 2)
+            data = control.recv(4, socket.MSG_WAITALL) if kind in (b"F", b"R") else b""
         except TimeoutError:
-            if os.getppid() != parent:
-                break
             continue
         except OSError:
             break
-        if not message:
+        if not kind:
             break
-        if message[:1] == b"P":
-            if not loaded:
-                loaded = True
-                try:
-                    worker.preload(device)
-                except Exception as error:
-                    failed = f"{type(error).__name__}: {error}"[:400]
-            message = message[1:]
-        if message[:1] == b"F":
+        if kind == b"P" and not loaded:
+            loaded = True
+            try:
+                worker.preload(device)
+            except Exception as error:
+                failed = f"{type(error).__name__}: {error}"[:400]
+        elif kind == b"F":
             if failed:
                 reason = failed.encode()
                 control.sendall(struct.pack("<i", -len(reason)) + reason)
             else:
                 sys.stdout.flush()
+                server = os.getpid()
                 pid = os.fork()
                 if pid == 0:
                     control.close()
-                    _become_worker(worker.run, *descriptors)
+                    _become_worker(worker.run, fence, server, *struct.unpack("<i", data), *descriptors)
+                workers.add(pid)
                 control.sendall(struct.pack("<i", pid))
             for descriptor in descriptors:
                 os.close(descriptor)
-        elif message[:1] == b"R":
-            control.sendall(struct.pack("<i", _end(struct.unpack("<i", message[1:5])[0])))
-    _kill_children()
+        elif kind == b"R":
+            (pid,) = struct.unpack("<i", data)
+            workers.discard(pid)
+            control.sendall(struct.pack("<i", _end(pid, workers)))
+    _kill_children(set())
 
 
-def _become_worker(run, sock_fd: int, stdout_fd: int) -> None:
+def _become_worker(run, fence: Fence, server: int, cpu_s: int, sock_fd: int, stdout_fd: int) -> None:
     """Turn this forked process into a worker; never returns."""
     code = 1
     try:
         os.setsid()
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != server:
+            os._exit(code)
         os.dup2(stdout_fd, 1)
         os.dup2(stdout_fd, 2)
         os.close(stdout_fd)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if os.environ["TRITON_INTERPRET"] == "1":  # CUDA maps far more address space than it uses
-            resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+        fence.enter(cpu_s)
         run(socket.socket(fileno=sock_fd))
         code = 0
     finally:
         os._exit(code)
 
 
-def _end(pid: int) -> int:
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _end(pid: int, others: set[int]) -> int:
     """Reap worker `pid` (after a moment to end by itself) and kill whatever it left behind."""
-    status = _wait(pid, 0.3)
-    if status is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        status = _wait(pid, 5.0)
+    try:
+        status = _wait(pid, 0.3)
+        if status is None:
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError):
+                    kill(pid, signal.SIGKILL)
+            status = _wait(pid, 5.0)
+    except ChildProcessError:  # reaped before
+        status = None
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    _kill_children()
+    _kill_children(others)
     return -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
 
 
@@ -217,15 +314,18 @@ def _wait(pid: int, seconds: float) -> int | None:
         time.sleep(0.002)
 
 
-def _kill_children() -> None:
-    """Kill all descendants: the death of a child hands us its children, so look again until none is left."""
+def _kill_children(but: set[int]) -> None:
+    """Kill all descendants but the workers `but` and theirs: the death of a child hands us its children, so look again until
+    none is left."""
     path = Path(f"/proc/self/task/{os.getpid()}/children")
-    for _ in range(100):
-        children = [int(pid) for pid in path.read_text().split()] if path.exists() else []
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        children = {int(pid) for pid in path.read_text().split()} - but if path.exists() else ()
         if not children:
             return
         for pid in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        for pid in children:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)

@@ -11,11 +11,13 @@ import ast
 import html
 import json
 import re
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
 from gpukit.course import CourseError
 from gpukit.grading import registry
+from gpukit.grading.lint import importable
 
 _BEGIN = re.compile(r"\s*# BEGIN SOLUTION\s*")
 _END = re.compile(r"\s*# END SOLUTION\s*")
@@ -76,6 +78,16 @@ def clear(source: str, ids: Mapping[str, str] | None = None) -> str:
         kept += lines[after:begin] + [indent + line for line in gap]
         after = end + 1
     return "\n".join([*kept, *lines[after:]]) + "\n"
+
+
+def may_import(counted: bool) -> str:
+    """The lines in the head of an exercise's file that say what may be imported. `counted`: one of its exercises counts the
+    memory of tensors."""
+    names = importable(counted)
+    text = f"What may be imported: {', '.join(names[:-1])} and {names[-1]}."
+    return (
+        "\n".join(textwrap.wrap(text, 120, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)) + "\n"
+    )
 
 
 def write(root: Path) -> list[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import asdict, dataclass
 
 STATES = ("pass", "fail", "todo", "error", "timeout", "crashed", "missing", "no-gpu")
 MAX_LINES = 8
+MAX_LINE = 400
+MAX_DETAIL = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,11 @@ class Verdict:
     seed: int = 0
     detail: str = ""  # what the learner's code printed, and the whole traceback: `gpukit check -v`
 
+    def __post_init__(self) -> None:
+        lines = (printable(part) for line in self.lines for part in line.split("\n"))
+        object.__setattr__(self, "lines", tuple(lines))
+        object.__setattr__(self, "detail", printable(self.detail, MAX_DETAIL, "\n\t"))
+
     @property
     def passed(self) -> bool:
         return self.state == "pass"
@@ -35,6 +43,23 @@ class Verdict:
 
     def as_dict(self) -> dict:
         return asdict(self)
+
+
+def not_graded(exercise_id: str, impl: str, error: Exception) -> Verdict:
+    """The verdict where the grader itself failed: it costs this exercise and no other."""
+    said = f"{type(error).__name__}: {error}".partition("\n")[0]
+    lines = (f"{exercise_id}: not graded, because the grader failed: {said}", "try: gpukit doctor")
+    detail = "".join(traceback.format_exception(error))
+    return Verdict(exercise_id, "error", 0, 0, impl, lines, "grader", detail=detail)
+
+
+def printable(text: str, limit: int = MAX_LINE, kept: str = "") -> str:
+    """`text`, in which a learner may have put anything, as a terminal may show it: escape codes and other characters that are
+    none to read are spelled out, and what is too long is cut."""
+    text = text[:limit].expandtabs(4) if "\t" not in kept else text[:limit]
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
+    return text if len(text) < limit else text[: limit - 1] + "…"
 
 
 class CheckFailed(AssertionError):

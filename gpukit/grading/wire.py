@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import socket
 import struct
-import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_FRAME = 1 << 30
+_LOOK_S = 0.5  # how often a deadline is looked at
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,30 @@ class Foreign:
 
 @dataclass(frozen=True)
 class Imaginary:
-    """A contiguous tensor that has addresses and no memory behind them; `dtype` is a name such as "float16"."""
+    """A tensor that has addresses and no memory behind them; `dtype` is a name such as "float16". It is contiguous, or its
+    last two dimensions are transposed in memory."""
 
     shape: tuple[int, ...]
     dtype: str
+    transposed: bool = False
+
+    def tensor(self) -> Tensor:
+        import torch
+
+        shape = (*self.shape[:-2], *self.shape[:-3:-1]) if self.transposed else self.shape
+        made = torch.empty(shape, dtype=getattr(torch, self.dtype), device="meta")
+        return made.mT if self.transposed else made
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a tensor looks like without its numbers: a dtype such as "float16", and how it lies in a storage of `nbytes`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    nbytes: int
 
 
 class Closed(EOFError):
@@ -49,9 +72,14 @@ def send(sock: socket.socket, message: Any) -> None:
         sock.sendall(blob)
 
 
-def receive(sock: socket.socket, deadline: float | None = None) -> Any:
-    """The next message. Raises Closed at the end of the connection, TimeoutError after `deadline` (time.monotonic), and
-    Malformed for bytes that `send` does not make."""
+class Deadline(Protocol):
+    def check(self) -> None:
+        """Raises TimeoutError if the other side has had its time."""
+
+
+def receive(sock: socket.socket, deadline: Deadline | None = None) -> Any:
+    """The next message. Raises Closed at the end of the connection, TimeoutError when `deadline` says so, and Malformed for
+    bytes that `send` does not make."""
     (count,) = struct.unpack("<I", _exactly(sock, 4, deadline))
     if not 1 <= count <= 10_000:
         raise Malformed("it is no message")
@@ -65,19 +93,24 @@ def receive(sock: socket.socket, deadline: float | None = None) -> Any:
         raise Malformed(f"its contents cannot be read ({type(error).__name__})") from None
 
 
-def _exactly(sock: socket.socket, size: int, deadline: float | None) -> bytearray:
+def _exactly(sock: socket.socket, size: int, deadline: Deadline | None) -> bytearray:
     data = bytearray(size)
     view = memoryview(data)
     while view:
         if deadline is not None:
-            sock.settimeout(max(0.001, deadline - time.monotonic()))
+            sock.settimeout(_LOOK_S)
         try:
             got = sock.recv_into(view)
+            if not got:
+                raise Closed("connection closed")
+            view = view[got:]
         except ConnectionError:
-            got = 0
-        if not got:
-            raise Closed("connection closed")
-        view = view[got:]
+            raise Closed("connection closed") from None
+        except TimeoutError:
+            if deadline is None:
+                raise
+        if view and deadline is not None:
+            deadline.check()
     return data
 
 
@@ -94,7 +127,9 @@ def _encode(value: Any, blobs: list[bytes]) -> Any:
     if kind is dict:
         return {"dict": [[_encode(key, blobs), _encode(item, blobs)] for key, item in value.items()]}
     if kind is Imaginary:
-        return {"imaginary": [value.dtype, *value.shape]}
+        return {"imaginary": [value.dtype, value.transposed, *value.shape]}
+    if kind is Layout:
+        return {"layout": [value.dtype, list(value.shape), list(value.stride), value.offset, value.nbytes]}
     if kind is Foreign:
         return {"foreign": [value.type, value.text]}
     import torch
@@ -137,7 +172,11 @@ def _decode(value: Any, blobs: list[bytes]) -> Any:
         case "dict":
             return {_decode(key, blobs): _decode(item, blobs) for key, item in data}
         case "imaginary":
-            return Imaginary(tuple(data[1:]), data[0])
+            dtype, transposed, *shape = data
+            return Imaginary(tuple(shape), dtype, transposed)
+        case "layout":
+            dtype, shape, stride, offset, nbytes = data
+            return Layout(dtype, tuple(shape), tuple(stride), offset, nbytes)
         case "foreign":
             return Foreign(*data)
         case "tensor":

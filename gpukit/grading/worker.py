@@ -1,7 +1,9 @@
-"""The worker: loads the learner's file and calls the function, case by case, on inputs that the judge sends.
+"""The worker: answers the cases of a check, one after the other, in a process of its own. It knows no expected result and no
+seed.
 
-It knows no expected result and no seed. What it reports besides the outputs are witnesses: which Triton kernels ran, what
-they loaded and stored, which PyTorch operations the host code used, what a replay without the kernels returns.
+Most load the learner's file and call the function: on what the judge sends or, as the host of a kernel exercise, on tensors
+that hold no data. A device does for such a host what that asked for. What it reports besides the outputs are witnesses:
+which Triton kernels ran, what they loaded and stored, what the same calls give if launches do nothing.
 """
 
 from __future__ import annotations
@@ -20,21 +22,14 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from gpukit.grading import messages, wire
+from gpukit.grading.kernel_text import Refused
 from gpukit.grading.messages import AccessFacts, Failure, Fault, Job, LaunchFacts, Reply
 
-_ALLOCATIONS = frozenset("empty empty_like empty_strided new_empty new_empty_strided".split())
-# Host code may allocate, look at tensors in other ways and copy them. Nothing here computes anything.
-HOST_OPS = _ALLOCATIONS | frozenset(
-    "zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full fill_ zero_ "
-    "view _unsafe_view reshape as_strided expand permute transpose t select slice squeeze unsqueeze unbind split "
-    "split_with_sizes alias detach flatten unflatten _reshape_alias movedim unfold view_as_real lift "
-    "clone copy_ _to_copy contiguous to".split()
-)
 _ABOUT = {MemoryError: "it asks for more memory than a check may have", SystemExit: "the file ends the program"}
 
 
@@ -50,9 +45,12 @@ def preload(device: str) -> None:
     torch.set_num_threads(1)  # a thread pool does not survive fork
     if importlib.util.find_spec("triton") is None:
         return
+    # The first backward pass imports it, and sympy with it: half a second of each check of a gradient.
+    import torch.fx.experimental.symbolic_shapes
     import triton.language  # noqa: F401
 
     if os.environ["TRITON_INTERPRET"] == "1":
+        import gpukit.grading.device
         import gpukit.simulator.trace.tracer  # noqa: F401
         from gpukit.simulator.interpreter import layer
 
@@ -63,25 +61,58 @@ def run(sock: socket.socket) -> None:
     """Serve one check: a job, then its cases, until the judge closes the connection."""
     job = messages.receive(sock, Job)
     try:
-        function = _compile if job.how == "compile" else getattr(_load(job.path), job.function, None)
+        call, first = _BEGIN.get(job.how, _begin)(job)
     except BaseException as error:
         messages.send(sock, Reply(error=_describe(error, job.path)))
         return
-    if not callable(function):
-        messages.send(sock, Reply(missing=True))
+    messages.send(sock, first)
+    if call is None:
         return
-    messages.send(sock, Reply())
-    call = {"function": _call_function, "cpu": _call_kernel, "cuda": _call_on_gpu, "compile": _compile}[job.how]
     with contextlib.suppress(wire.Closed):
         while True:
             args = wire.receive(sock)
             try:
-                reply = call(function, args, job)
+                reply = call(args)
             except BaseException as error:
                 reply = Reply(error=_describe(error, job.path))
             with contextlib.suppress(BaseException):
                 sys.stdout.flush()
             messages.send(sock, reply)
+
+
+def _begin(job: Job) -> tuple[Callable[[Any], Reply] | None, Reply]:
+    """Load the learner's file. What answers a case, None if there is nothing that could, and the answer to the job."""
+    function = getattr(_load(job.path), job.function, None)
+    if not callable(function):
+        return None, Reply(missing=True)
+    call = {"function": _call_function, "cpu": _call_kernel, "cuda": _call_on_gpu}[job.how]
+    return lambda args: call(function, args, job), Reply()
+
+
+def _begin_host(job: Job) -> tuple[Callable[[Any], Reply] | None, Reply]:
+    """The learner's file, for calls on tensors without data."""
+    from gpukit.grading.host import Recorder
+
+    recorder = Recorder(job.path, _learner_line)
+    with recorder:
+        function = getattr(_load(job.path), job.function, None)
+    if not callable(function):
+        return None, Reply(missing=True)
+    return lambda args: _call_on_host(function, args, job, recorder), Reply(tape=recorder.tape({}))
+
+
+def _begin_device(job: Job) -> tuple[Callable[[Any], Reply], Reply]:
+    """The storages of the check, and in them what the file made when it was loaded."""
+    from gpukit.grading.device import Device
+
+    device, *twins = (Device(job.source, job.path, job.uploads) for _ in range(3))
+    for each in (device, *twins):
+        each.play(job.tape, uploads=True)
+    return lambda told: _call_on_device(device, twins, told, job), Reply()
+
+
+def _begin_compiler(job: Job) -> tuple[Callable[[Any], Reply], Reply]:
+    return _compile, Reply()
 
 
 def _load(path: str) -> Any:
@@ -93,7 +124,7 @@ def _load(path: str) -> Any:
     return module
 
 
-def _compile(function: Any, args: tuple[tuple[str, ...], tuple[str, ...]], job: Job) -> Reply:
+def _compile(args: tuple[tuple[str, ...], tuple[str, ...]]) -> Reply:
     """The answer of Triton and ptxas to packed launches for some GPUs, as an error if they refuse one. There is no function
     of the learner's."""
     from gpukit.simulator.compiler import worker
@@ -109,6 +140,9 @@ def _compile(function: Any, args: tuple[tuple[str, ...], tuple[str, ...]], job: 
     return Reply(error=failure)
 
 
+_BEGIN = {"host": _begin_host, "device": _begin_device, "compile": _begin_compiler}
+
+
 def _call_function(function: Any, args: tuple, job: Job) -> Reply:
     if job.setup:
         module, _, name = job.setup.partition(":")
@@ -116,9 +150,18 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
         return Reply(output=_plain(function(*args)), counts=dict(vars(counts)))
     if not job.memory:
         return Reply(output=_plain(function(*args)))
-    from gpukit import live
+    from gpukit import dispatch, live
+    from gpukit.grading.host import ALLOCATIONS
+    from gpukit.testing import poison
 
-    with live.watch() as memory:
+    class Fresh(dispatch.Mode):
+        """What nobody has written holds NaN, not the zeros of memory that is new."""
+
+        def operation(self, func, args, kwargs):
+            out = func(*args, **kwargs)
+            return poison(out) if func.name().removeprefix("aten::").partition(".")[0] in ALLOCATIONS else out
+
+    with Fresh(), live.watch() as memory:
         output = function(*args)
     return Reply(output=_plain(output), peak_bytes=memory.peak_bytes)
 
@@ -136,51 +179,68 @@ _ADDRESSED_S = 5.0  # of CPU time
 _ADDRESSED_BYTES = 1 << 29  # of memory, beside what the process has
 
 
-def _call_on_addresses(function: Any, args: tuple, job: Job) -> Reply:
-    """A call on tensors without memory: a few programs of each launch run, nothing is computed, and every access is held
-    against the bounds of its tensor. What else goes wrong there proves nothing."""
+def _imaginary(args: tuple) -> bool:
+    return any(isinstance(arg, wire.Imaginary) for arg in args)
+
+
+def _on_meta(arg: Any) -> Any:
+    """An imaginary tensor as one that has addresses and no memory."""
     import torch
 
-    from gpukit.simulator.interpreter.faults import MemoryFault
-    from gpukit.simulator.interpreter.sampled import Sampled, TooLong
+    return torch.empty(arg.shape, dtype=getattr(torch, arg.dtype), device="meta") if _imaginary((arg,)) else arg
 
-    def tensor(arg):
-        dtype = getattr(torch, arg.dtype) if isinstance(arg, wire.Imaginary) else None
-        return torch.empty(arg.shape, dtype=dtype, device="meta") if dtype else arg
+
+def _on_addresses(call: Callable[[], Any]) -> Reply:
+    """A call on tensors without memory: a few programs of each launch run, nothing is computed, and every access is held
+    against the bounds of its tensor. What else goes wrong there proves nothing."""
+    from gpukit.simulator.interpreter.faults import MemoryFault
+    from gpukit.simulator.interpreter.sampled import Sampled
+
+    try:
+        with _within_limits(), Sampled(_ADDRESSED):
+            call()
+    except MemoryFault:
+        raise
+    except Exception:
+        pass
+    return Reply()
+
+
+@contextlib.contextmanager
+def _within_limits() -> Iterator[None]:
+    """Raises TooLong after _ADDRESSED_S of CPU time, and MemoryError beyond _ADDRESSED_BYTES."""
+    from gpukit.simulator.interpreter.sampled import TooLong
 
     def stop(*_):
         raise TooLong
 
-    args = tuple(map(tensor, args))
     before = signal.signal(signal.SIGVTALRM, stop)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     try:
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _ADDRESSED_BYTES, hard))
         signal.setitimer(signal.ITIMER_VIRTUAL, _ADDRESSED_S)
-        with _host_watch(job.path), Sampled(_ADDRESSED):
-            _outputs(function, args, job, _argument_names(function, args, job))
-    except MemoryFault:
-        raise
-    except Exception:
-        return Reply()
+        yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         signal.signal(signal.SIGVTALRM, before)
-    return Reply()
 
 
 def _call_kernel(function: Any, args: tuple, job: Job) -> Reply:
     """One call in Triton's interpreter, traced, and one in which launches do nothing."""
-    if any(isinstance(arg, wire.Imaginary) for arg in args):
-        return _call_on_addresses(function, args, job)
     import torch
+
+    if _imaginary(args):
+        args = tuple(map(_on_meta, args))
+        with _host_watch(job.path):
+            return _on_addresses(lambda: _outputs(function, args, job, _argument_names(function, args, job)))
+
+    from triton.runtime.errors import InterpreterError
 
     from gpukit.simulator.interpreter import bounds
     from gpukit.simulator.trace.tracer import trace
 
-    inputs = {f"argument {i + 1}": arg for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
     names = _argument_names(function, args, job)
     before = [_bytes(arg).clone() if isinstance(arg, torch.Tensor) else None for arg in args]
     for name, arg in zip(names, args, strict=False):
@@ -188,7 +248,10 @@ def _call_kernel(function: Any, args: tuple, job: Job) -> Reply:
             bounds.guard(arg, name)
     watch = _host_watch(job.path)
     with watch, trace(raises=False) as traced:
-        outputs = _outputs(function, args, job, names)
+        try:
+            outputs = _outputs(function, args, job, names)
+        except InterpreterError as error:  # perhaps the compiler refuses the kernel, and says why
+            return Reply(error=_describe(error, job.path), compiles=(_packed(traced.launches[-1], job.path),))
     outputs |= _changed_in_place(args, job, names)
     changed = [
         name
@@ -197,49 +260,118 @@ def _call_kernel(function: Any, args: tuple, job: Job) -> Reply:
     ]
     for i in job.in_place:
         _bytes(args[i]).copy_(before[i])  # the replay begins from the same
-    own = [launch for launch in traced.launches if os.path.realpath(launch.file) == os.path.realpath(job.path)]
-    tensors = [value for value in outputs.values() if type(value) is torch.Tensor]
-    aliases = tuple(
-        name
-        for name, value in outputs.items()
-        if type(value) is torch.Tensor and value.numel() and any(_shares(value, arg) for arg in inputs.values())
-    )
-    same = False
+    replay = {}
     with contextlib.suppress(BaseException), _host_watch(job.path), trace(dry=True):
         replay = _outputs(function, args, job, names) | _changed_in_place(args, job, names)
-        same = bool(tensors) and all(
-            type(replay.get(name)) is torch.Tensor and _identical(replay[name], value)
-            for name, value in outputs.items()
-            if type(value) is torch.Tensor
-        )
+    own = {"changed": tuple(changed), "host_ops": tuple(watch.used), "allocated_bytes": watch.allocated_bytes}
+    return _seen(args, outputs, replay, traced, job, **own)
+
+
+def _seen(args: tuple, outputs: dict[str, Any], replay: dict[str, Any], traced: Any, job: Job, **more: Any) -> Reply:
+    """The results of a call, and what its trace witnessed. `replay`: the results where launches do nothing."""
+    import torch
+
+    own = [launch for launch in traced.launches if os.path.realpath(launch.file) == os.path.realpath(job.path)]
+    tensors = {name: value for name, value in outputs.items() if type(value) is torch.Tensor}
+    inputs = [arg for arg in args if isinstance(arg, torch.Tensor)]
     return Reply(
         outputs=outputs,
-        devices=tuple(str(value.device) for value in tensors),
-        changed=tuple(changed),
-        aliases=aliases,
+        devices=tuple(str(value.device) for value in tensors.values()),
+        aliases=tuple(
+            name for name, value in tensors.items() if value.numel() and any(_shares(value, arg) for arg in inputs)
+        ),
         launches=tuple(_launch_facts(launch, job.caches) for launch in own),
-        host_ops=tuple(watch.used),
         compiles=tuple(dict.fromkeys(_packed(launch, job.path) for launch in own)),
         copied_read_bytes=sum(op.read_bytes for op in traced.torch_ops),
         copied_write_bytes=sum(op.write_bytes for op in traced.torch_ops),
-        same_without_kernels=same,
+        same_without_kernels=bool(tensors)
+        and all(
+            type(replay.get(name)) is torch.Tensor and _identical(replay[name], value)
+            for name, value in tensors.items()
+        ),
+        **more,
     )
+
+
+def _call_on_host(function: Any, args: tuple, job: Job, recorder: Any) -> Reply:
+    """One call on tensors without data, as the commands that the device carries out."""
+    tensors = recorder.arguments(args)
+    names = _argument_names(function, tensors, job)
+    with _within_limits() if _imaginary(args) else contextlib.nullcontext(), recorder:
+        outputs = _outputs(function, tensors, job, names)
+    return Reply(tape=recorder.tape(outputs), host_ops=tuple(recorder.used))
+
+
+def _call_on_device(device: Any, twins: list, told: tuple[tuple, str], job: Job) -> Reply:
+    """One call's commands on the judge's tensors, traced. Two other devices carry them out without the launches, one of them on
+    tensors in which every bit is the other one: what differs between these two is what copies make of the inputs."""
+    import torch
+
+    from gpukit.grading.host import mapped
+    from gpukit.simulator.interpreter import bounds
+    from gpukit.simulator.trace.tracer import trace
+
+    args, tape = told
+    bounds.unguard_all()
+    if _imaginary(args):
+        device.arguments(tuple(map(_on_meta, args)))
+        return _on_addresses(lambda: device.play(tape))
+    names = _names(device.parameters(job.function), args, job)
+    replays = []
+    for twin, flip in zip(twins, (False, True), strict=True):
+        copies = twin.arguments(mapped(lambda arg: _copied(arg, "cpu"), args))
+        for copy in copies if flip else ():
+            if isinstance(copy, torch.Tensor):
+                _bytes(copy).bitwise_not_()
+        outputs = _named(twin.play(tape, launching=False), names, job)
+        replays.append(outputs | _changed_in_place(copies, job, names))
+    args = device.arguments(args)
+    for name, arg in zip(names, args, strict=False):
+        if isinstance(arg, torch.Tensor):
+            bounds.guard(arg, name)
+    before = [_bytes(arg).clone() if isinstance(arg, torch.Tensor) else None for arg in args]
+    with trace(raises=False) as traced:
+        outputs = _named(device.play(tape), names, job)
+    share = _share_copied(outputs, *replays, traced)
+    outputs |= _changed_in_place(args, job, names)
+    changed = tuple(
+        name
+        for i, (name, arg, old) in enumerate(zip(names, args, before, strict=False))
+        if old is not None and i not in job.in_place and not torch.equal(_bytes(arg), old)
+    )
+    own = {"changed": changed, "allocated_bytes": device.allocated_bytes, "mostly_copied": share > 0.5}
+    return _seen(args, outputs, replays[0], traced, job, **own)
+
+
+def _share_copied(outputs: dict[str, Any], replay: dict[str, Any], flipped: dict[str, Any], traced: Any) -> float:
+    """The share of the returned elements that copies of inputs put there, and no kernel."""
+    import torch
+
+    copied = total = 0
+    for name, value in outputs.items():
+        if type(value) is torch.Tensor and value.numel():
+            there, same, other = (_elements(each) for each in (value, replay[name], flipped[name]))
+            stored = traced.written(value).reshape(-1)
+            copied += int(((there == same).all(1) & (same != other).any(1) & ~stored).sum())
+            total += value.numel()
+    return copied / max(total, 1)
+
+
+def _elements(tensor: Any) -> Any:
+    """The bytes of each element."""
+    import torch
+
+    return tensor.contiguous().view(-1).view(torch.uint8).view(tensor.numel(), -1)
 
 
 def _call_on_gpu(function: Any, args: tuple, job: Job) -> Reply:
     """Three calls on the GPU, which must agree to the bit."""
     import torch
 
-    def fresh(arg):
-        if not isinstance(arg, torch.Tensor):
-            return arg
-        flat = torch.empty(0, dtype=arg.dtype).set_(arg.untyped_storage()).cuda()
-        return flat.as_strided(arg.shape, arg.stride(), arg.storage_offset())
-
     names = _argument_names(function, args, job)
     runs = []
     for _ in range(3):
-        copies = tuple(fresh(arg) for arg in args)
+        copies = tuple(_copied(arg, "cuda") for arg in args)
         with _host_watch(job.path):
             outputs = _outputs(function, copies, job, names)
         runs.append(outputs | _changed_in_place(copies, job, names))
@@ -272,6 +404,13 @@ def _outputs(function: Any, args: tuple, job: Job, names: list[str]) -> dict[str
     return {"y": y.detach(), **{f"d{name}": grad for name, grad in zip(names, grads, strict=False)}}
 
 
+def _named(results: dict[str, Any], names: list[str], job: Job) -> dict[str, Any]:
+    """The results of a device by the names that `_outputs` gives them: a gradient has another tolerance, so a host may not say
+    what is one."""
+    known = ["y", *(f"d{name}" for name in names)] if job.gradients else [f"y[{i}]" for i in range(len(results))]
+    return results if [*results] == ["y"] else dict(zip(known, results.values(), strict=False))
+
+
 def _changed_in_place(args: tuple, job: Job, names: list[str]) -> dict[str, Any]:
     """What the arguments hold that the function was to change."""
     return {names[i]: args[i].clone() for i in job.in_place}
@@ -279,7 +418,12 @@ def _changed_in_place(args: tuple, job: Job, names: list[str]) -> dict[str, Any]
 
 def _argument_names(function: Any, args: tuple, job: Job) -> list[str]:
     code = getattr(function, "__code__", None)
-    names = list(code.co_varnames[: code.co_argcount]) if code else []
+    return _names(list(code.co_varnames[: code.co_argcount]) if code else [], args, job)
+
+
+def _names(parameters: list[str], args: tuple, job: Job) -> list[str]:
+    """What the arguments are called, also where the function does not say."""
+    names = parameters[: len(args)]
     names += [f"argument {i + 1}" for i in range(len(names), len(args))]
     return [*names[: len(args) - 1], "dy"] if job.gradients else names
 
@@ -287,23 +431,35 @@ def _argument_names(function: Any, args: tuple, job: Job) -> list[str]:
 def _host_watch(path: str):
     """A dispatch mode that poisons fresh buffers and notes every PyTorch operation outside HOST_OPS with its line."""
     from gpukit import dispatch
+    from gpukit.grading.host import ALLOCATIONS, HOST_OPS
     from gpukit.testing import poison
 
     class HostWatch(dispatch.Mode):
         def __init__(self):
             super().__init__()
             self.used: list[tuple[str, int]] = []  # (operation, line)
+            self.allocated_bytes = 0
 
         def operation(self, func, args, kwargs):
             name = func.name().removeprefix("aten::").partition(".")[0]
             out = func(*args, **kwargs)
-            if name in _ALLOCATIONS:
+            self.allocated_bytes += _new_bytes((args, kwargs), out)
+            if name in ALLOCATIONS:
                 poison(out)
             elif name not in HOST_OPS and len(self.used) < 20:
                 self.used.append((name, _learner_line(path)))
             return out
 
     return HostWatch()
+
+
+def _new_bytes(given: Any, out: Any) -> int:
+    """The memory of results that are neither views of what was given nor written there."""
+    from gpukit.dispatch import tensors
+
+    old = {x.untyped_storage()._cdata for x in tensors(given)}
+    new = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors(out)}
+    return sum(size for storage, size in new.items() if storage not in old)
 
 
 def _learner_line(path: str) -> int:
@@ -355,6 +511,16 @@ def _bytes(tensor: Any) -> Any:
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
+def _copied(arg: Any, device: str) -> Any:
+    """A tensor with a storage of its own that looks the same; anything else as it is."""
+    import torch
+
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    flat = torch.empty(0, dtype=arg.dtype).set_(arg.untyped_storage()).to(device, copy=True)
+    return flat.as_strided(arg.shape, arg.stride(), arg.storage_offset())
+
+
 def _shares(a: Any, b: Any) -> bool:
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
@@ -391,6 +557,8 @@ def _describe(error: BaseException, path: str) -> Failure:
     line = next((number for name, number in reversed(frames) if name == path), line or 0)
     if isinstance(error, SyntaxError) and error.filename == path:
         line = error.lineno or 0
+    if isinstance(error, Refused):
+        line = error.line  # of a text that was read and not run
     if fault and fault.line:
         line = fault.line  # inside the kernel, where the frames end at its launch
     return Failure(

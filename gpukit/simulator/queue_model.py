@@ -87,6 +87,7 @@ class SimulatedGpu:
     jitter: float = 0.04  # of a kernel's time, to both sides
     disturbed_every: int = 9  # of so many runs of a kernel one takes
     disturbed: float = 3.0  # times as long; 0 runs: never
+    phase: int = 0  # which run of the pattern of jitter and disturbances a kernel begins with
     zeros: float = 1.0  # a kernel's time on a buffer of zeros, which flips fewer bits and lets the clock rise
     counts: Counts = field(default_factory=Counts)
     lanes: list[Span] = field(default_factory=list)
@@ -107,8 +108,9 @@ class SimulatedGpu:
         run = self._runs[name] = self._runs.get(name, 0) + 1
         took = least_us + sum(self._touch(buffer) for buffer in buffers)
         took *= self.zeros if any(buffer.zeros for buffer in buffers) else 1.0
-        took *= 1.0 + self.jitter * (2.0 * (run * _GOLDEN % 1.0) - 1.0)
-        if self.disturbed_every and run % self.disturbed_every == 4:
+        place = run + self.phase
+        took *= 1.0 + self.jitter * (2.0 * (place * _GOLDEN % 1.0) - 1.0)
+        if self.disturbed_every and place % self.disturbed_every == 4:
             took *= self.disturbed
         self._enqueue(name, "kernel", took, stream)
 

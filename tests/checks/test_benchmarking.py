@@ -428,3 +428,17 @@ def test_panel_shows_what_went_wrong(records, monkeypatch):
     panel.start()
     panel.thread.join()
     assert panel.status.value.startswith("RuntimeError: out of memory, 0 rows")
+
+
+@pytest.mark.parametrize(("exercise", "within"), ((BENCHMARK, 0.03), (HONEST, 0.06)), ids=("benchmark", "honest"))
+def test_no_single_run_is_typical_in_all_cases(exercise, within):
+    settings = [case.args[0] for case in exercise.cases(random.Random(1))]
+
+    def lengths(of_case: dict) -> list[float]:
+        gpu = SimulatedGpu(**of_case | {"slow": 1.0})
+        for _ in range(200):
+            gpu.launch("k", least_us=100.0)
+        return [span.end_us - span.start_us for span in gpu.lanes if span.lane == "stream 0"]
+
+    for run, took in enumerate(zip(*map(lengths, settings), strict=True)):
+        assert any(abs(one / 100 - 1) > within for one in took), f"run {run}"

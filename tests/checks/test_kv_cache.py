@@ -2,6 +2,7 @@
 exercises, tests/kernels/test_kv_cache.py tests the kernels."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from gpukit.grading.exercise import KernelExercise
 from gpukit.grading.judge import judge_source
 from gpukit.grading.stubs import clear
 from gpukit.reference import kv_cache as reference
+from gpukit.testing import compare
 from gpukit.widgets.decoding import busy
 from gpukit.widgets.decoding import decoding as decoding_view
 from tests.checks.known import cases, edited, ids
@@ -35,9 +37,9 @@ def test_cases_hold_what_breaks_kernels(exercise):
     tags = set().union(*(case.tags for case in cases(exercise)))
     assert {"float32", "float16", "bfloat16"} <= tags
     wanted = {
-        DECODE: {"blocks", "stale", "strides", "empty", "large"},
-        PACKED: {"groups", "stale", "spread"},
-        SPLIT: {"flat", "uneven", "empty", "large-sums"},
+        DECODE: {"blocks", "stale", "strides", "empty", "many-blocks"},
+        PACKED: {"groups", "stale", "many-blocks"},
+        SPLIT: {"uneven", "empty", "large-sums", "many-blocks"},
         INT8: {"first", "zero"},
     }
     assert wanted[exercise] <= tags
@@ -48,6 +50,42 @@ def test_cases_hold_what_breaks_kernels(exercise):
 def test_slots_behind_the_length_hold_nan_somewhere(exercise):
     at = 5 if exercise is INT8 else 1
     assert any(bool(case.args[at].isnan().any()) for case in cases(exercise))
+
+
+@pytest.mark.parametrize("exercise", KERNELS, ids=ids)
+def test_costs_are_bounded_in_every_case(exercise):
+    assert not exercise.traffic.largest and exercise.traffic.memory is not None
+
+
+@pytest.mark.parametrize("exercise", [DECODE, PACKED, SPLIT], ids=ids)
+def test_lengths_lie_around_blocks(exercise):
+    found = {n for case in cases(exercise) for n in case.args[3].tolist()}
+    assert 1 in found and found & {31, 63, 95} and found & {33, 65, 97, 193} and (0 in found) == (exercise is DECODE)
+
+
+@pytest.mark.parametrize("of", ("l", "acc"))
+def test_sums_in_16_bits_fail_by_more_than_rounding(of):
+    q, k, v, lengths = checks._Caches(random.Random(1)).stalling()
+    truth = DECODE.reference(*(x.double() for x in (q, k, v)), lengths)
+    l, acc = torch.zeros(2, 1), torch.zeros(2, 16)
+    for keys, values in zip(k.float().split(32, 1), v.float().split(32, 1), strict=True):
+        p = torch.exp(torch.einsum("hd,thd->ht", q[0].float(), keys[0]) / 4)  # the maximum is 0
+        l, acc = l + p.sum(-1, keepdim=True), acc + torch.einsum("ht,thd->hd", p, values[0])
+        l, acc = (l.bfloat16().float(), acc) if of == "l" else (l, acc.bfloat16().float())
+    assert compare((acc / l)[None].bfloat16(), truth, DECODE.reference(q, k, v, lengths)) is not None
+
+
+def test_every_share_of_an_uneven_split_is_bounded():
+    """One program that takes what is left when the blocks are dealt out rounded down makes too many loads."""
+    left = 0
+    for case in cases(SPLIT):
+        blocks, SPLITS = -(-int(case.args[3].max()) // checks.BLOCK), case.args[4]
+        last = blocks - (SPLITS - 1) * (blocks // SPLITS)
+        launch = SimpleNamespace(longest=5 + 2 * last, load_bytes=0, atomic_bytes=0, store_bytes=1 << 40)
+        broken = checks._split_rule(case, (launch,))
+        assert broken is None or last > -(-blocks // SPLITS)
+        left += broken is not None
+    assert left >= 3
 
 
 def test_strided_caches_are_views_of_several_kinds():
@@ -131,7 +169,7 @@ def test_two_passes_over_the_keys_are_one_too_many():
 
 def test_attention_by_torch_is_no_kernel():
     body = "def decode_split(q, k_cache, v_cache, lengths, SPLITS):\n    o = torch.zeros_like(q)\n"
-    for b in range(2):
+    for b in range(3):
         body += f"    if q.shape[0] > {b}:\n        n = int(lengths[{b}])\n"
         body += f"        k, v = k_cache[{b}, :n].transpose(0, 1), v_cache[{b}, :n].transpose(0, 1)\n"
         body += f"        o[{b}] = torch.nn.functional.scaled_dot_product_attention(q[{b}, :, None], k, v)[:, 0]\n"

@@ -42,6 +42,30 @@ def test_cases_hold_what_breaks_kernels(exercise):
     assert wanted[exercise] <= tags
 
 
+@pytest.mark.parametrize("exercise", (CROSS_ENTROPY, IN_PLACE, ONE_LAUNCH), ids=ids)
+def test_logits_come_with_minus_infinity_wherever_it_may_be(exercise):
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        rows = [row for case in cases(exercise) if case.args[0].dtype == dtype for row in case.args[0].isinf()]
+        assert any(row[: len(row) // 2].all() for row in rows) and any(row[len(row) // 2 + 1 :].all() for row in rows)
+        assert any(row.sum() == len(row) - 1 for row in rows)
+    targets = [(x, target, rest) for x, target, *rest in (case.args for case in cases(exercise))]
+    assert any((target == 0).any() and (target == x.shape[1] - 1).any() for x, target, _ in targets)
+
+
+@pytest.mark.parametrize("exercise", (CROSS_ENTROPY, IN_PLACE, ONE_LAUNCH, CHUNKED), ids=ids)
+def test_another_index_than_minus_100_is_ignored(exercise):
+    at = {CROSS_ENTROPY: 3, IN_PLACE: 5, ONE_LAUNCH: 3, CHUNKED: 4}[exercise]
+    args = [case.args for case in cases(exercise)]
+    found = {given[at] for given in args if len(given) > at and (given[1 if at != 4 else 2] == given[at]).any()}
+    assert found - {checks.IGNORE}
+
+
+@pytest.mark.parametrize("exercise", (IN_PLACE, SMOOTHING, KL), ids=ids)
+def test_upstream_gradients_come_with_every_stride(exercise):
+    at = 3 if exercise is IN_PLACE else -1
+    assert {0, 1, 2} <= {case.args[at].stride(0) for case in cases(exercise)}
+
+
 # ---- the references are PyTorch's, and the project's kernels agree ----------------------------------------------------
 
 
@@ -60,20 +84,22 @@ def test_cross_entropy_is_pytorchs(seed):
 
 def test_gradients_are_autograds():
     for case in cases(IN_PLACE):
-        x, target, lse, dloss, _ = case.args
+        x, target, lse, dloss, _, *index = case.args
         leaf = x.double().requires_grad_()
-        losses = F.cross_entropy(leaf, target, reduction="none")
+        losses = F.cross_entropy(leaf, target, ignore_index=(*index, checks.IGNORE)[0], reduction="none")
         (expected,) = torch.autograd.grad(losses, leaf, dloss.double())
-        torch.testing.assert_close(
-            checks._gradient(x.double(), target, lse.double(), dloss.double()), expected, rtol=1e-4, atol=1e-5
-        )
+        counted = target != (*index, checks.IGNORE)[0]
+        torch.testing.assert_close(lse[counted], leaf.detach().logsumexp(-1)[counted].float())
+        args = x.double(), target, leaf.detach().logsumexp(-1), dloss.double(), 0, *index
+        torch.testing.assert_close(checks._gradient(*args), expected, rtol=1e-6, atol=1e-9)
     for case in cases(ONE_LAUNCH):
-        x, target, scale = case.args
-        loss, dx = checks._loss_and_gradient(x.double(), target, scale.double())
+        x, target, scale, *index = case.args
+        loss, dx = checks._loss_and_gradient(x.double(), target, scale.double(), *index)
         leaf = x.double().requires_grad_()
-        F.cross_entropy(leaf, target).backward()
+        mean = F.cross_entropy(leaf, target, ignore_index=(*index, checks.IGNORE)[0])
+        mean.backward()
         torch.testing.assert_close(dx, leaf.grad, rtol=1e-6, atol=1e-9)
-        torch.testing.assert_close(loss.sum() * scale.double(), F.cross_entropy(x.double(), target))
+        torch.testing.assert_close(loss.sum() * scale.double(), mean.detach())
 
 
 def test_smoothing_and_z_loss_are_pytorchs_and_the_projects():
@@ -99,12 +125,12 @@ def test_divergence_is_pytorchs_and_the_projects():
 
 def test_linear_cross_entropy_is_pytorchs_and_the_projects():
     for case in cases(CHUNKED):
-        x, weight, target, chunk = case.args
+        x, weight, target, _, *index = case.args
         leaves = [tensor.clone().requires_grad_() for tensor in (x, weight)]
-        loss = F.cross_entropy(leaves[0] @ leaves[1].T, target)
+        loss = F.cross_entropy(leaves[0] @ leaves[1].T, target, ignore_index=(*index, checks.IGNORE)[0])
         loss.backward()
         expected = [loss.item(), *(leaf.grad for leaf in leaves)]
-        torch.testing.assert_close(checks._linear(x, weight, target, chunk), expected)
+        torch.testing.assert_close(checks._linear(*case.args), expected)
     x, weight, target, _ = cases(CHUNKED)[0].args
     ours = linear_cross_entropy(x, weight, target, chunk=3)
     assert ours.item() == pytest.approx(checks._linear(x, weight, target, 3)[0], rel=1e-9)
@@ -121,11 +147,11 @@ def test_solution_stays_well_under_what_is_allowed_and_all_logits_do_not(exercis
     for case in cases(exercise, seed):
         with live.watch() as memory:
             namespace[exercise.function](*case.args)
-        assert checks._memory_rule(case, memory.peak_bytes) is None
-        assert checks._memory_rule(case, int(1.25 * memory.peak_bytes)) is None, "another style has no room"
-        x, weight, *_, chunk = case.args
+        assert exercise.memory_rule(case, memory.peak_bytes) is None
+        assert exercise.memory_rule(case, int(1.25 * memory.peak_bytes)) is None, "another style has no room"
+        x, weight, chunk = *case.args[:2], case.args[4 if exercise is COLUMN else 3]
         logits = len(x) * len(weight) * x.element_size()
-        assert len(x) <= chunk or checks._memory_rule(case, logits + 2 * x.nbytes + 2 * weight.nbytes) is not None
+        assert len(x) <= chunk or exercise.memory_rule(case, logits + 2 * x.nbytes + 2 * weight.nbytes) is not None
 
 
 # ---- the detectives, cheats ------------------------------------------------------------------------------------------
@@ -167,7 +193,7 @@ def test_cheats_do_not_pass(exercise):
 
 def test_losses_by_pytorch_beside_a_kernel_do_not_pass():
     before, after = SOLUTION.split("    loss_and_gradient_kernel[(M,)](")
-    borrowed = "    borrowed = F.cross_entropy(x.float(), target, reduction='none')\n"
+    borrowed = "    borrowed = F.cross_entropy(x.float(), target, ignore_index=ignore_index, reduction='none')\n"
     after = after.replace("    return loss\n", "    return borrowed\n", 1)
     verdict = judge_source(ONE_LAUNCH, before + borrowed + "    loss_and_gradient_kernel[(M,)](" + after, seed=1)
     assert verdict.diagnosis == "not-your-kernel"

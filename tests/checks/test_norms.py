@@ -1,7 +1,6 @@
 """What is special about the exercises of notebook 11; tests/checks/test_answers.py judges the known answers of all exercises."""
 
 import random
-import re
 
 import pytest
 import torch
@@ -37,6 +36,29 @@ def test_cases_hold_what_breaks_kernels(exercise):
 
 
 @pytest.mark.parametrize("exercise", [e for e in EXERCISES if e is not ROPE], ids=ids)
+def test_hard_rows_come_in_every_dtype(exercise):
+    """Zeros, numbers that are all alike, squares beyond float16, tiny ones: the sum that is normalized is such a row, too."""
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        rows = [case.args for case in known.cases(exercise) if case.args[0].dtype == dtype]
+        rows = [x + rest[0] if exercise is RESIDUAL else x for x, *rest in rows]
+        held = [row.double() for x in rows for row in x if len(row) > 1]
+        assert any(row.eq(0).all() for row in held)
+        assert any(row.eq(row[0]).all() and row[0] for row in held)
+        assert any(row.abs().max() > 256 for row in held)
+        assert any(0 < row.abs().max() < 0.01 for row in held)
+
+
+def test_gradients_come_in_every_layout():
+    for exercise, arguments in ((BACKWARD, (3,)), (ROPE, (0, 3))):
+        for at in arguments:
+            given = [case.args[at] for case in known.cases(exercise)]
+            assert any(x.is_contiguous() for x in given)
+            assert any(x.stride(-1) == 2 for x in given) and any(x.stride(-2) < x.stride(-1) for x in given)
+            assert any(x.stride(-1) == 1 and not x.is_contiguous() for x in given)  # a gap, or heads behind tokens
+        assert any(not any(case.args[3].stride()) for case in known.cases(exercise)), "the gradient of a sum"
+
+
+@pytest.mark.parametrize("exercise", [e for e in EXERCISES if e is not ROPE], ids=ids)
 def test_no_weight_is_one_and_every_row_differs(exercise):
     """A kernel that forgets the weight, or takes another row's, must not get away with it."""
     for case in exercise.cases(random.Random(1)):
@@ -50,12 +72,11 @@ def test_friendly_rows_do_not_see_the_planted_fault():
     """The stub of norms.detective passes wherever the mean is not large: that is what makes it a detective's case."""
     shown = str(verdict(DETECTIVE, "unmended"))
     assert "only rows far from 0 are wrong" in shown
-    assert re.search(r"\((6|7|8) of 9 cases pass\)", shown), shown
-    far = [case for case in DETECTIVE.cases(random.Random(1)) if "far" in case.tags]
-    assert len(far) == 3
+    far = [case for case in known.cases(DETECTIVE) if "far" in case.tags]
+    assert any(f"({passed} of 9 cases pass)" in shown for passed in range(9 - len(far), 8)), shown
     for case in far:
         x = case.args[0].float()
-        assert (x.mean(-1).abs() > 500 * x.std(-1)).all()
+        assert (x.mean(-1).abs() > 500 * x.std(-1)).any()
 
 
 def test_references_are_those_of_the_course():
@@ -81,8 +102,8 @@ def test_references_are_those_of_the_course():
 def test_pytorchs_own_norms_are_right_answers_of_the_detective_and_welford():
     """Values that PyTorch itself misses would be unfair. (It is refused all the same, since it is no kernel of one's own.)"""
     for exercise, call in (
-        (DETECTIVE, lambda x, w, b: torch.nn.functional.layer_norm(x, x.shape[-1:], w, b)),
-        (WELFORD, lambda x, BLOCK_N: torch.nn.functional.layer_norm(x, x.shape[-1:])),
+        (DETECTIVE, lambda x, w, b, eps=1e-5: torch.nn.functional.layer_norm(x, x.shape[-1:], w, b, eps)),
+        (WELFORD, lambda x, BLOCK_N, eps=1e-5: torch.nn.functional.layer_norm(x, x.shape[-1:], eps=eps)),
     ):
         for case in exercise.cases(random.Random(3)):
             double = [a.double() if isinstance(a, torch.Tensor) else a for a in case.args]
@@ -100,6 +121,11 @@ def test_idle_programs_are_asked_about():
     shown = str(verdict(BACKWARD, "stores-in-the-loop"))
     assert "fails for every case with fewer rows than programs" in shown
     assert "a program that had nothing to do" in " ".join(shown.split())
+
+
+def test_no_program_takes_all_that_a_division_leaves_over():
+    shown = " ".join(str(verdict(BACKWARD, "the-last-one-takes-the-rest")).split())
+    assert "15 rows are 2 for each of 8 programs at most" in shown
 
 
 def test_atomics_are_refused_although_their_values_are_right():

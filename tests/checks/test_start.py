@@ -30,7 +30,7 @@ def stub() -> str:
 def test_the_stub_runs_and_is_wrong_so_that_the_first_check_fails_with_a_diagnosis():
     verdict = judge_source(EXERCISE, stub(), seed=1)
     assert (verdict.state, verdict.diagnosis) == ("fail", "one-way")
-    assert (verdict.checks_passed, verdict.checks_total) == (0, 6)
+    assert (verdict.checks_passed, verdict.checks_total) == (0, 7)
     assert "expected 134,217,728 bytes, yours 67,108,864" in str(verdict)
     assert 'hint 1 of 3: gpukit.hint("start.bytes_moved")' in str(verdict)
 
@@ -43,7 +43,7 @@ def test_one_mended_line_is_enough():
 
 def test_cases_are_fresh_for_every_seed_and_tell_every_misconception_from_the_answer():
     first, second = (EXERCISE.cases(Random(seed)) for seed in (1, 2))
-    assert len(first) == len(second) == 6
+    assert len(first) == len(second) == 7
     assert [case.args for case in first] != [case.args for case in second]
     for misconception in EXERCISE.misconceptions:
         if misconception.gives is not None:

@@ -5,8 +5,8 @@ import random
 import torch
 
 from gpukit.grading import registry
-from gpukit.grading.diagnose import TAGS
 from gpukit.grading.inputs import Inputs, tensor_case
+from gpukit.grading.recognize import TAGS
 
 
 def test_one_seed_gives_the_same_numbers_in_every_dtype():

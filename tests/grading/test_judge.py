@@ -152,7 +152,7 @@ def test_state_of(body, state, diagnosis):
 
 @pytest.mark.parametrize("body", ["while True: pass", "import threading\n    while True: pass"])
 def test_endless_loop_ends(body, monkeypatch):
-    monkeypatch.setattr(judging, "lint", lambda source, numpy=True: None)
+    monkeypatch.setattr(judging, "lint", lambda *_, **__: None)
     verdict = judge_source(replace(ADD, timeout_s=1), f"def add(a, b):\n    {body}\n")
     assert (verdict.state, verdict.diagnosis) == ("timeout", "timeout"), str(verdict)
     assert add("return a + b").passed
@@ -207,7 +207,7 @@ def test_a_plain_function_may_give_tensors():
     ],
 )
 def test_crash_is_one_verdict(statement, how, monkeypatch):
-    monkeypatch.setattr(judging, "lint", lambda source, numpy=True: None)  # past the fence
+    monkeypatch.setattr(judging, "lint", lambda *_, **__: None)  # past the fence
     verdict = judge_source(ADD, f"def add(a, b):\n    {statement}\n    return 1\n")
     assert verdict.state in (("crashed",) if how else ("crashed", "error")), str(verdict)
     assert how in str(verdict)
@@ -225,9 +225,9 @@ def test_forked_children_and_threads_end_with_the_check():
     for text in ("import os, time\n{}\ndef add(a, b):\n    return a + b\n",):
         fork = "if os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\n"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(judging, "lint", lambda source, numpy=True: None)
+            patch.setattr(judging, "lint", lambda *_, **__: None)
             verdict = judge_source(ADD, text.format(fork))
-    assert verdict.state in ("pass", "crashed", "timeout")
+    assert verdict.state in ("error", "pass", "crashed", "timeout")  # what the fence allows (test_fence.py)
     server = judging._servers["cpu"]._process.pid
     assert processes_below(server) == []
 
@@ -261,13 +261,13 @@ def test_an_exception_of_autograd_names_no_line():
     assert ", line " not in str(verdict)
 
 
-def test_a_loop_counts_in_python_numbers():
-    """On a GPU a loop's variable is a tensor; in the interpreter `.to` is no attribute of it, and the check says what is."""
+def test_a_loop_counts_in_tensors():
+    """As on a GPU, where a counter has a dtype and `.to`."""
     file = course.root(__file__) / "solutions" / "norms.py"
     source = file.read_text(encoding="utf-8")
     assert source.count("tl.cast(start, tl.int64)") == 1
     verdict = judge_source(find("norms.backward"), source.replace("tl.cast(start, tl.int64)", "start.to(tl.int64)"))
-    assert verdict.diagnosis == "exception" and "tl.cast(i, tl.int64)" in str(verdict)
+    assert verdict.passed, str(verdict)
 
 
 def test_failure_has_at_most_eight_lines_and_ends_with_the_hint():
@@ -275,7 +275,7 @@ def test_failure_has_at_most_eight_lines_and_ends_with_the_hint():
     lines = str(verdict).splitlines()
     assert len(lines) <= 8
     assert lines[0] == "demo.add: values differ (2 of 3 cases pass)"
-    assert "fails for every case with a negative number" in lines[1]
+    assert "fails for add(3, -4); passes for add(1, 2)" in lines[1]  # one case shows no cause
     assert "expected -1, yours 7" in lines[2]
     assert lines[-1] == '  hint 1 of 3: gpukit.hint("demo.add")'
 
@@ -315,7 +315,9 @@ def test_seed_replays():
             "todo",
             "todo",
         ),
-        ([("2 * x, mask", "2 * undefined, mask")], "error", "exception"),
+        ([("2 * x, mask", "2 * undefined, mask")], "fail", "does-not-compile"),
+        ([("2 * x, mask", "2 * abs(x), mask")], "fail", "does-not-compile"),
+        ([("(triton.cdiv(x.numel(), 64),)", "(0.5,)")], "error", "exception"),
         ([("    return y", "    return y.numpy()")], "error", "forbidden"),
     ],
     ids=lambda value: None if isinstance(value, str) else (value[0][1].strip()[:30] if value else "right"),
@@ -467,7 +469,7 @@ def test_worker_environment_does_not_tell_that_it_is_graded():
     probe = "import os\nprint(sorted(os.environ), os.getcwd())\n\n\ndef add(a, b):\n    return a + b\n"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPUKIT_VERDICTS", "/nowhere")
-        patch.setattr(judging, "lint", lambda source, numpy=True: None)
+        patch.setattr(judging, "lint", lambda *_, **__: None)
         fresh_server()
         detail = judge_source(ADD, probe).detail
     assert "TRITON_INTERPRET" in detail
@@ -505,7 +507,7 @@ def test_killed_judge_leaves_no_process():
     script = (
         "import sys, time; sys.path.insert(0, sys.argv[1]); sys.argv=['x']\n"
         "from tests.grading.test_judge import ADD, judging\n"
-        "worker = judging._server('cpu').fork(); print(judging._servers['cpu']._process.pid, flush=True); time.sleep(600)\n"
+        "worker = judging._server('cpu').fork(60); print(judging._servers['cpu']._process.pid, flush=True); time.sleep(600)\n"
     )
     root = str(Path(__file__).parents[2])
     process = subprocess.Popen([sys.executable, "-c", script, root], stdout=subprocess.PIPE, text=True, cwd=root)

@@ -1,10 +1,22 @@
-"""What an exercise's text may and may not contain: no honest solution is refused, the usual ways around the check are."""
+"""What an exercise's text may name: nothing honest is refused, ways around the check are, by classes."""
+
+import importlib
+import types
+import warnings
 
 import pytest
 
+from gpukit import integrity
 from gpukit.course import root
-from gpukit.grading.lint import lint
+from gpukit.grading import judge as judging
+from gpukit.grading import registry, stubs
+from gpukit.grading.lint import importable, lint
+from gpukit.grading.names import INSTEAD, MODULES, NEVER, TENSOR, VALUES
 from gpukit.grading.stubs import clear
+from tests.grading.test_judge import ADD, DOUBLE, DOUBLE_SOURCE
+
+ROOT = root(__file__)
+KINDS = {"function": {}, "kernel": {"kernel": True}, "memory": {"counted": True}}
 
 HONEST = """
 from __future__ import annotations
@@ -55,93 +67,440 @@ def run(x: Tensor) -> Tensor:
 
 
 def test_honest_code_is_accepted():
-    assert lint(HONEST, numpy=False) is None
+    for kind in KINDS.values():
+        assert lint(HONEST, **kind) is None
 
 
-@pytest.mark.parametrize("path", sorted((root(__file__) / "solutions").glob("*.py")), ids=lambda path: path.name)
-def test_solutions_and_stubs_are_accepted(path):
-    assert lint(path.read_text()) is None
-    assert lint(clear(path.read_text())) is None
+# Odd, and honest.
+ODD = [
+    "import statistics\nm = statistics.median([1, 2])",
+    "from fractions import Fraction\nx = Fraction(1, 3).limit_denominator(10).numerator",
+    "from decimal import Decimal, getcontext, ROUND_HALF_EVEN\nx = Decimal('1.5').quantize(Decimal(1), rounding=ROUND_HALF_EVEN)",
+    "import operator\nf = operator.itemgetter(1)\ntotal = operator.mul(2, 3)",
+    "import struct\nbits = struct.unpack('<I', struct.pack('<f', 1.5))[0]",
+    "import copy\ny = copy.deepcopy([1, [2]])",
+    "import random\nr = random.Random(0)\nx = r.choice([1, 2]) + r.gauss(0, 1)",
+    "import bisect, heapq\nh = []\nheapq.heappush(h, 1)\ni = bisect.bisect_left(h, 1)",
+    "from itertools import accumulate, chain, product, pairwise\nx = list(chain.from_iterable(pairwise([1, 2, 3])))",
+    "from functools import reduce, lru_cache, partial, cache\nf = partial(max, 3)\n@cache\ndef g(n): return n\ng.cache_clear()",
+    "from numbers import Number\nisinstance(1, Number)",
+    "import string\nx = string.digits.find('3')",
+    "from enum import Enum, auto\nclass Kind(Enum):\n    ROW = auto()\nx = Kind.ROW.value, Kind.ROW.name",
+    "from typing import NamedTuple, Optional\nclass P(NamedTuple):\n    rows: int\np = P(3)._replace(rows=4)\np.rows",
+    "from collections import namedtuple\nP = namedtuple('P', 'width height')\nP(1, 2).height",
+    "from collections import namedtuple\nP = namedtuple('P', ['width', 'height'], defaults=(0,))\nP(1).width",
+    "from collections import Counter, defaultdict, deque\nd = deque(maxlen=3)\nd.appendleft(1)\nCounter('aab').most_common(1)",
+    "from types import SimpleNamespace\ns = SimpleNamespace(tiles=3)\ns.tiles += 1",
+    "from dataclasses import dataclass, field, replace\n@dataclass\nclass C:\n    xs: list = field(default_factory=list)\nC().xs.append(1)",
+    "print('{} of {:>8.3f}'.format(1, 2.0), '%d' % 3, f'{1:08b}', format(3, 'b'), '{a!r}'.format(a=1))",
+    "'{0:{1}}'.format(1, 5)",
+    "def f(input, vars=(), id=0):\n    return input + id\n",
+    "def f(x):\n    open = x + 1\n    def g():\n        return open\n    return g()",
+    "f = lambda input: input * 2",
+    "import torch.nn.functional as F\ndef g(x):\n    B, F = x.shape\n    return range(F)\nF.softmax",
+    "import triton.language as tl\ndef f(tl):\n    return tl.bit_length()",
+    "import torch\nF = torch.nn.functional\ny = F.softmax(torch.ones(3), 0)",
+    "import torch\nx = torch.ones(3)\nx.data\nx.add_(1).mul_(2).clamp_min_(0)\nx[0] = 2\ndel x",
+    "import torch\nx = torch.ones(3, requires_grad=True)\nx.grad = None\nx.requires_grad = False",
+    "import torch\nwith torch.no_grad(), torch.autocast('cpu'):\n    pass",
+    "import torch\ntorch.finfo(torch.float16).eps, torch.iinfo(torch.int8).max, torch.float32.itemsize, torch.__version__",
+    "import torch\nassert isinstance(torch.Size((1,)), tuple) and type(torch.ones(1)) is torch.Tensor",
+    "import torch\ng = torch.Generator().manual_seed(3)\ntorch.randn(3, generator=g)",
+    "import torch\nx = torch.linalg.vector_norm(torch.ones(3)) + torch.special.expit(torch.ones(1))",
+    "import torch\nclass Fn(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        ctx.shape = x.shape\n        return x\ny = Fn.apply(1)",
+    "import torch\nm = torch.nn.Linear(3, 4)\nm.weight.grad, m.in_features, list(m.named_parameters()), m.state_dict().keys()",
+    "import torch\no = torch.optim.SGD([torch.ones(1)], lr=1)\no.param_groups[0]['lr'] = 3\no.step()\no.zero_grad()",
+    "import torch\ntorch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 1",
+    "import torch\nx = torch.ones(3).to('cpu', torch.float64).type(torch.int8)",
+    "import triton\nfrom triton.tools.tensor_descriptor import TensorDescriptor\ntriton.set_allocator(lambda size, align, stream: None)",
+    "import triton.language as tl\nfrom triton.language.extra import libdevice\ntl.extra.libdevice.tanh\nlibdevice.tanh\ntl.math.exp2",
+    "from triton.language.extra.cuda import libdevice\nlibdevice.fast_expf",
+    "import triton.language.math as tlm\ntlm.erf",
+    "import triton\n@triton.heuristics({'B': lambda args: triton.next_power_of_2(args['N'])})\n@triton.jit\ndef k(x, N): pass",
+    "match (1, 'a'):\n    case int(), str(text):\n        print(text)\n    case {'a': 1, **rest}:\n        pass\n    case [1, *_]:\n        pass",
+    "class P:\n    __slots__ = ('x',)\n    def __init__(self):\n        self.x = 1\nmatch P():\n    case P(x=1):\n        pass",
+    "class V:\n    def __init__(self, n):\n        self._n = n\n    def __add__(self, other):\n        return V(self._n + other.n)\n    @property\n    def n(self):\n        return self._n",
+    "class A:\n    def f(self):\n        return 1\nclass B(A):\n    def f(self):\n        return super().f() + 1\n    def __init__(self):\n        super().__init__()",
+    "class A:\n    count = 0\n    @classmethod\n    def make(cls):\n        cls.count += 1\n        return cls()\nA.make()\nA.count = 3",
+    "class State:\n    m = 0\ns = State()\ns.m = 1\nfor x in [s]:\n    x.m += 1\nState.m = 2",
+    "def gen():\n    x = yield 1\n    yield from [x]\ng = gen()\nnext(g)\ng.send(3)\ng.close()",
+    "try:\n    1 / 0\nexcept (ZeroDivisionError, OverflowError) as error:\n    print(error, error.args)\nexcept BaseException:\n    raise ValueError('x') from None\nfinally:\n    pass",
+    "x = getattr(3, 'real')\nhasattr(x, 'anything at all')",
+    "from math import *\nx = sqrt(2)",
+    "if __name__ == '__main__':\n    print(__doc__)",
+    "x: 'list[int]' = []\ny: type[int] = int\nz = isinstance(int, type)\nw = list(map(type, [1]))",
+    "a = b = 3\na, *b = [1, 2, 3]\n(c := a)\nassert c == a, 'text'\nglobal_x = [i for i in range(3) if i]\n",
+    "def f():\n    global n\n    n = 3\n    def g():\n        nonlocal_x = 1\n        return nonlocal_x\n    return g",
+    "'abc'.join(['1']).encode().decode().zfill(3).split('1')\n(3).bit_length()\n(0.5).as_integer_ratio()\nfloat.fromhex('0x1p3')",
+    "{1, 2}.symmetric_difference({3})\n{'a': 1}.setdefault('b', 2)\n[3, 1].sort(key=lambda x: -x)\n(1, 2).count(1)\nb'12'.hex()",
+    "from collections.abc import Callable, Iterator, Mapping\ndef f(x: Callable[[int], int]) -> Iterator[int]: ...",
+    "import math\nmath.fsum([1, 2])\nmath.ldexp(1.0, -3)\nmath.frexp(3)\nmath.nextafter(1.0, math.inf)",
+    "import torch as t\nx = t.zeros(3).softmax(0).argmax().item()",
+    "from torch import nn, Tensor, float16\nclass M(nn.Module):\n    def forward(self, x):\n        return self.weight * x",
+    "import torch\nx = torch.func.vmap(torch.exp)(torch.ones(3))",
+    "def f(x, *, cuda=3, handle_count=1):\n    return x",
+    "x = '\\N{GREEK SMALL LETTER ALPHA}'\n\u03b1 = 1\nprint(\u03b1)",
+]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import os",
-        "import gpukit",
-        "from gpukit.kernels import softmax",
-        "from solutions.softmax import softmax_fused",
-        "from . import softmax",
-        "import torch.utils.cpp_extension",
-        "from torch import _C",
-        "from torch import ops",
-        "import torch\ntorch.compile(print)",
-        "import torch\ntorch.ops.aten.softmax",
-        "import torch\nt = torch\n",
-        "import torch\nprint(torch)",
-        "import torch\ntorch.equal = print",
-        "import torch\ntorch.Tensor.sum = print",
-        "import torch\ndel torch.equal",
-        "import torch.nn as nn\nm = nn.functional\nm.importlib",
-        "import triton\ntriton.runtime.interpreter",
-        "import triton\ntriton.testing.do_bench(print)",
-        "import triton.language as tl\ntl.core.os",
-        "import dataclasses\ndataclasses.sys.modules",
-        "import functools\nx = functools.partial\nx.func.__globals__",
-        "x = 0\nx.numpy()",
-        "x = 0\nx.tolist()",
-        "x = 0\nx.handle.data",
-        "x = 0\nx.untyped_storage()",
-        "().__class__.__bases__",
-        "getattr(1, 'real' + 'x')",
-        "getattr(1, '__class__')",
-        "eval('1')",
-        "open('x')",
-        "__import__('os')",
-        "f = eval",
-        "globals()['x']",
-        "breakpoint()",
-        "import numpy as np",
-        "from numpy import exp",
-        "import threading",
-        "import torch\ntorch.set_printoptions(precision=17)",
-        "import torch\ng = getattr\ng(torch.relu, '__globals__')",
-        "next(map(getattr, [print], ['__self__']))",
-        "import torch\nmatch torch.relu:\n    case object(__globals__=g):\n        pass",
-        "import enum\nenum.bltns.exec('1')",
-        "from enum import bltns",
-        "import typing\nclass C:\n    x: 'print(1)'\ntyping.get_type_hints(C)",
-        "from functools import singledispatch",
-        "import functools, torch\nfunctools.update_wrapper(torch.Tensor, int, assigned=('real',), updated=())",
-        "def f():\n    yield g.gi_frame.f_back\ng = f()",
-        "from torch import *",
-        "import torch\nF = torch.nn.functional\nF.softmax = print",
-        "import torch\nT, x = torch.Tensor, 0\nT.clone = print",
-        "import triton.language as tl\nm = tl.math\nm.exp = print",
-        "x = 0\ntype(x).name = print",
-        "x = 0\nt = type(x)\nt.name = print",
-        "import torch\nclass T(torch.Tensor):\n    @classmethod\n    def __torch_dispatch__(cls, func, types): pass",
-        "import torch.nn.functional as F\nF.torch.utils",
-        "import torch.nn.functional as F\nF.torch.ops",
-        "import torch\ntorch.zeros(3).apply_(abs)",
-        "import torch\ntorch.functional.F.np.exp(1)",
-        "import torch\ntorch.nn.parallel.parallel_apply",
-    ],
-)
-def test_ways_around_the_check_are_refused(line):
-    finding = lint(line, numpy=False)
-    assert finding is not None
-    assert finding.line >= 1
-    assert finding.text
+@pytest.mark.parametrize("source", ODD)
+@pytest.mark.parametrize("kind", KINDS)
+def test_odd_and_honest(source, kind):
+    assert lint(source, **KINDS[kind]) is None
 
 
-def test_objects_of_ones_own_may_change():
-    assert lint("class State:\n    m = 0\ns = State()\ns.m = 1\nfor x in [s]:\n    x.m += 1\nState.m = 2") is None
-    assert lint("import torch\np = torch.zeros(3)\np.grad = None\n[p][0].requires_grad = True") is None
-    assert lint("from math import *\nmatch (1, 2):\n    case (a, b) if a < b:\n        pass") is None
-    assert lint("import torch\nx = torch.zeros(3)\nif type(x) is torch.Tensor:\n    f = torch.exp\nf(x)") is None
+def test_numpy_and_lists_are_for_what_counts_no_memory():
+    numpy = "import numpy as np\nnp.array([1.0]).sum() + np.linalg.norm(np.ones(3)) + np.random.default_rng(0).normal()\nnp.add.reduce([1])"
+    assert lint(numpy) is None and lint(numpy, kernel=True) is None
+    assert lint(numpy, counted=True).text == "import numpy"
+    assert lint("x = 0\nx.numpy()") is None
+    assert lint("x = 0\nx.numpy()", kernel=True).text == lint("x = 0\nx.numpy()", counted=True).text == ".numpy"
+    assert lint("x = 0\nx.tolist()") is None and lint("x = 0\nx.tolist()", kernel=True) is None
+    assert lint("x = 0\nx.tolist()", counted=True).text == ".tolist"
 
 
-def test_numpy_is_for_plain_functions():
-    assert lint("import numpy as np\nnp.float32(1)") is None
-    assert lint("import numpy as np\nnp.array([1.0]).sum()") is None
+CONCEPTS = sorted({exercise.concept for exercise in registry.exercises().values()})
+
+
+@pytest.mark.parametrize("concept", CONCEPTS)
+def test_everything_of_the_course_is_accepted(concept):
+    """Solutions, stubs and known answers, but for those that are to be forbidden."""
+    text = (ROOT / "solutions" / f"{concept}.py").read_text()
+    exercises = {e.id: e for e in registry.exercises().values() if e.concept == concept}
+    sources = [(e, source) for e in exercises.values() for source in (text, clear(text))]
+    sources += [(exercises[a.exercise], a.source) for a in integrity.answers(concept) if a.diagnosis != "forbidden"]
+    for exercise, source in sources:
+        try:
+            finding = lint(source, kernel=exercise.kernel, counted=exercise.watched and not exercise.kernel)
+        except SyntaxError:
+            continue
+        assert finding is None, (exercise.id, finding)
+
+
+# Ways around the check, by what they reach for.
+WAYS = {
+    "modules": """
+        import os
+        import gpukit
+        from gpukit.kernels import softmax
+        from solutions.softmax import softmax_fused
+        from . import softmax
+        import torch.utils.cpp_extension
+        from torch import _C
+        from torch import ops
+        import threading
+        import importlib
+        import numpy.ctypeslib
+        import torch.multiprocessing as mp
+        import triton.runtime.driver
+        from triton import knobs
+        from torch import *
+        import ctypes
+        import typing; typing.sys.modules
+        import dataclasses; dataclasses.sys.modules
+        import enum; enum.bltns.exec('1')
+        from enum import bltns
+        import collections.abc as c; c.sys
+        import statistics; statistics.sys.exit()
+        import random; random._os.system('true')
+        import random; random.SystemRandom()
+        import torch.nn as nn; nn.importlib
+        import torch.nn as nn; m = nn.functional; m.importlib
+        import torch.nn.functional as F; F.torch.utils
+        import torch; torch.functional.F.np.exp(1)
+        import torch; torch.nn.parallel.parallel_apply
+        import triton.language as tl; tl.core.os
+        import triton.language as tl; tl.target_info.current_target
+        import einops; einops.parsing
+        import operator; operator.attrgetter('__globals__')(print)
+        import operator; operator.methodcaller('numpy')(1)
+        import functools; functools.wraps
+        import functools; functools.update_wrapper(int, int)
+        from functools import singledispatch
+        import typing; typing.get_type_hints(int)
+        from typing import ForwardRef
+        from dataclasses import make_dataclass
+        from types import FunctionType
+        import types; types.CodeType
+    """,
+    "functions of libraries": """
+        import torch; torch.compile(print)
+        import torch; torch.ops.aten.softmax
+        import torch; torch.load('x')
+        import torch; torch.save(1, 'x')
+        import torch; torch.hub.load('x', 'y')
+        import torch; torch.library.custom_op
+        import torch; torch.set_printoptions(precision=17)
+        import torch; torch.set_default_device('meta')
+        import torch; torch.use_deterministic_algorithms(True)
+        import torch; torch.utils.data
+        import torch; torch.overrides
+        import torch; torch.from_file('x')
+        import torch; torch.frombuffer(b'1')
+        import torch; torch.jit.script(print)
+        import triton; triton.runtime.interpreter
+        import triton; triton.testing.do_bench(print)
+        import triton; triton.compile
+    """,
+    "modules as values": """
+        import torch; t = torch
+        import torch; print(torch)
+        import torch; getattr(torch, 'load')
+        import torch; [torch][0].load
+        import torch; (lambda m: m.load)(torch)
+        import torch.nn.functional as F; g = [F]
+        import torch; [torch.nn.functional]
+        import torch; def_ = {'a': torch.cuda}
+        import torch.nn as nn, functools; functools.partial(getattr, nn)
+    """,
+    "changes to what others made": """
+        import torch; torch.equal = print
+        import torch; torch.Tensor.sum = print
+        import torch; del torch.equal
+        import torch; torch.Tensor.item += 1
+        import torch; F = torch.nn.functional; F.softmax = print
+        import torch; T, x = torch.Tensor, 0; T.clone = print
+        import triton.language as tl; m = tl.math; m.exp = print
+        import triton; triton.jit = print
+        from torch import Tensor; Tensor.sum = print
+        x = 0; type(x).name = print
+        x = 0; t = type(x); t.name = print
+        import torch; [torch.Tensor][0].item = print
+        import torch; (torch.Tensor if 1 else 0).item = print
+        import torch; setattr(torch.Tensor, 'item', print)
+        import torch; delattr(torch.Tensor, 'item')
+        x = 0; x.handle = 1
+        x = 0; x.__class__ = int
+        x = 0; x.shape = 3
+        for x.item in [print]: pass
+        with open('x') as x.item: pass
+        import torch; [0 for torch.equal in [print]]
+        import torch; (torch.equal, y) = print, 1
+        import torch; from math import sqrt as torch; from torch import ops
+        f = lambda: 0; f.__code__ = 1
+        (lambda: 0).__defaults__ = ()
+    """,
+    "names as strings": """
+        getattr(1, 'real' + 'x')
+        getattr(1, '__class__')
+        getattr('{}', 'format')('x')
+        g = getattr
+        next(map(getattr, [print], ['__self__']))
+        vars()
+        globals()['x']
+        locals()
+        ().__class__.__bases__
+        '{0.real}'.format(1)
+        '{0[a]}'.format({})
+        '{:{0.real}}'.format(1)
+        s = '{0.real}'; s.format(1)
+        ('{0' + '.real}').format(1)
+        str.format('{0.real}', 1)
+        '{}'.format_map({})
+        list(map('{0.real}'.format, [1]))
+        dir(1)
+    """,
+    "text that is run": """
+        eval('1')
+        exec('1')
+        compile('1', '', 'eval')
+        __import__('os')
+        f = eval
+        [eval][0]('1')
+        eval = eval
+        \uff45val('1')
+        x = __builtins__
+        __loader__
+        __spec__
+        interpreter_semantic.builder
+        type('X', (), {})
+        t = type; t('X', (), {})
+        breakpoint()
+        help()
+        exit()
+        memoryview(b'1')
+        print(__file__)
+    """,
+    "files": """
+        open('x')
+        input()
+        x = 0; x.tofile('y')
+        import numpy as np; np.load('x')
+        import numpy as np; np.fromfile('x')
+        import numpy as np; np.memmap('x')
+        import numpy as np; np.lib.format
+        import numpy as np; np.genfromtxt('x')
+        import numpy as np; np.core.multiarray
+        import numpy as np; np.test()
+    """,
+    "frames and code": """
+        (lambda: 0).__globals__
+        (lambda: 0).__code__.co_consts
+        (x for x in []).gi_frame.f_back
+        (x for x in []).gi_code
+        ValueError().__traceback__.tb_frame
+        ValueError().with_traceback(None).tb_next
+        import functools; functools.partial(print).func.__globals__
+        print.__self__
+        int.mro()
+        int.__subclasses__()
+        int.__mro__
+        x = 0; x.__dict__
+        x = 0; x.__reduce__()
+        (x for x in []).throw(ValueError)
+    """,
+    "what lies under a tensor": """
+        x = 0; x.handle.data
+        x = 0; x.untyped_storage()
+        x = 0; x.storage()
+        x = 0; x.set_(x)
+        x = 0; x.resize_(3)
+        x = 0; x.apply_(abs)
+        x = 0; x.map_(x, abs)
+        x = 0; x.register_hook(print)
+        x = 0; x._backward_hooks
+        x = 0; x._make_subclass
+        x = 0; x.__array_interface__
+        x = 0; x.__cuda_array_interface__
+        x = 0; x.__dlpack__()
+        x = 0; x.cuda()
+        x = 0; x.pin_memory()
+        x = 0; x.ctypes
+        x = 0; x.__setstate__(1)
+        x = 0; x.module_load
+    """,
+}
+LINES = [(kind, line.strip()) for kind, lines in WAYS.items() for line in lines.strip().splitlines()]
+BLOCKS = [
+    "import torch\nmatch torch.relu:\n    case object(__globals__=g):\n        pass",
+    "match 1:\n    case complex(real=x, gi_frame=y):\n        pass",
+    "import torch\nmatch 1:\n    case torch.Tensor(x):\n        pass",
+    "import torch\nclass T(torch.Tensor):\n    @classmethod\n    def __torch_dispatch__(cls, func, types): pass",
+    "class A:\n    def __getattr__(self, name): pass",
+    "class A:\n    def __class_getitem__(cls, x): pass",
+    "class A:\n    def __init_subclass__(cls): pass",
+    "class A:\n    def __reduce__(self): pass",
+    "class A:\n    def __del__(self): pass",
+    "class A:\n    __eq__ = print\n    __getattr__ = print",
+    "class A:\n    __match_args__ = ('__globals__',)",
+    "class A(metaclass=print): pass",
+    "class A(type): pass",
+    "class A(**{'metaclass': print}): pass",
+    "def f():\n    yield g.gi_frame.f_back\ng = f()",
+    "async def f():\n    pass\nf().cr_frame",
+    "async def f():\n    await g",
+    "def __getattr__(name): pass",
+    "class A:\n    def f(self):\n        self.sum = print\nimport torch\nA.f(torch.Tensor)",
+    "class A:\n    @staticmethod\n    def f(x):\n        x.sum = print\nimport torch\nA.f(torch.Tensor)",
+    "import torch\ndef f(self):\n    self.sum = print\nf(torch.Tensor)",
+    "class A:\n    handle = 1\n    def f(self):\n        self.gi_frame = 2\nx = 0\nx.handle",
+    "class A:\n    f_globals = 1\nx = 0\nx.f_globals",
+    "class A:\n    def _C(self): pass\nx = 0\nx._C",
+    "if 0:\n    eval = 1\neval('1')",
+    "class A:\n    if 0:\n        eval = 1\n    eval('1')",
+    "def f():\n    global open\n    open = 1\ndel open\nopen('x')",
+    "def f(eval):\n    return eval\neval('1')",
+    "def eval(x): return x\ndel eval\neval('1')",
+    "try:\n    pass\nexcept Exception as open:\n    pass\nopen('x')",
+    "import torch\ndef f():\n    torch = 1\n    return torch\ntorch.load('x')",
+    "import torch\nF = torch.nn.functional\nif 0:\n    F = 1\nF.torch.ops",
+    "try:\n    1 / 0\nexcept Exception as e:\n    e.__traceback__.tb_frame.f_back",
+    "import torch\nT = torch.Tensor\nT.grad, T.sum = 1, 2",
+    "import torch\nfor T in [torch.Tensor]:\n    T.sum = print",
+    "import torch\ndef f(T):\n    T.sum = print\nf(torch.Tensor)",
+    "import torch\nwith torch.no_grad() as torch.equal:\n    pass",
+    "x = (y for y in [])\r\nx.gi_frame",
+    "x = 0\rx.untyped_storage()",
+    "\x0cimport os",
+]
+
+
+def refused(source: str) -> None:
+    for kind in KINDS.values():
+        finding = lint(source, **kind)
+        assert finding is not None, source
+        assert finding.line >= 1 and finding.text and finding.instead.strip()
+
+
+@pytest.mark.parametrize(("way", "line"), LINES, ids=[line for _, line in LINES])
+def test_ways_around_the_check_are_refused(way, line):
+    refused(line.replace("; ", "\n"))
+
+
+@pytest.mark.parametrize("source", BLOCKS)
+def test_longer_ways_around_the_check_are_refused(source):
+    refused(source)
+
+
+def test_the_sentence_says_what_to_use_instead():
+    assert "files" in lint("open('x')").instead
+    assert "x.device" in lint("x = 0\nx.cuda()").instead
+    assert "f-string" in lint("'{0.real}'.format(1)").instead
+    assert "isinstance" in lint("from functools import singledispatch").instead
+    finding = lint("import math\n\n\nimport subprocess.run")
+    assert (finding.line, finding.text) == (4, "import subprocess") and "process" in finding.instead
+    for key, sentence in INSTEAD.items():
+        assert key.strip() and not sentence[0].isupper() and not sentence.endswith(".") and len(sentence) < 120
+
+
+def test_no_name_leads_to_a_module_that_is_not_listed():
+    """torch.functional leads to NumPy's files, statistics.sys to everything."""
+    for module, names in MODULES.items():
+        try:
+            found = importlib.import_module(module)
+        except ImportError:  # einops need not be there
+            continue
+        for name in names:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                value = getattr(found, name, None)
+            assert not isinstance(value, types.ModuleType) or f"{module}.{name}" in MODULES, f"{module}.{name}"
+
+
+def test_what_is_never_allowed_is_in_no_list():
+    tensor = {f"{name}_" for name in TENSOR} | TENSOR
+    assert not NEVER & (VALUES | tensor)
+    assert not {"cuda", "numpy", "pin_memory", "register_forward_hook", "share_memory"} & (VALUES | tensor)
+
+
+@pytest.mark.parametrize("concept", CONCEPTS)
+def test_a_stub_says_what_may_be_imported(concept):
+    counted = any(e.watched and not e.kernel for e in registry.exercises().values() if e.concept == concept)
+    assert stubs.may_import(counted) in (ROOT / "exercises" / f"{concept}.py").read_text()
+    for name in importable(counted):
+        assert lint(f"import {name}", counted=counted) is None
+
+
+# Accepted, and harmless: what they change is their own process's, and the verdict is on what the function gives.
+HARMLESS = [
+    ("print('PASS')\nreturn a + b", "pass"),
+    ("raise SystemExit(0)", "error"),
+    ("return object()", "fail"),
+    ("class N(int):\n    def __eq__(self, other):\n        return True\n    __hash__ = None\nreturn N(0)", "fail"),
+    ("class N:\n    def __eq__(self, other):\n        return True\nreturn N()", "fail"),
+    ("import random\nrandom.seed(0)\nreturn a + b", "pass"),
+    ("from fractions import Fraction\nreturn int(Fraction(a) + b)", "pass"),
+    ("import numpy as np\nreturn int(np.add(a, b))", "pass"),
+    ("import statistics\nreturn int(2 * statistics.fmean([a, b]))", "pass"),
+    ("import torch\nreturn torch.tensor([a, b]).sum().item()", "pass"),
+]
+
+
+@pytest.mark.parametrize(("body", "state"), HARMLESS)
+def test_what_is_accepted_is_harmless(body, state):
+    indented = "\n".join(f"    {line}" for line in body.splitlines())
+    verdict = judging.judge_source(ADD, f"def add(a, b):\n{indented}\n", seed=1)
+    assert verdict.state == state, str(verdict)
+
+
+def test_a_module_that_was_not_imported_is_no_way_around():
+    """Python says that the name is not defined, also where Triton's interpreter has it: nothing lies about in the file."""
+    assert lint("def f(x):\n    return np.linspace(x)") is None
+    source = DOUBLE_SOURCE.replace("    return y\n", "    return inspect.currentframe() or y\n")
+    verdict = judging.judge_source(DOUBLE, source, seed=1)
+    assert verdict.diagnosis == "exception" and "NameError" in str(verdict), str(verdict)
+
+
+def test_a_refusal_names_line_thing_and_way_out():
+    text = str(judging.judge_source(ADD, "import pickle\n\n\ndef add(a, b):\n    return a + b\n", seed=1))
+    assert "line 1 uses import pickle" in text and "files" in text

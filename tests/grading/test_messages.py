@@ -145,7 +145,7 @@ from gpukit.grading import messages, wire
 tell = wire.send
 
 def lie(sock, reply):
-    if reply["outputs"] or reply["output"]:
+    if reply["tape"] or reply["output"]:
         {lie}
     tell(sock, reply)
 
@@ -163,15 +163,14 @@ wire.send = lie
         (ADD, "def add(a, b):\n    return a + b\n", "sock.close()", "crashed"),
         (ADD, "def add(a, b):\n    return a + b\n", "import os, signal; os.kill(os.getpid(), 40)", "crashed"),
         (DOUBLE, DOUBLE_SOURCE, "del reply['launches']", "malformed"),
-        (DOUBLE, DOUBLE_SOURCE, "reply['launches'][0]['sizes'] = 3", "malformed"),
         (DOUBLE, DOUBLE_SOURCE, "reply['outputs'] = list(reply['outputs'])", "malformed"),
-        (DOUBLE, DOUBLE_SOURCE, "reply['outputs'] = {}", "type"),
-        (DOUBLE, DOUBLE_SOURCE, "reply['launches'] = ()", "not-your-kernel"),
+        (DOUBLE, DOUBLE_SOURCE, "reply['tape'] = 3", "malformed"),
+        (DOUBLE, DOUBLE_SOURCE, "reply['tape'] = '['", "not-your-kernel"),
     ),
 )
 def test_a_worker_that_lies_gets_a_verdict(exercise, source, lie, diagnosis, monkeypatch):
     """Past the fence the learner's code may change what the worker says; the judge has a sentence for it and no traceback."""
-    monkeypatch.setattr(judging, "lint", lambda source, numpy=True: None)
+    monkeypatch.setattr(judging, "lint", lambda *_, **__: None)
     verdict = judge_source(exercise, HOSTILE.format(lie=lie) + source)
     assert (verdict.passed, verdict.diagnosis) == (False, diagnosis), str(verdict)
     assert "Traceback" not in str(verdict) and str(verdict).startswith(exercise.id)
@@ -179,14 +178,14 @@ def test_a_worker_that_lies_gets_a_verdict(exercise, source, lie, diagnosis, mon
 
 
 def test_a_well_formed_lie_that_breaks_a_rule_of_an_exercise_is_one_verdict(monkeypatch):
-    def rule(case, launches):
-        return max(access.bytes for launch in launches for access in launch.accesses) and None
+    def rule(case, peak_bytes):
+        return 1 // peak_bytes and None
 
-    exercise = replace(DOUBLE, launch_rule=rule)
-    assert judge_source(exercise, DOUBLE_SOURCE).passed
-    monkeypatch.setattr(judging, "lint", lambda source, numpy=True: None)
-    lie = "reply['launches'] = tuple({**launch, 'accesses': ()} for launch in reply['launches'])"
-    verdict = judge_source(exercise, HOSTILE.format(lie=lie) + DOUBLE_SOURCE)
+    exercise = replace(ADD, memory_rule=rule)
+    source = "import torch\n\n\ndef add(a, b):\n    return int(torch.tensor(a) + b)\n"
+    assert judge_source(exercise, source).passed
+    monkeypatch.setattr(judging, "lint", lambda *_, **__: None)
+    verdict = judge_source(exercise, HOSTILE.format(lie="reply['peak_bytes'] = 0") + source)
     assert (verdict.state, verdict.diagnosis) == ("error", "grader"), str(verdict)
     assert "the check itself failed" in str(verdict) and "in rule" in verdict.detail
 
@@ -202,7 +201,7 @@ def test_a_well_formed_lie_that_breaks_a_rule_of_an_exercise_is_one_verdict(monk
 )
 @pytest.mark.parametrize("tolerance", (0.0, 1e-9))
 def test_results_that_are_hard_to_show(body, text, tolerance, monkeypatch):
-    monkeypatch.setattr(judging, "lint", lambda source, numpy=True: None)
+    monkeypatch.setattr(judging, "lint", lambda *_, **__: None)
     verdict = judge_source(replace(ADD, tolerance=tolerance), f"def add(a, b):\n    {body}\n")
     assert verdict.state == "fail" and text in str(verdict), f"{verdict}\n{verdict.detail}"
 

@@ -57,7 +57,7 @@ class Course:
         self.answer("alpha", "pass")
         self.answer("beta", "pass")
 
-    def judge(self, exercise_id, impl="exercises", root=None, seed=None):
+    def judge(self, exercise_id, impl="exercises", root=None, seed=None, terminal=False):
         self.calls.append((exercise_id, impl, root, seed))
         if exercise_id not in registry.exercises():
             raise registry.UnknownExercise(f"no exercise is called {exercise_id!r}")
@@ -160,7 +160,7 @@ def test_reports_have_exactly_the_agreed_fields_no_paths_and_no_colours(course):
     junit = course.root / "out.xml"
     mine = course.root / "mine.xml"
     course.run(f"--junitxml={junit}", f"--gpukit-junit={mine}", "--color=yes", "--gpukit-seed=7")
-    assert list(course.report) == ["impl", "complete", "exercises"]
+    assert list(course.report) == ["impl", "complete", "fence", "exercises"]
     assert course.report["exercises"][0] == {
         "id": "alpha.first", "state": "pass", "checks_passed": 3, "checks_total": 3,
         "label": "", "diagnosis": "", "seconds": 0.25,

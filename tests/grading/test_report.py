@@ -27,7 +27,7 @@ def test_json_has_one_row_for_every_exercise():
     report = Report("exercises", Path("/course"))
     report.add(verdict("beta.third", "fail", "beta.third: wrong", "  why", label="tail-mask"))
     content = json.loads(report.as_json())
-    assert list(content) == ["impl", "complete", "exercises"]
+    assert list(content) == ["impl", "complete", "fence", "exercises"]
     assert content["impl"] == "exercises" and content["complete"] is False
     assert [r["id"] for r in content["exercises"]] == list(IDS)
     assert [r["state"] for r in content["exercises"]] == ["missing", "missing", "fail"]
@@ -58,6 +58,42 @@ def test_no_gpu_does_not_count_against_the_whole():
     assert report.all_passed
 
 
+def test_a_verdict_spells_out_what_is_no_text_and_cuts_what_is_long():
+    """A learner's exception can say anything, in lines of any length."""
+    lines = ("a" * 1000, "bell \x07, tab\t, \x1b[2J, \ud800, \u202e, é, 1\r2", "two\nlines", "x" * 399)
+    found = verdict("alpha.first", "error", *lines)
+    assert found.lines == (
+        "a" * 399 + "…",
+        "bell \\x07, tab , \\x1b[2J, \\ud800, \\u202e, é, 1\\r2",
+        "two",
+        "lines",
+        "x" * 399,
+    )
+    assert Verdict(**{**found.as_dict(), "lines": found.lines}) == found  # as it is handed to a notebook
+    assert str(found).encode() and all(len(line) <= 400 for line in str(found).splitlines())
+    assert Verdict("a.b", "pass", 1, 1, "exercises", detail="\x1b[2J\tone\ntwo").detail == "\\x1b[2J\tone\ntwo"
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"alpha.first": {"state": 1, "checks_total": "x"}}', '{"alpha.first": {}}']
+)
+def test_progress_that_somebody_edited_starts_again(course, text):
+    (course / PROGRESS).parent.mkdir()
+    (course / PROGRESS).write_text(text)
+    assert recorded(course) == {}
+
+
+def test_a_report_that_cannot_be_written_is_a_sentence(tmp_path):
+    report = Report("exercises", Path("/course"))
+    (tmp_path / "folder").mkdir()
+    problems = report.write(tmp_path / "folder", "/dev/full", "/dev/null")
+    assert problems == [
+        f"{tmp_path / 'folder'} cannot be written: Is a directory",
+        "/dev/full cannot be written: No space left on device",
+    ]
+    assert Path("/dev/full").is_char_device() and list(tmp_path.rglob("*")) == [tmp_path / "folder"]
+
+
 def test_text_is_free_of_colours_and_host_paths():
     report = Report("exercises", Path("/home/me/my course"))
     lines = (
@@ -68,7 +104,7 @@ def test_text_is_free_of_colours_and_host_paths():
     report.add(verdict("alpha.first", "error", *lines))
     shown = report.rows[0]["diagnosis"]
     assert shown.splitlines() == [
-        "alpha.first: wrong",
+        "alpha.first: \\x1b[31mwrong\\x1b[0m\\x07",
         "  exercises/alpha.py, line 3: 12.2 GB/s, 3/4 of 1.0/s",
         '  File "nn.py" and ~/x, exercises/alpha.py',
     ]
@@ -85,7 +121,7 @@ def test_markdown_is_a_table():
     )
     assert lines[2] == "| exercise | state | checks | label | diagnosis | seconds |"
     assert lines[4] == "| alpha.first | fail | 1/2 | tail-mask | a \\| b &lt; c | 1.2 |"
-    assert len(lines) == 7
+    assert len(lines) == 9 and lines[-1].startswith("Fence around each exercise: ")
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -149,7 +185,8 @@ def test_damaged_progress_starts_again(course, text):
     assert recorded(course)["alpha.first"]["state"] == "pass"
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(course):
+def test_a_folder_that_cannot_be_written_is_no_error(course, capsys):
     (course / ".gpukit").write_text("a file where the folder should be")
     record(verdict("alpha.first"), course)
     assert recorded(course) == {}
+    assert capsys.readouterr().err == "gpukit: progress is not saved in .gpukit/progress.json: File exists\n"

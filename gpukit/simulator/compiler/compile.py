@@ -32,7 +32,7 @@ from gpukit import hardware, tables
 from gpukit.simulator.compiler import assembly, layouts
 from gpukit.simulator.compiler.occupancy import Occupancy, occupancy
 
-_STRINGS_FOR_ANNOTATIONS = annotations.compiler_flag  # of a file that imports annotations from __future__, as this one
+STRINGS_FOR_ANNOTATIONS = annotations.compiler_flag  # of a file that imports annotations from __future__, as this one
 OLDEST = (7, 5)  # Triton's own minimum is older, but nothing older is tested by anybody
 OLDEST_TRITON = (3, 6)
 TIMEOUT_S = 300
@@ -423,7 +423,7 @@ def _job(kernel, args, kwargs) -> dict:
     for name, value in options.items():
         if not isinstance(value, (bool, int, str, type(None))):
             raise TypeError(f"{fn.__name__}: no parameter is called {name!r}; it takes {signature}")
-    packer = _Packer()
+    packer = Packer()
     parameters = list(signature.parameters.values())
     return {
         "name": fn.__name__,
@@ -452,13 +452,14 @@ def _unwrap(kernel, args, kwargs):
         seen = seen.fn
 
 
-_JIT_OPTIONS = ("do_not_specialize", "do_not_specialize_on_alignment", "noinline")
+JIT_OPTIONS = ("do_not_specialize", "do_not_specialize_on_alignment", "noinline")
 
 
 def _alike(value):
     """A number that Triton specialises on as on this one, the same for all of its kind: one compilation serves them."""
     if isinstance(value, (tuple, list)):
-        return tuple(_alike(item) for item in value)
+        items = [_alike(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if isinstance(value, float):
         return 0.5
     if isinstance(value, (bool, str)) or hasattr(value, "untyped_storage") or not hasattr(value, "__index__"):
@@ -469,7 +470,7 @@ def _alike(value):
     return value if value == 1 else smallest + (16 if value % 16 == 0 else 3)
 
 
-class _Packer:
+class Packer:
     """Values as JSON, and the functions they need with the source and the globals of each."""
 
     def __init__(self):
@@ -498,7 +499,9 @@ class _Packer:
             return ["descriptor", self.value(value.base), *sizes, getattr(value, "padding", "zero")]
         if isinstance(value, (tuple, list)):
             items = [self.value(item) for item in value]
-            return None if None in items else ["tuple", items]
+            return None if None in items else ["tuple", items, list(getattr(value, "_fields", ()))]
+        if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):
+            return ["namedtuple", value.__name__, list(value._fields)]
         if isinstance(value, types.ModuleType):
             return ["import", value.__name__, ""]
         return self._triton_value(value)
@@ -511,7 +514,7 @@ class _Packer:
             return None if inner is None else ["constexpr", inner]
         if isinstance(value, tl.dtype):
             return ["dtype", value.name] if type(value) is tl.dtype else None
-        if hasattr(value, "__index__"):  # an integer of NumPy
+        if hasattr(type(value), "__index__"):  # an integer of NumPy
             return ["value", int(value)]
         inner = getattr(value, "fn", None)
         if isinstance(inner, types.FunctionType) and not inner.__module__.startswith("triton."):
@@ -542,7 +545,7 @@ class _Packer:
             "file": file,
             "line": line,
             "source": source,
-            "flags": fn.__code__.co_flags & _STRINGS_FOR_ANNOTATIONS,
+            "flags": fn.__code__.co_flags & STRINGS_FOR_ANNOTATIONS,
             "kind": "constexpr_function" if type(wrapped).__name__ == "ConstexprFunction" else "jit",
             "options": self._options(wrapped),
             "constexpr_globals": [name for name in used if "constexpr" in str(annotations.get(name, ""))],
@@ -554,12 +557,12 @@ class _Packer:
     def _options(self, wrapped) -> dict:
         wrapped = getattr(wrapped, "compiled", wrapped)  # of the function that a trace interprets beside a GPU
         given = getattr(wrapped, "kwargs", None) or vars(wrapped)  # the interpreter's own keeps them in `kwargs`
-        return {name: given[name] for name in _JIT_OPTIONS if given.get(name)}
+        return {name: given[name] for name in JIT_OPTIONS if given.get(name)}
 
 
 def sources(kernel) -> list[tuple[str, str, int]]:
     """A @triton.jit function and those that it calls: (file, source, first line) of each."""
-    packer = _Packer()
+    packer = Packer()
     packer.function(kernel)
     return [(f["file"], f["source"], f["line"]) for f in packer.functions.values()]
 

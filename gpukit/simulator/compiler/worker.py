@@ -6,6 +6,7 @@ the job holds the source of each function the kernel needs and the globals they 
 cell as for a file, and costs a tenth of a second where importing torch costs one to two.
 """
 
+import collections
 import contextlib
 import importlib
 import io
@@ -67,13 +68,16 @@ class _Target:
         return 0
 
 
-class _Job:
-    def __init__(self, job: dict):
+class Job:
+    """The functions and arguments of a packed launch. `builtins`: those that the functions have, if not all of Python's."""
+
+    def __init__(self, job: dict, builtins: dict | None = None):
         self.job = job
+        self.always = {"__builtins__": builtins} if builtins else {}
         self.functions: dict[str, object] = {}
 
     def value(self, packed):
-        """The object that `compile._pack` packed."""
+        """The object that `compile.Packer` packed."""
         import triton.language as tl
 
         tag, *rest = packed
@@ -88,7 +92,11 @@ class _Job:
             base, shape, strides, block_shape, padding = rest
             return TensorDescriptor(self.value(base), shape, strides, block_shape, padding)
         if tag == "tuple":
-            return tuple(self.value(item) for item in rest[0])
+            items, fields = rest
+            values = tuple(self.value(item) for item in items)
+            return collections.namedtuple("Fields", fields)(*values) if fields else values
+        if tag == "namedtuple":
+            return collections.namedtuple(*rest)
         if tag == "constexpr":
             return tl.constexpr(self.value(rest[0]))
         if tag == "dtype":
@@ -110,7 +118,7 @@ class _Job:
             linecache.cache[name] = (sum(map(len, text)), None, text, name)  # None: never look whether it changed
         scopes = {}
         for key, function in self.job["functions"].items():
-            scope = scopes[key] = {"__name__": function["module"], "__annotations__": {}}
+            scope = scopes[key] = {"__name__": function["module"], "__annotations__": {}, **self.always}
             # What annotations and defaults need has to be there when the function is made.
             for name, packed in function["globals"].items():
                 if packed[0] not in ("function", MISSING):
@@ -183,7 +191,7 @@ def _run(job: dict) -> dict:
     triton.runtime.driver.set_active(_Target(job["capability"]))
     triton.knobs.runtime.add_stages_inspection_hook = _true_lines
     ptxas = io.StringIO()
-    work = _Job(job)
+    work = Job(job)
     with contextlib.redirect_stdout(ptxas), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -229,7 +237,7 @@ def accepts(jobs: list[dict], gpus: list[str]) -> dict:
         major, minor = gpu.compute_capability
         triton.runtime.driver.set_active(_Target(10 * major + minor))
         for job in jobs:
-            work = _Job(job)
+            work = Job(job)
             with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 try:

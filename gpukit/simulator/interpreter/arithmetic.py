@@ -4,6 +4,7 @@ The interpreter holds bf16 as uint16 bits. An operation on them is done in fp32 
 sqrt is the correctly rounded bf16 result: 24 bits of significand are at least 2 * 8 + 2.
 """
 
+import dataclasses
 import sys
 from functools import cache
 
@@ -13,7 +14,16 @@ import triton.language as tl
 
 from gpukit.simulator.interpreter import libdevice, running
 from gpukit.simulator.interpreter.libdevice import Unsupported
-from gpukit.simulator.interpreter.numerics import bf16_bits, bf16_floats, fp8_bits, fp8_floats, integers, tf32
+from gpukit.simulator.interpreter.numerics import (
+    bf16_bits,
+    bf16_floats,
+    fp4_floats,
+    fp8_bits,
+    fp8_floats,
+    high_half,
+    integers,
+    tf32,
+)
 from gpukit.simulator.interpreter.running import interpreter_module
 
 
@@ -125,6 +135,39 @@ def dot(plain):
         return plain(self, a, b, d, input_precision, *rest, **kwargs)
 
     return create_dot
+
+
+def scaled(block, scale, format, packed_along_k: bool) -> np.ndarray:
+    """The numbers of a block in a microscaling format as fp32; K is its last axis. Two numbers of 4 bits share a byte."""
+    if format.name == "E2M1":
+        axis = block.data.ndim - (1 if packed_along_k else 2)
+        halves = np.stack([fp4_floats(block.data & 15), fp4_floats(block.data >> 4)], axis=axis + 1)
+        values = halves.reshape([n * (2 if d == axis else 1) for d, n in enumerate(block.data.shape)])
+    else:
+        kind = block.dtype.scalar.name
+        values = fp8_floats(block.data, kind) if kind in _FP8 else _floats(block).astype(np.float32)
+    if scale is None:
+        return values
+    if scale.dtype.scalar.name in _FP8:
+        factors = fp8_floats(scale.data, scale.dtype.scalar.name)
+    else:  # an exponent alone
+        factors = np.where(scale.data == 255, np.nan, np.exp2(scale.data.astype(np.float32) - 127))
+    return values * np.repeat(factors.astype(np.float32), values.shape[-1] // factors.shape[-1], axis=-1)
+
+
+def umulhi(plain):
+    def create_umulhi(self, lhs, rhs):
+        bits = f"u{lhs.data.itemsize}"  # of a signed integer too
+        product = high_half(lhs.data.view(bits), rhs.data.view(bits))
+        return interpreter_module().TensorHandle(product.view(lhs.data.dtype), lhs.dtype.scalar)
+
+    return create_umulhi
+
+
+def precisions(plain):
+    """The options of Triton's interpreter, with all ways to multiply fp32 that its compiler has for NVIDIA's GPUs."""
+    allowed = dict.fromkeys([*plain.allowed_dot_input_precisions, "bf16x3", "bf16x6"])
+    return dataclasses.replace(plain, allowed_dot_input_precisions=tuple(allowed))
 
 
 @cache

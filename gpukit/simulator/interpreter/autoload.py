@@ -4,7 +4,6 @@ A notebook cell that launches a kernel of its own needs the layer as much as a c
 ends the notebook's process. Importing gpukit must stay cheap, so this waits for Triton's import. Standard library only.
 """
 
-import importlib.abc
 import importlib.util
 import os
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Callable
 LAYER = "gpukit.simulator.interpreter.layer"
 
 
-class _After(importlib.abc.MetaPathFinder):
+class _After:
     """Calls `then` once, when the module called `name` has been imported."""
 
     def __init__(self, name: str, then: Callable[[], None]):

@@ -16,7 +16,7 @@ from triton.runtime.errors import InterpreterError
 
 from gpukit import hardware
 from gpukit.launches import watchers
-from gpukit.simulator.interpreter import running
+from gpukit.simulator.interpreter import language, running
 from gpukit.simulator.interpreter.arithmetic import bind_libdevice, min_dot_size
 from gpukit.simulator.interpreter.bounds import Memory, note_written
 from gpukit.simulator.interpreter.faults import Fault
@@ -91,10 +91,8 @@ def launch(function, args, kwargs, grid) -> None:
     bind_libdevice(scope)
     targets = ti.interpreter_builder.codegen_fns
     scope.set_attr(ti.interpreter_builder, "codegen_fns", {**targets, "min_dot_size": min_dot_size})
-    scope.set_attr(tl, "range", _counter(tl.range))
-    own_range = "range" not in fn.__globals__
-    if own_range:
-        fn.__globals__["range"] = _counter(range)
+    language.bind(scope)
+    running.now.scope = scope
     try:
         values = {
             name: given if name in executor.constexprs else _value(name, given, host_arguments[name], memory)
@@ -110,6 +108,7 @@ def launch(function, args, kwargs, grid) -> None:
             builder.set_grid_idx(x, rest % axes[1], rest // axes[1])
             fn(**values)
 
+        language.bind_words(scope, fn.__globals__)
         try:
             with np.errstate(all="ignore"):  # a GPU computes inf and NaN silently
                 if call.sampled is None:
@@ -131,25 +130,9 @@ def launch(function, args, kwargs, grid) -> None:
         except Exception as exc:
             raise InterpreterError(repr(exc)) from exc
     finally:
-        if own_range:
-            del fn.__globals__["range"]
         scope.restore()
     if remote and not hasattr(function, "compiled"):
         executor._restore_args_dev(args, hosts, kwargs, host_kwargs)
-
-
-def _counter(plain):
-    """`range`, or tl.range, whose counter has 64 bits if one of the bounds has, as the compiler makes it. The interpreter
-    counts in Python numbers, which are int32 as soon as they meet another."""
-
-    def counted(*bounds, **options):
-        numbers = plain(*bounds, **options)
-        if not any(getattr(bound, "dtype", None) is tl.int64 for bound in bounds):
-            return numbers
-        handle = interpreter_module().TensorHandle
-        return (tl.core.tensor(handle(np.array([n], dtype=np.int64), tl.int64), tl.int64) for n in numbers)
-
-    return counted
 
 
 def _refuse_cpu_tensors(function, arguments: dict) -> None:
@@ -239,6 +222,7 @@ def call(plain):
     def __call__(self, *args, **kwargs):
         if running.now is None:
             return plain(self, *args, **kwargs)
+        language.bind_words(running.now.scope, self.fn.__globals__)
         return self.rewrite()(*args, **kwargs)
 
     return __call__
@@ -251,11 +235,9 @@ def first_config(plain):
         if not triton.knobs.runtime.interpret or len(self.configs) < 2:
             return plain(self, *args, **kwargs)
         configs = self.configs
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
         try:
-            if self.early_config_prune:
-                named = dict(zip(self.arg_names, args, strict=False))
-                self.configs = list(self.early_config_prune(configs, named, **kwargs)) or configs
-            self.configs = self.configs[:1]
+            self.configs = list(self.prune_configs(kwargs))[:1]
             return plain(self, *args, **kwargs)
         finally:
             self.configs = configs

@@ -6,12 +6,13 @@ before memory is touched (`MemoryFault`), and so are two programs on one address
 private name that this package uses. What is still unlike a GPU: differences_from_a_gpu.md.
 """
 
+import contextlib
 import importlib
 
 import numpy as np
 import triton
 
-from gpukit.simulator.interpreter import arithmetic, executor, memory_ops, type_cache
+from gpukit.simulator.interpreter import arithmetic, executor, language, memory_ops, type_cache
 from gpukit.simulator.interpreter.running import INTERPRETER
 
 SUPPORTED = "3.6 to 3.9"
@@ -44,7 +45,8 @@ _PATCHES = (
     (INTERPRETER, "InterpreterBuilder.create_reshape", memory_ops.carry(0)),
     (INTERPRETER, "InterpreterBuilder.create_trans", memory_ops.carry(0)),
     (INTERPRETER, "InterpreterBuilder.create_splat", memory_ops.carry(1)),
-    (INTERPRETER, "TensorDescHandle.materialize_pointers", memory_ops.materialize_pointers),
+    (INTERPRETER, "TensorDescHandle.materialize_pointers", memory_ops.pointers_of(descriptor=True)),
+    (INTERPRETER, "_ir.PADDING_OPTION.PAD_ZERO", None),
     (INTERPRETER, "InterpreterBuilder.unary_op", arithmetic.elementwise),
     (INTERPRETER, "InterpreterBuilder.binary_op", arithmetic.elementwise),
     (INTERPRETER, "InterpreterBuilder.ternary_op", arithmetic.elementwise),
@@ -56,23 +58,39 @@ _PATCHES = (
     (INTERPRETER, "InterpreterBuilder.create_erf", arithmetic.erf),
     (INTERPRETER, "InterpreterBuilder.create_extern_elementwise", arithmetic.extern_elementwise),
     (INTERPRETER, "InterpreterBuilder.create_inline_asm", arithmetic.inline_asm),
+    (INTERPRETER, "InterpreterBuilder.create_umulhi", arithmetic.umulhi),
+    (INTERPRETER, "interpreter_builder.options", arithmetic.precisions),
     (INTERPRETER, "_ir.INPUT_PRECISION.TF32", None),
+    (INTERPRETER, "_ir.INPUT_PRECISION.IEEE", None),
     (INTERPRETER, "_ir.ATOMIC_OP.XCHG", None),
     (INTERPRETER, "interpreter_semantic", None),
     (INTERPRETER, "InterpreterBuilder.create_maxnumf", arithmetic.nan_dropping(np.fmax)),
     (INTERPRETER, "InterpreterBuilder.create_minnumf", arithmetic.nan_dropping(np.fmin)),
     (INTERPRETER, "ReduceOps.sum", arithmetic.reduce_sum),
     (INTERPRETER, "ReduceOps.min_max", arithmetic.reduce_min_max),
+    (INTERPRETER, "ReduceOps.generic_reduce", language.combining),
+    (INTERPRETER, "ScanOps.generic_scan", language.combining),
+    (INTERPRETER, "FunctionRewriter.ast_transformer", language.rewriter),
+    (INTERPRETER, "FunctionRewriter._compile_and_exec", language.compiled),
     (INTERPRETER, "ScanOps.cumsum", arithmetic.scan(np.cumsum)),
     (INTERPRETER, "ScanOps.cumprod", arithmetic.scan(np.cumprod)),
     ("triton.runtime.autotuner", "Autotuner.run", executor.first_config),
     ("triton.runtime.jit", "JITFunction.run", executor.counted_launch),
     ("triton.runtime.jit", "JITFunction.__call__", executor.device_function),
 )
-# Triton 3.6 has no get_bf16, none has the other.
+# Triton 3.9 has no block pointers.
+_PATCHES_IF_THERE = (
+    (INTERPRETER, "BlockPointerHandle.materialize_pointers", memory_ops.pointers_of(descriptor=False)),
+    (INTERPRETER, "InterpreterBuilder.create_tensor_pointer_load", memory_ops.block_pointer_load),
+)
+# Triton 3.6 has no get_bf16, none has the others.
 _ADDED = (
     (INTERPRETER, "InterpreterBuilder.get_bf16", arithmetic.get_bf16),
     (INTERPRETER, "InterpreterBuilder.create_descriptor_reduce", memory_ops.descriptor_reduce),
+    (INTERPRETER, "InterpreterBuilder.create_dot_scaled", language.dot_scaled),
+    (INTERPRETER, "interpreter_semantic.all_of", language.all_of),
+    (INTERPRETER, "interpreter_semantic.any_of", language.any_of),
+    (INTERPRETER, "interpreter_semantic.none_of", language.none_of),
 )
 _installed: list[tuple[object, str, object]] = []
 _ABSENT = object()
@@ -103,6 +121,9 @@ def install() -> None:
                 f"gpukit's interpreter works with Triton {SUPPORTED}, and Triton {triton.__version__} has no "
                 f"{module}.{path}: install a Triton in that range"
             ) from exc
+    for module, path, make in _PATCHES_IF_THERE:
+        with contextlib.suppress(AttributeError):
+            found.append((*_resolve(module, path), make))
     for module, path, make in _ADDED:
         owner = getattr(importlib.import_module(module), path.split(".")[0])
         found.append((owner, path.split(".")[1], getattr(owner, path.split(".")[1], _ABSENT), make))

@@ -15,6 +15,9 @@ from gpukit.simulator.interpreter.running import interpreter_module
 _DESCRIPTOR = "gpukit.descriptor"  # key of pointers that a tensor descriptor made
 
 
+_NAN = "gpukit.nan"  # key of pointers whose lanes outside hold NaN: Triton's own is a zero in bf16
+
+
 def _admit(kind: str, ptrs, mask, width: int) -> Access:
     """Check an access and tell the watchers. Raises MemoryFault."""
     via = "tma" if _DESCRIPTOR in ptrs.attr else "lsu"
@@ -46,7 +49,7 @@ def _width(ptrs) -> int:
 
 def masked_load(plain):
     def create_masked_load(self, ptrs, mask, other, *rest, **kwargs):
-        if other is None and running.now is not None:
+        if (other is None or ptrs.attr.get(_NAN)) and running.now is not None:
             other = _anything(ptrs)
         if running.now is not None:
             access = _admit("load", ptrs, mask, _width(ptrs))
@@ -119,6 +122,8 @@ def atomic_rmw(plain):
                 return _zeros(ptr)
         if is_bf16(val) and op == ti._ir.ATOMIC_OP.FADD:
             return _atomic_add_bf16(ti, ptr, val, mask)
+        if op == ti._ir.ATOMIC_OP.XCHG and val.data.dtype.kind == "f":
+            return _exchanged_bits(ti, plain, self, op, ptr, val, mask, sem, scope)
         return plain(self, op, ptr, val, mask, sem, scope)
 
     return create_atomic_rmw
@@ -138,6 +143,13 @@ def _atomic_add_bf16(ti, ptr, val, mask):
         ti._interpreter.store(ptr.data, total, turn)
         waiting &= ~turn
     return ti.TensorHandle(before, tl.bfloat16)
+
+
+def _exchanged_bits(ti, plain, self, op, ptr, val, *rest):
+    """Triton's interpreter exchanges integers only."""
+    bits = ti.TensorHandle(val.data.view(f"u{val.data.itemsize}"), val.dtype)
+    old = plain(self, op, ptr, bits, *rest)
+    return ti.TensorHandle(old.data.view(val.data.dtype), val.dtype.scalar)
 
 
 def atomic_cas(plain):
@@ -187,14 +199,30 @@ def descriptor_reduce(plain):
     return create_descriptor_reduce
 
 
-def materialize_pointers(plain):
-    def materialize_pointers(self, offsets):
-        ptrs, masks = plain(self, offsets)
-        ptrs.attr[_DESCRIPTOR] = True
-        if PARAMETER in self.base.attr:
-            ptrs.attr[PARAMETER] = self.base.attr[PARAMETER]
-        if isinstance(masks, np.ndarray):  # Triton 3.6
-            masks = interpreter_module().TensorHandle(masks, tl.int1)
-        return ptrs, masks
+def pointers_of(descriptor: bool):
+    """The pointers of a block that a descriptor or a block pointer names, and which of them are inside."""
 
-    return materialize_pointers
+    def make(plain):
+        def materialize_pointers(self, *args):
+            ptrs, masks = plain(self, *args)
+            if descriptor:
+                ptrs.attr[_DESCRIPTOR] = True
+                ptrs.attr[_NAN] = self.padding == interpreter_module()._ir.PADDING_OPTION.PAD_NAN
+            if PARAMETER in self.base.attr:
+                ptrs.attr[PARAMETER] = self.base.attr[PARAMETER]
+            if isinstance(masks, np.ndarray):
+                masks = interpreter_module().TensorHandle(masks, tl.int1)
+            return ptrs, masks
+
+        return materialize_pointers
+
+    return make
+
+
+def block_pointer_load(plain):
+    def create_tensor_pointer_load(self, ptr, boundary_check, padding_option, *rest):
+        ptrs, mask = ptr.materialize_pointers(boundary_check)
+        zeros = padding_option == interpreter_module()._ir.PADDING_OPTION.PAD_ZERO
+        return self.create_masked_load(ptrs, mask, _zeros(ptrs) if zeros else None, *rest)
+
+    return create_tensor_pointer_load

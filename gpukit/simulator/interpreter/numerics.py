@@ -67,6 +67,24 @@ def fp8_bits(values, name: str) -> np.ndarray:
     return code.astype(np.uint8)
 
 
+_FP4_SIZES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=np.float32)
+
+
+def fp4_floats(bits: np.ndarray) -> np.ndarray:
+    """fp4 bits (e2m1, in the lower half of a byte) as float32, exactly."""
+    return np.where(bits & 8, -1, 1).astype(np.float32) * _FP4_SIZES[bits & 7]
+
+
+def high_half(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The upper half of the bits of a product of unsigned integers."""
+    if a.itemsize < 8:
+        return (a.astype(np.uint64) * b >> np.uint64(8 * a.itemsize)).astype(a.dtype)
+    half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
+    middle = (a >> half) * (b & low) + ((a & low) * (b & low) >> half)  # no sum here is beyond 64 bits
+    other = (a & low) * (b >> half) + (middle & low)
+    return (a >> half) * (b >> half) + (middle >> half) + (other >> half)
+
+
 def integers(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Floats as integers, truncated; as on a GPU the limits of the type hold what is beyond them, and NaN is 0."""
     info = np.iinfo(dtype)

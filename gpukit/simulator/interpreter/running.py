@@ -36,6 +36,7 @@ class Running:
     """The launch that is being interpreted.
 
     sampling   it computes nothing: floats load as 0, nothing is stored, dots are counted and not done
+    scope      what Triton puts in the place of its language, and takes away in the end
     seen       where this program made accesses, if it is to end as soon as it makes one a second time; else None
     """
 
@@ -44,6 +45,7 @@ class Running:
         self.recorders: list = []
         self.sampling = False
         self.seen: set | None = None
+        self.scope = None
 
 
 class Enough(BaseException):

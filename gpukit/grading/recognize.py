@@ -1,0 +1,239 @@
+"""Which wrong ideas explain what a check saw, and what the cases that fail have in common."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+from gpukit.grading.evidence import Evidence, Outcome
+from gpukit.grading.exercise import Case, Exercise, Misconception
+
+# Its formula does not apply to these arguments.
+_INAPPLICABLE = (ArithmeticError, ValueError, TypeError, IndexError, KeyError, RuntimeError, AttributeError)
+# How a tag of a case reads after "fails for every case"; told where it tells the failed cases from the others.
+TAGS = {
+    "tail": "whose row length is not a power of two",
+    "strided": "whose input is not contiguous",
+    "large": "with large values",
+    "masked": "with -inf in a row",
+    "constant": "with a constant row",
+    "ignored": "with a target that does not count",
+    "long": "with rows longer than a block",
+    "leading": "with more than two dimensions",
+    "partial": "whose last block is not full",
+    "blocks": "with more than one block",
+    "cancel": "whose large terms cancel",
+    "dropped": "in which everything is dropped",
+    "remainder": "whose rows the programs cannot share evenly",
+    "few-rows": "with fewer rows than programs",
+    "many-rows": "with more rows than programs",
+    "float32": "in float32",
+    "float16": "in float16",
+    "bfloat16": "in bfloat16",
+    "16-bit": "in 16 bits",
+    "subnormal": "with a subnormal number",
+    "special": "with an infinity or NaN",
+    "negative": "with a negative number",
+    "tie": "with a tie",
+    "zero": "with a zero",
+    "overflow": "that overflows",
+    "in-l2": "whose data fits the L2",
+    "short": "with a short kernel",
+    "cached": "whose program keeps its results",
+    "side": "whose program uses a stream of its own",
+    "tied": "whose head is tied",
+    "untied": "whose head is a matrix of its own",
+    "gqa": "with fewer heads for keys and values",
+    "filled": "with tokens in the cache already",
+    "stale": "with old numbers behind a sequence's end",
+    "own-head-size": "whose heads do not add up to the width",
+    "frozen": "with frozen parameters",
+    "mixed": "in the mixed recipe",
+    "zero-1-or-2": "in ZeRO stage 1 or 2",
+    "zero-3": "in ZeRO stage 3",
+    "short-segment": "whose last segment is shorter",
+    "open-page": "whose last page is not full",
+    "short-micro-batch": "whose last micro-batch is shorter",
+    "micro-batches": "of more than one micro-batch",
+    "late": "whose largest scores come late",
+    "unequal": "whose lengths differ",
+    "unseen": "in which a query sees no key",
+    "aligned": "whose rows fill whole sectors",
+    "misaligned": "that begins inside a sector",
+    "off": "with lanes that are off",
+    "broadcast": "in which several lanes want one word",
+    "uniform": "in which all threads go round equally often",
+    "ragged": "whose last warp or tile is not full",
+    "ragged-c": "whose last tiles of C are not full",
+    "ragged-k": "whose last block of K is not full",
+    "long-k": "with more than one block of K",
+    "deep": "with a very long K",
+    "wide": "with more than eight tiles in a row",
+    "many-blocks": "with very many blocks",
+    "batched": "with more than one matrix",
+    "a-strides": "whose a is not contiguous",
+    "b-strides": "whose b is not contiguous",
+    "strided-dy": "whose dy is not contiguous",
+    "strides": "whose caches are not contiguous",
+    "view": "with a view",
+    "square": "whose matrices are square",
+    "short-group": "whose last group is shorter",
+    "short-chunk": "whose last chunk is shorter",
+    "groups": "with more than one group",
+    "uneven": "whose parts differ in size",
+    "empty": "in which a part is empty",
+    "none": "without any keys",
+    "equal": "whose maxima are equal",
+    "rises": "whose second maximum is larger",
+    "falls": "whose first maximum is larger",
+    "plunge": "whose later scores are far lower",
+    "low": "whose scores are all far below 0",
+    "spread": "in which one head's scores are far above the others'",
+    "flat": "whose scores are all equal",
+    "steep": "whose scores are far apart",
+    "alike": "whose numbers are all alike",
+    "positive": "whose numbers are all positive",
+    "scaled": "with numbers around 1,000",
+    "large-sums": "whose partial sums are beyond 65,504",
+    "far": "far from 0",
+    "far-target": "whose targets are far below the rest",
+    "below": "with values far below 0",
+    "tiny": "whose numbers or results are tiny",
+    "small": "with a small norm",
+    "drift": "whose values rise from block to block",
+    "hot": "with large values in rows that do not count",
+    "outside": "with values outside all bins",
+    "smooth": "with label smoothing",
+    "z": "with a z-loss",
+    "heads": "with more than one head",
+    "rest": "whose last block of queries is not full",
+    "sequences": "with more than one sequence",
+    "no-query": "with a sequence that has no query",
+    "prompt": "whose cache is empty",
+    "new-tokens": "with more than one new token",
+    "first": "with the first token of a sequence",
+    "batch": "with a batch",
+    "long-run": "with many new tokens",
+    "int8": "with a cache of 8 bits",
+    "mha": "with as many heads for keys as for queries",
+    "causal": "with a causal mask",
+    "gated": "with a gated MLP",
+    "sparse": "whose peak counts on sparsity",
+    "recomputed": "with recomputation",
+    "interrupted": "with interruptions",
+    "moe": "of a mixture of experts",
+    "fused": "with fused kernels",
+    "separate": "with three kernels",
+    "cache": "with a cache",
+    "no-cache": "without a cache",
+    "never": "in which no batch is large enough",
+    "ieee": "in full float32",
+    "tf32": "in tf32",
+    "fp16": "in fp16",
+    "bf16": "in bf16",
+    "bf16 sums": "with sums in bf16",
+    "several-fit": "that more than one format explains",
+    "fp32": "in fp32",
+    "int32": "in int32",
+    "decay": "with weight decay",
+    "early": "in its first steps",
+    "large-eps": "with a large eps",
+    "tensors": "of more than one tensor",
+    "exact": "whose numbers need no rounding",
+    "stopped": "in which training stops and goes on",
+}
+
+
+def ideas(exercise: Exercise, evidence: Evidence) -> tuple[Misconception, ...]:
+    """The first of the exercise's wrong ideas that explains what was seen; where none does, the first two that do so
+    together; or none."""
+    comparable = all(outcome.wrong.kind in ("values", "nan") for outcome in evidence.outcomes if outcome.wrong)
+    for known in exercise.misconceptions:
+        try:
+            if known.gives is not None and comparable and exercise.explains(known.gives, evidence.outcomes):
+                return (known,)
+            if known.when is not None and known.when(evidence):
+                return (known,)
+        except _INAPPLICABLE:
+            continue
+    return _two(exercise, evidence) if comparable else ()
+
+
+def _two(exercise: Exercise, evidence: Evidence) -> tuple[Misconception, ...]:
+    """Two ideas at once, which change the result by the sum or the product of what each changes, or which are one function
+    with an option of each."""
+    outcomes = exercise.told_by(evidence.outcomes)
+    moved: list[tuple[Misconception, list[Any]]] = []
+    for known in exercise.misconceptions:
+        try:
+            found = [exercise.predicts(known.gives, outcome) for outcome in outcomes] if known.gives else []
+        except _INAPPLICABLE:
+            continue
+        if found:
+            moved.append((known, found))
+    for (first, firsts), (second, seconds) in combinations(moved, 2):
+        if first.label == second.label:
+            continue
+        both = _merged(first.gives, second.gives)
+        try:
+            if all(
+                any(exercise.fits(guess, outcome) for guess in _together(exercise, a, b, both, outcome))
+                for a, b, outcome in zip(firsts, seconds, outcomes, strict=True)
+            ):
+                return first, second
+        except _INAPPLICABLE:
+            continue
+    return ()
+
+
+def _merged(a: Callable[..., Any], b: Callable[..., Any]) -> Callable[..., Any] | None:
+    """One function with the options of both."""
+    if not (isinstance(a, partial) and isinstance(b, partial) and a.func is b.func) or a.args != b.args:
+        return None
+    return None if a.keywords.keys() & b.keywords.keys() else partial(a, **b.keywords)
+
+
+def _together(exercise: Exercise, a: Any, b: Any, both: Callable[..., Any] | None, outcome: Outcome) -> Iterator[Any]:
+    """What two ideas may give at once, from what each gives."""
+    if both is not None:
+        yield exercise.predicts(both, outcome)
+    right = exercise.truth(outcome)
+    yield _apply(lambda a, b, right: a + b - right, a, b, right)
+    yield _apply(lambda a, b, right: a * b / right, a, b, right)
+
+
+def _apply(combine: Callable[..., Any], a: Any, b: Any, right: Any) -> Any:
+    """`combine` the numbers and tensors of results that may hold several. An idea speaks of some results by name, perhaps."""
+    if isinstance(right, dict):
+        return {
+            name: _apply(combine, a.get(name, right[name]), b.get(name, right[name]), right[name])
+            for name in right
+            if name in a or name in b
+        }
+    if isinstance(right, list | tuple):
+        return type(right)(_apply(combine, *three) for three in zip(a, b, right, strict=True))
+    made = combine(a, b, right)
+    return int(made) if isinstance(right, int) and made == int(made) else made
+
+
+def pattern(evidence: Evidence) -> str:
+    """Which cases fail: by the one thing that they have in common and no other has, else by name. A single case that fails, or
+    cases that share two such things, do not show which of them is the cause."""
+    if not evidence.passed:
+        return ""
+    shared = [phrase for tag, phrase in TAGS.items() if evidence.tag(tag)]
+    if len(shared) == 1 and len(evidence.failed) > 1:
+        return f"fails for every case {shared[0]}; passes for the others"
+    return f"fails for {_some(evidence.failed, 40)}; passes for {_some(evidence.passed, 28)}"
+
+
+def _some(cases: tuple[Case, ...], width: int) -> str:
+    """As many whole names as fit, a part of one at least. Names have commas of their own."""
+    shown = [textwrap.shorten(cases[0].name, width, placeholder=" …")]
+    while len(shown) < len(cases) and len(" | ".join((*shown, cases[len(shown)].name))) <= width:
+        shown.append(cases[len(shown)].name)
+    more = len(cases) - len(shown)
+    return " | ".join(shown) + (f" and {more} more" if more else "")

@@ -1,0 +1,55 @@
+"""What every check tries, whatever its exercise is about: layouts, corners, sizes beyond 32 bits, bounds in every case."""
+
+import ast
+import random
+import re
+
+import pytest
+import torch
+
+from gpukit import course, integrity
+from gpukit.grading import registry
+
+KERNELS = [exercise for exercise in registry.exercises().values() if exercise.kernel]
+ROOT = course.root(__file__)
+
+
+def promised_contiguous(exercise) -> bool:
+    """By the docstring of the function that a check calls, or by that of its file."""
+    source = integrity.solution(exercise.concept, ROOT)
+    found = re.search(rf'^def {exercise.function}\(.*?"""(.*?)"""', source, re.MULTILINE | re.DOTALL)
+    of_function, of_file = found[1] if found else source, ast.get_docstring(ast.parse(source))
+    return "contiguous" in of_function.lower() or "tensors are contiguous" in of_file
+
+
+def arguments(exercise) -> list[list[torch.Tensor]]:
+    """The tensors at each position, over all cases."""
+    cases = exercise.cases(random.Random(1))
+    found = [
+        [x for x in column if isinstance(x, torch.Tensor)]
+        for column in zip(*(case.args for case in cases), strict=False)
+    ]
+    return [column for column in found if column]
+
+
+@pytest.mark.parametrize("exercise", KERNELS, ids=lambda exercise: exercise.id)
+def test_each_tensor_comes_in_other_layouts_too(exercise):
+    """Unless the stub says that it is contiguous."""
+    if promised_contiguous(exercise):
+        return
+    for i, column in enumerate(arguments(exercise)):
+        if max(x.ndim for x in column) and max(x.numel() for x in column) > 1:
+            assert any(not x.is_contiguous() for x in column), f"tensor {i} of {exercise.id} is contiguous in all cases"
+
+
+@pytest.mark.parametrize("exercise", [e for e in KERNELS if e.gradients], ids=lambda exercise: exercise.id)
+def test_the_upstream_gradient_is_that_of_a_sum_too(exercise):
+    """y.sum().backward() hands on a gradient whose strides are all 0."""
+    upstream = arguments(exercise)[-1]
+    assert any(x.numel() > 1 and not any(x.stride()) for x in upstream)
+    assert any(not x.is_contiguous() and all(x.stride()) for x in upstream)
+
+
+@pytest.mark.parametrize("exercise", KERNELS, ids=lambda exercise: exercise.id)
+def test_bounds_hold_in_every_case(exercise):
+    assert exercise.traffic is None or not exercise.traffic.largest
