@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import difflib
 import string
 import symtable
 from collections.abc import Iterable, Iterator
@@ -67,11 +68,14 @@ def importable(counted: bool = False) -> list[str]:
 
 
 class _Refused(Exception):
-    def __init__(self, text: str, *keys: str, instead: str = ""):
-        """`keys` are what INSTEAD may know it as, the more exact ones first."""
+    def __init__(self, text: str, *keys: str, instead: str = "", names: Iterable[str] = ()):
+        """`keys` are what INSTEAD may know it as, the more exact ones first. `names`: those of which the last key may be a slip."""
         super().__init__(text)
         self.text = text
-        self.instead = instead or next((INSTEAD[key] for key in keys if key in INSTEAD), _LISTED)
+        self.instead = instead or next((INSTEAD[key] for key in keys if key in INSTEAD), "")
+        if not self.instead:
+            meant = difflib.get_close_matches(keys[-1], names, 1, 0.75) if keys else []
+            self.instead = f"is {text.removesuffix(keys[-1])}{meant[0]} meant?" if meant else _LISTED
 
 
 class _File:
@@ -224,7 +228,7 @@ class _File:
             or name == "__version__"
         ):
             return
-        raise _Refused(f"{module}.{name}", f"{module}.{name}", name)
+        raise _Refused(f"{module}.{name}", f"{module}.{name}", name, names=listed)
 
     def _name(self, node: ast.Name) -> None:
         if node.id in _REFUSED_BUILTINS:
@@ -298,7 +302,7 @@ class _File:
             if not own and name not in UNDERSCORED and not (name in METHODS and isinstance(of, ast.Call)):
                 raise _Refused(f".{name}", name)
         elif not (name in VALUES or name.rstrip("_") in TENSOR or name in self.own or name in ("format", "numpy")):
-            raise _Refused(f".{name}", name)
+            raise _Refused(f".{name}", name, names=VALUES | TENSOR | self.own)
 
     def _set(self, node: ast.Attribute, path: str | None) -> None:
         """An assignment to x.name, however it is written."""

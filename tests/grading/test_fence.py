@@ -123,7 +123,7 @@ def test_a_worker_writes_nothing(statement):
     ("statement", "error"),
     [
         ("files = [os.open('/dev/null', os.O_RDONLY) for _ in range(9999)]", "Too many open files"),
-        ("held = [bytearray(1 << 28) for _ in range(9999)]", "MemoryError"),
+        ("held = [bytes(1 << 30) for _ in range(9999)]", "MemoryError"),
         ("import torch\nheld = [torch.empty(1 << 28) for _ in range(9999)]", "RuntimeError"),
         ("import mmap\nheld = [mmap.mmap(-1, 1 << 30) for _ in range(9999)]", "Cannot allocate memory"),
     ],

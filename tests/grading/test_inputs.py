@@ -39,6 +39,6 @@ def test_every_tag_of_a_case_has_its_phrase_and_every_phrase_a_case():
         for case in exercise.cases(random.Random(seed))
         for tag in case.tags
     }
-    assert used - TAGS.keys() == set(), "these tags have no phrase in TAGS of gpukit/grading/diagnose.py"
+    assert used - TAGS.keys() == set(), "these tags have no phrase in TAGS of gpukit/grading/recognize.py"
     assert TAGS.keys() - used == set(), "no case has these tags"
     assert len(set(TAGS.values())) == len(TAGS), "two tags read alike"

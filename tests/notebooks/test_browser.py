@@ -34,7 +34,7 @@ def test_first_exercise_from_wrong_to_right(person):
     person.show_tab("start.py")
     person.type_over("return 2 * M * N", "return 2 * M * N * itemsize")
     person.show_tab("00_start.ipynb")
-    assert person.run_cell(check).strip() == "PASS start.bytes_moved  6/6"
+    assert person.run_cell(check).strip() == "PASS start.bytes_moved  7/7"
     person.screenshot("start-4-pass")
     person.run_all()
     assert person.failed_cells() == []

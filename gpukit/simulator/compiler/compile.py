@@ -64,7 +64,9 @@ def _file(file: str) -> str:
 
 
 def plain(message: str) -> str:
-    """The text of an exception that Triton passed on as its repr: AssertionError('why')."""
+    """The text of an exception, also of one that Triton passed on as its repr: AssertionError('why')."""
+    if message.startswith("'NoneType' object has no attribute"):
+        return "something here is None: the launch was given None where the kernel wants a tensor or a number"
     inner = re.fullmatch(r"[A-Z]\w+\((['\"].*['\"]),?\)", message, re.DOTALL)
     try:
         return str(ast.literal_eval(inner[1])) if inner else message
