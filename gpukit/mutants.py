@@ -112,6 +112,8 @@ def _spliced(source: str, node: ast.AST, new: str) -> str:
         new = f"({new})" if "\n" not in new else new
     else:
         new = new.replace("\n", "\n" + " " * node.col_offset)
+        if source.startswith("elif", begin) and new.startswith("if "):
+            new = "el" + new
     return source[:begin] + new + source[end:]
 
 

@@ -90,16 +90,23 @@ def _plain_tensor(actual: Any, expected: Tensor, tolerance: float) -> Wrong | No
 
 
 def tensors(
-    outputs: dict[str, Any], truths: Sequence[Tensor], natives: Sequence[Tensor], shown: Sequence[str] = ()
+    outputs: dict[str, Any],
+    truths: Sequence[Tensor],
+    natives: Sequence[Tensor],
+    shown: Sequence[str] = (),
+    gradients: bool = False,
 ) -> Wrong | None:
-    """Whether a kernel exercise's results are right, each against its reference in float64 and in the case's dtype. A name
-    that begins with d is a gradient's; `shown` is what the exercise calls the first ones, where that is not their name."""
+    """Whether a kernel exercise's results are right, each against its reference in float64 and in the case's dtype.
+
+    shown      what the exercise calls the first ones, where that is not their name
+    gradients  whether all behind the first are gradients
+    """
     if len(outputs) != len(truths):
         text = f"returned {len(outputs)} tensors, expected {len(truths)}"
         return Wrong("type", text, actual=outputs, expected=truths)
     called = dict(zip(outputs, shown, strict=False))
     for (name, actual), truth, native in zip(outputs.items(), truths, natives, strict=True):
-        wrong = tensor(name, actual, truth, native, gradient=name.startswith("d"), shown=called.get(name, ""))
+        wrong = tensor(name, actual, truth, native, gradient=gradients and name != "y", shown=called.get(name, ""))
         if wrong is not None:
             return wrong
     return None

@@ -182,6 +182,9 @@ def _two(exercise: Exercise, evidence: Evidence) -> tuple[Misconception, ...]:
             if all(
                 any(exercise.fits(guess, outcome) for guess in _together(exercise, a, b, both, outcome))
                 for a, b, outcome in zip(firsts, seconds, outcomes, strict=True)
+            ) and any(  # where one of them explains each case alone, they may exclude each other
+                not exercise.fits(a, outcome) and not exercise.fits(b, outcome)
+                for a, b, outcome in zip(firsts, seconds, outcomes, strict=True)
             ):
                 return first, second
         except _INAPPLICABLE:

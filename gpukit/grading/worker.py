@@ -47,7 +47,7 @@ def preload(device: str) -> None:
         return
     # The first backward pass imports it, and sympy with it: half a second of each check of a gradient.
     import torch.fx.experimental.symbolic_shapes
-    import triton.language  # noqa: F401
+    import triton.compiler.code_generator  # noqa: F401 (the interpreter imports it at the first launch)
 
     if os.environ["TRITON_INTERPRET"] == "1":
         import gpukit.grading.device

@@ -122,7 +122,12 @@ def test_one_exercise_costs_one_verdict(body, states):
 
 @pytest.mark.parametrize("stopped", [False, True])
 @pytest.mark.parametrize(
-    "loop", ["while True: pass", "time.sleep(600)", "os.setsid() if os.fork() == 0 else 0; time.sleep(600)"]
+    "loop",
+    [
+        "while True: pass",
+        "time.sleep(600)",
+        "try: os.fork() == 0 and os.setsid()\n    except OSError: pass\n    time.sleep(600)",
+    ],
 )
 def test_a_killed_judge_leaves_no_process(loop, stopped):
     """In the middle of a check, its server stopped or not."""

@@ -52,6 +52,10 @@ def check(inputs, device, fn=flash_attention, layout=lambda x: x, **options):
     results = o.detach(), *torch.autograd.grad(o, leaves, layout(do.to(device)))
     for name, result, true, theirs in zip(("o", "dq", "dk", "dv"), results, truth, native, strict=True):
         theirs = torch.where(theirs.isnan() & true.isfinite(), 0, theirs)  # of queries that see nothing
+        if not true.any():  # of queries that see one key: do . v and do . o cancel, each summed in an order of its own
+            terms = qkv[0].shape[-1] * do.abs().max() * qkv[2].abs().max() * max(x.abs().max() for x in qkv[:2])
+            assert result.abs().max() <= torch.finfo(result.dtype).eps * terms, name
+            continue
         assert_close(result.cpu(), true, theirs, gradient=name != "o", what=f"{name}, {list(qkv[0].shape)}, {options}")
     for before, after in zip(qkv, leaves, strict=True):
         assert torch.equal(before, after.detach().cpu()), "an input was changed"

@@ -983,10 +983,13 @@ def beyond_the_mask(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 @row()
 def masked_lanes_without_other_hold_nan():
-    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2):
+    """And the largest finite number, in turns."""
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn):
         y = torch.full((8,), 5.0, dtype=dtype)
         beyond_the_mask[(1,)](torch.ones(8).to(dtype), y, 3, BLOCK=8)
-        assert y[:3].float().tolist() == [1, 1, 1] and bool(y[3:].float().isnan().all()), dtype
+        y = y.double()
+        assert y[:3].tolist() == [1, 1, 1] and bool(y[3::2].isnan().all()), dtype
+        assert y[4::2].tolist() == [torch.finfo(dtype).max] * 2, dtype
     y = torch.zeros(8, dtype=torch.int32)
     beyond_the_mask[(1,)](torch.ones(8, dtype=torch.int32), y, 3, BLOCK=8)
     assert y.tolist() == [1, 1, 1, *[2**31 - 1] * 5]

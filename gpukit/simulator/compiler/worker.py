@@ -228,15 +228,19 @@ def _explain(exc: Exception, job: dict) -> dict:
 
 def accepts(jobs: list[dict], gpus: list[str]) -> dict:
     """Whether Triton and ptxas take each kernel for each GPU, and a block of it fits there. {}, or the first error as
-    `_explain` tells it, with the `gpu` that it is about. For a process that ends afterwards: Triton keeps its driver."""
+    `_explain` tells it, with the `gpu` that it is about. For a process that ends afterwards: Triton keeps its driver.
+
+    Launches of one kernel differ in their dtypes. The first GPU, which should be the oldest, gets all of them; the others
+    get one of each kernel, since what a dtype makes wrong is wrong on all."""
     import triton
 
     from gpukit import hardware
 
-    for gpu in map(hardware.gpu, gpus):
+    one_of_each = list({job["name"]: job for job in reversed(jobs)}.values())
+    for gpu, launches in zip(map(hardware.gpu, gpus), [jobs, *[one_of_each] * (len(gpus) - 1)], strict=True):
         major, minor = gpu.compute_capability
         triton.runtime.driver.set_active(_Target(10 * major + minor))
-        for job in jobs:
+        for job in launches:
             work = Job(job)
             with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
                 warnings.simplefilter("ignore")

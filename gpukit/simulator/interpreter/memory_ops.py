@@ -15,6 +15,11 @@ from gpukit.simulator.interpreter.running import interpreter_module
 _DESCRIPTOR = "gpukit.descriptor"  # key of pointers that a tensor descriptor made
 
 
+_FP8_EXTREMES = {
+    "fp8e5": (0x7F, 0x7B),
+    "fp8e5b16": (0x80, 0x7F),
+    "fp8e4b8": (0x80, 0x7F),
+}  # bits of NaN, of the largest
 _NAN = "gpukit.nan"  # key of pointers whose lanes outside hold NaN: Triton's own is a zero in bf16
 
 
@@ -49,8 +54,10 @@ def _width(ptrs) -> int:
 
 def masked_load(plain):
     def create_masked_load(self, ptrs, mask, other, *rest, **kwargs):
-        if (other is None or ptrs.attr.get(_NAN)) and running.now is not None:
-            other = _anything(ptrs)
+        if running.now is not None and ptrs.attr.get(_NAN):
+            other = _outside(ptrs, alike=True)
+        elif running.now is not None and other is None:
+            other = _outside(ptrs)
         if running.now is not None:
             access = _admit("load", ptrs, mask, _width(ptrs))
             running.now.memory.load(access)
@@ -64,19 +71,23 @@ def masked_load(plain):
     return create_masked_load
 
 
-def _anything(ptrs):
-    """What lanes hold whose load is masked off without `other`: on a GPU whatever the register held; here NaN, or an integer
-    that nobody expects."""
+def _outside(ptrs, alike: bool = False):
+    """What lanes hold whose load is masked off without `other`: on a GPU whatever the register held. Here one lane holds NaN
+    and the next the largest finite number, since a comparison hides the one and an addition of 0 times it the other; among
+    integers all hold the largest. `alike`: NaN in all."""
     ti = interpreter_module()
     element = ptrs.get_element_ty()
     dtype = np.dtype(ti._get_np_dtype(element))
     if dtype.kind == "f":
-        value = np.nan
-    elif element.is_floating():  # bits: bf16 and fp8, whose largest positive pattern is NaN in most of them
-        value = 0x7FC0 if dtype.itemsize == 2 else 0x7F
+        nan, largest = np.nan, np.finfo(dtype).max
+    elif element.is_floating():  # bits: bf16 and fp8
+        nan, largest = (0x7FC0, 0x7F7F) if dtype.itemsize == 2 else _FP8_EXTREMES.get(element.name, (0x7F, 0x7E))
     else:
-        value = True if dtype.kind == "b" else np.iinfo(dtype).max
-    return ti.TensorHandle(np.full(ptrs.data.shape, value, dtype=dtype), element)
+        nan = largest = True if dtype.kind == "b" else np.iinfo(dtype).max
+    values = np.full(ptrs.data.shape, nan, dtype=dtype)
+    if not alike:
+        values[..., ::2] = largest  # the last lane of a block holds NaN
+    return ti.TensorHandle(values, element)
 
 
 def masked_store(plain):
@@ -222,7 +233,9 @@ def pointers_of(descriptor: bool):
 def block_pointer_load(plain):
     def create_tensor_pointer_load(self, ptr, boundary_check, padding_option, *rest):
         ptrs, mask = ptr.materialize_pointers(boundary_check)
-        zeros = padding_option == interpreter_module()._ir.PADDING_OPTION.PAD_ZERO
-        return self.create_masked_load(ptrs, mask, _zeros(ptrs) if zeros else None, *rest)
+        padding = interpreter_module()._ir.PADDING_OPTION
+        ptrs.attr[_NAN] = padding_option == padding.PAD_NAN
+        other = _zeros(ptrs) if padding_option == padding.PAD_ZERO else None
+        return self.create_masked_load(ptrs, mask, other, *rest)
 
     return create_tensor_pointer_load
