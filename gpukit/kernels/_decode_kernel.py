@@ -76,7 +76,7 @@ def _joined(
 
 @triton.jit
 def decode_attention_kernel(
-    q_ptr, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, lengths_ptr, o_ptr, parts_ptr, counters_ptr,
+    q_ptr, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, lengths_ptr, first_ptr, o_ptr, parts_ptr, counters_ptr,
     stride_qb, stride_qh, stride_qt, stride_qd,
     stride_kb, stride_kt, stride_kh, stride_kd,
     stride_vb, stride_vt, stride_vh, stride_vd,
@@ -92,7 +92,8 @@ def decode_attention_kernel(
     come to its end joins them.
 
     parts_ptr: the splits' acc [splits, R, D], m and l [2, splits, R], R = B H T_q, or None where there is one split.
-    k_scales_ptr, v_scales_ptr: of an int8 cache, or None; PAIRED: its numbers are read two at a time, D being even."""
+    k_scales_ptr, v_scales_ptr: of an int8 cache, or None; PAIRED: its numbers are read two at a time, D being even.
+    first_ptr: the first token of each sequence that counts, or None if all do from the first on."""
     # Neighbouring programs read neighbouring heads of the same tokens, which lie side by side in memory.
     head = (tl.program_id(0) % H_kv).to(tl.int64)
     split = tl.program_id(0) // H_kv % splits
@@ -132,6 +133,15 @@ def decode_attention_kernel(
 
     # This split's blocks of tokens: all splits have as many, give or take one.
     length = tl.minimum(tl.maximum(tl.load(lengths_ptr + batch), 0), T_max).to(tl.int32)
+    if first_ptr is not None:
+        # The sequence begins there: all that follows counts from its first token.
+        first = tl.minimum(tl.maximum(tl.load(first_ptr + batch), 0).to(tl.int32), length)
+        length -= first
+        k_ptr += first.to(tl.int64) * stride_kt
+        v_ptr += first.to(tl.int64) * stride_vt
+        if k_scales_ptr is not None:
+            k_scales_ptr += first.to(tl.int64) * stride_kst
+            v_scales_ptr += first.to(tl.int64) * stride_vst
     blocks = tl.cdiv(length, BLOCK_N)
     start = blocks * split // splits * BLOCK_N
     end = tl.minimum(blocks * (split + 1) // splits * BLOCK_N, length)

@@ -35,7 +35,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gpukit.kernels._arguments import check_runs, check_tensors
+from gpukit.kernels._arguments import check_device, check_runs, check_tensors
 from gpukit.kernels._attention import check_scale
 from gpukit.kernels._autograd import operator
 from gpukit.kernels._decode_kernel import decode_attention_kernel
@@ -119,6 +119,7 @@ def decode_attention_fwd(
     v_scales: Tensor | None,
     scale: float,
     precision: str,
+    first: Tensor | None = None,
     *,
     splits: int | None = None,
     config: Config | None = None,
@@ -156,7 +157,7 @@ def decode_attention_fwd(
         parts = torch.empty(splits * B * H * T_q * (D + 2), dtype=torch.float32, device=q.device)
         count = counters(work, q.device, keep)
     launch(
-        decode_attention_kernel, work * splits, q, k_cache, v_cache, k_scales, v_scales, lengths, o, parts, count,
+        decode_attention_kernel, work * splits, q, k_cache, v_cache, k_scales, v_scales, lengths, first, o, parts, count,
         *strides[0], *strides_k, *strides_v,
         *((0, 0, 0) if k_scales is None else k_scales.stride()),
         *((0, 0, 0) if v_scales is None else v_scales.stride()),
@@ -181,7 +182,7 @@ _decode_attention = operator(
 # --------------------------------------------------------------------------------------------------------------- public
 def _check(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, k_scales: Tensor | None, v_scales: Tensor | None,
-    scale: float, precision: str,
+    scale: float, precision: str, first: Tensor | None,
 ) -> None:  # fmt: skip
     """Raise TypeError or ValueError for what the kernels cannot take."""
     op = "decode_attention"
@@ -209,6 +210,11 @@ def _check(
         )
     if lengths.shape != shape[:1]:
         raise ValueError(f"{op}: lengths must be [{shape[0]}], one for each sequence, got {list(lengths.shape)}")
+    if first is not None:
+        if not isinstance(first, Tensor) or first.dtype not in (torch.int32, torch.int64) or first.shape != shape[:1]:
+            given = f"{first.dtype} {list(first.shape)}" if isinstance(first, Tensor) else repr(first)
+            raise ValueError(f"{op}: first must be int32 or int64 [{shape[0]}], one for each sequence, got {given}")
+        check_device(op, "first", first, "q", q)
     if int8:
         for name, x in (("k_scales", k_scales), ("v_scales", v_scales)):
             if not isinstance(x, Tensor) or x.shape != cached[:3]:
@@ -254,6 +260,7 @@ def decode_attention(
     scale: float | None = None,
     *,
     precision: str = "ieee",
+    first: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale q k^T) v of the newest token, or the newest few, of each sequence over all its tokens in a cache.
 
@@ -264,14 +271,16 @@ def decode_attention(
     k_scales, v_scales  [B, T_max, H_kv], of int8 caches, whose numbers stand for themselves times their scale
     scale               default 1 / sqrt(D)
     precision           of float32 products: "ieee", or "tf32", which keeps 10 bits of the mantissas
+    first               [B] int32 or int64: the first token that counts, where sequences are padded at their beginning
+                        (lengths then count the padding too); None: 0 for all
 
     Returns o, in q's shape, layout and dtype, summed in float32, the same bits at every call. A query that sees no token
-    gives 0. Nothing behind the lengths is read. Raises TypeError for a dtype, ValueError for a shape, device or number that
+    gives 0. Nothing before `first` or behind the lengths is read. Raises TypeError for a dtype, ValueError for a shape, device or number that
     does not fit, and on the CPU for a length outside 0 .. T_max; on a GPU such a length counts as the nearest of these.
     """
     check_tensors("decode_attention", q=q, k_cache=k_cache, v_cache=v_cache, lengths=lengths)
     scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None and q.ndim else scale or 0.0
-    _check(q, k_cache, v_cache, lengths, k_scales, v_scales, scale, precision)
+    _check(q, k_cache, v_cache, lengths, k_scales, v_scales, scale, precision, first)
     compiling = torch.compiler.is_compiling()
     if not compiling and lengths.is_cpu and len(lengths):
         known = lengths.tolist()
@@ -281,4 +290,5 @@ def decode_attention(
                 f"decode_attention: lengths must be 0 to {k_cache.shape[1]}, the caches' tokens, got {low} to {high}"
             )
     call = _decode_attention.op if compiling else decode_attention_fwd
-    return call(q, k_cache, v_cache, lengths.contiguous(), k_scales, v_scales, float(scale), precision)
+    first = None if first is None else first.contiguous()
+    return call(q, k_cache, v_cache, lengths.contiguous(), k_scales, v_scales, float(scale), precision, first)

@@ -172,6 +172,37 @@ def test_precision_and_scale(device):
     assert not torch.equal(with_tf32.float(), decode_attention(q, k, v, lengths, scale=0.3))
 
 
+@pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
+def test_sequences_that_begin_behind_padding(int8, device):
+    """The same bits as if each sequence began at the beginning, and what is before it may be NaN."""
+    lengths, first = torch.tensor([37, 40, 40, 5]), torch.tensor([0, 3, 39, 5])
+    q, k, v, _ = inputs_of(4, 4, 2, 40, 16, 2)
+    scales = ()
+    if int8:
+        (k, k_scales), (v, v_scales) = reference.quantize(k), reference.quantize(v)
+        scales = k_scales, v_scales
+    moved = [torch.stack([x.roll(-n, 0) for x, n in zip(c, first.tolist(), strict=True)]) for c in (k, v, *scales)]
+    for b, n in enumerate(first.tolist()):
+        for x in scales or (k, v):
+            poison(x[b, :n])
+    on = lambda *tensors: [x.to(device) for x in tensors]  # noqa: E731
+    for dtype in (torch.int32, torch.int64):
+        o = decode_attention(*on(q, k, v, lengths, *scales), first=first.to(device, dtype))
+        assert torch.equal(o, decode_attention(*on(q, *moved[:2], lengths - first, *moved[2:])))
+    assert bool((o[3] == 0).all()), "a sequence of padding alone"
+
+
+@pytest.mark.parametrize(
+    "first", [torch.zeros(3, dtype=torch.int32), torch.zeros(2), 0], ids=["length", "dtype", "number"]
+)
+def test_first_tokens_that_do_not_fit(first, device):
+    q, k, v, lengths = (x.to(device) for x in inputs_of(2, 4, 2, 5, 16))
+    with pytest.raises(
+        ValueError, match=r"^decode_attention: first must be int32 or int64 \[2\], one for each sequence, got"
+    ):
+        decode_attention(q, k, v, lengths, first=first)
+
+
 def test_nothing_to_do(device):
     q, k, v, lengths = (x.to(device) for x in inputs_of(2, 4, 2, 5, 16))
     assert decode_attention(q[:0], k[:0], v[:0], lengths[:0]).shape == (0, 4, 1, 16)
