@@ -26,7 +26,7 @@ from gpukit.kernels.decode_attention import decode_attention
 from gpukit.kernels.dropout import dropout
 from gpukit.kernels.flash_attention import flash_attention
 from gpukit.kernels.flash_attention_varlen import flash_attention_varlen
-from gpukit.kernels.gelu import bias_gelu, gelu, swiglu
+from gpukit.kernels.gelu import bias_gelu, geglu, gelu, swiglu
 from gpukit.kernels.kl_div import kl_div
 from gpukit.kernels.kv_cache import KVCache
 from gpukit.kernels.linear_cross_entropy import linear_cross_entropy
@@ -38,7 +38,7 @@ from gpukit.kernels.softmax import log_softmax, softmax
 
 __all__ = [
     "AdamW", "KVCache", "Linear", "bias_gelu", "cross_entropy", "decode_attention", "dropout", "flash_attention",
-    "flash_attention_varlen", "gelu", "int4_matmul", "int8_matmul", "kl_div", "layer_norm", "linear_cross_entropy",
+    "flash_attention_varlen", "geglu", "gelu", "int4_matmul", "int8_matmul", "kl_div", "layer_norm", "linear_cross_entropy",
     "log_softmax", "matmul", "quantize_int4", "quantize_int8", "residual_rms_norm", "rms_norm", "rope", "softmax",
     "swiglu",
 ]  # fmt: skip

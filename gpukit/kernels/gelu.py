@@ -1,11 +1,12 @@
-"""GELU, bias + GELU and SwiGLU, and their gradients: one pass over memory each.
+"""GELU, bias + GELU, SwiGLU and GEGLU, and their gradients: one pass over memory each.
 
 The same kernels, to be read first: `gelu_tanh`, `bias_gelu`, `bias_gelu_backward` and `swiglu` in solutions/gelu.py.
 
     gelu(x) = x Phi(x), Phi the normal distribution's cumulative function; tanh form: x sigmoid(2 u(x))
-    bias_gelu(x, bias) = gelu(x + bias)                 swiglu(gate, up) = gate sigmoid(gate) up
+    bias_gelu(x, bias) = gelu(x + bias)
+    swiglu(gate, up) = gate sigmoid(gate) up            geglu(gate, up) = gelu(gate) up
 
-Traffic for M rows of N: GELU with or without bias one read and one write, backward two reads and one write; SwiGLU two
+Traffic for M rows of N: GELU with or without bias one read and one write, backward two reads and one write; a gated unit two
 reads and one write, backward three reads and two writes: the least possible. Backward passes compute again what they
 need from the inputs: nothing but the inputs is kept. The bias' gradient adds float32 rows, one for each program in a
 column: a fixed grid of programs sums whole columns of its rows, then a second kernel sums theirs, in a fixed order.
@@ -185,6 +186,36 @@ def swiglu_bwd_kernel(
     tl.store(dup_ptr + offs_m * N + offs_n, dy * silu, mask=mask)
 
 
+@triton.jit
+def geglu_fwd_kernel(
+    gate_ptr, up_ptr, y_ptr,
+    stride_gm, stride_gn, stride_um, stride_un,
+    M, N,
+    TANH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    offs_m, offs_n, mask = _tile(M, N, BLOCK_M, BLOCK_N)
+    gate = tl.load(gate_ptr + offs_m * stride_gm + offs_n * stride_gn, mask=mask).to(ACC)
+    up = tl.load(up_ptr + offs_m * stride_um + offs_n * stride_un, mask=mask).to(ACC)
+    y = _gelu(gate, TANH, gate_ptr.dtype.element_ty == tl.float32) * up
+    tl.store(y_ptr + offs_m * N + offs_n, y, mask=mask)
+
+
+@triton.jit
+def geglu_bwd_kernel(
+    dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr,
+    stride_dym, stride_dyn, stride_gm, stride_gn, stride_um, stride_un,
+    M, N,
+    TANH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    offs_m, offs_n, mask = _tile(M, N, BLOCK_M, BLOCK_N)
+    dy = tl.load(dy_ptr + offs_m * stride_dym + offs_n * stride_dyn, mask=mask).to(ACC)
+    gate = tl.load(gate_ptr + offs_m * stride_gm + offs_n * stride_gn, mask=mask).to(ACC)
+    up = tl.load(up_ptr + offs_m * stride_um + offs_n * stride_un, mask=mask).to(ACC)
+    FINE: tl.constexpr = gate_ptr.dtype.element_ty == tl.float32
+    tl.store(dgate_ptr + offs_m * N + offs_n, dy * up * _gelu_slope(gate, TANH, FINE), mask=mask)
+    tl.store(dup_ptr + offs_m * N + offs_n, dy * _gelu(gate, TANH, FINE), mask=mask)
+
+
 # Programs on each SM for the bias' gradient: each costs a row of float32 sums.
 BIAS_PROGRAMS = 8
 
@@ -283,6 +314,34 @@ def swiglu_bwd(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     return dgate, dup
 
 
+def geglu_fwd(gate: Tensor, up: Tensor, approximate: str) -> Tensor:
+    y = empty(gate)
+    if gate.numel() == 0:
+        return y
+    gate, up = _views(gate, up)
+    M, N = gate.shape
+    config = _config(M, N, gate.dtype)
+    launch(
+        geglu_fwd_kernel, _programs(M, N, config), gate, up, y, *gate.stride(), *up.stride(), M, N,
+        TANH=approximate == "tanh", **config,
+    )  # fmt: skip
+    return y
+
+
+def geglu_bwd(dy: Tensor, gate: Tensor, up: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
+    dgate, dup = empty(gate), empty(up)
+    if gate.numel() == 0:
+        return dgate, dup
+    dy, gate, up = _views(dy, gate, up)
+    M, N = gate.shape
+    config = _config(M, N, gate.dtype)
+    launch(
+        geglu_bwd_kernel, _programs(M, N, config), dy, gate, up, dgate, dup,
+        *dy.stride(), *gate.stride(), *up.stride(), M, N, TANH=approximate == "tanh", **config,
+    )  # fmt: skip
+    return dgate, dup
+
+
 def _second(ctx, dy: Tensor) -> tuple:
     (approximate,) = ctx.settings
     plain = lambda x, bias: F.gelu(x if bias is None else x + bias, approximate=approximate)  # noqa: E731
@@ -306,6 +365,21 @@ _swiglu = differentiable(
     keep=lambda inputs, y: (inputs, ()),
     gradients=lambda backward, ctx, dy: backward(dy, *ctx.saved_tensors),
     again=lambda ctx, dy: through_pytorch(lambda gate, up: F.silu(gate) * up, ctx.saved_tensors, (dy,)),
+)
+
+
+def _second_geglu(ctx, dy: Tensor) -> tuple:
+    (approximate,) = ctx.settings
+    plain = lambda gate, up: F.gelu(gate, approximate=approximate) * up  # noqa: E731
+    return through_pytorch(plain, ctx.saved_tensors, (dy,))
+
+
+_geglu = differentiable(
+    operator("geglu", geglu_fwd, like=lambda gate, up, approximate: empty(gate)),
+    operator("geglu_bwd", geglu_bwd, like=lambda dy, gate, up, approximate: (empty(gate), empty(up))),
+    keep=lambda inputs, y: (inputs[:2], inputs[2:]),
+    gradients=lambda backward, ctx, dy: backward(dy, *ctx.saved_tensors, *ctx.settings),
+    again=_second_geglu,
 )
 
 
@@ -349,3 +423,14 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     check("swiglu", gate=gate, up=up)
     check_alike("swiglu", "up", up, "gate", gate)
     return _swiglu(gate, up)
+
+
+def geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
+    """gelu(gate) up: the gated unit of Gemma's feed-forward layers, which take approximate="tanh".
+
+    gate, up, the result and the errors as in `swiglu`; `approximate` as in `gelu`, which also says what it raises.
+    """
+    check("geglu", gate=gate, up=up)
+    check_alike("geglu", "up", up, "gate", gate)
+    _check_approximate("geglu", approximate)
+    return _geglu(gate, up, approximate)

@@ -1,4 +1,4 @@
-"""GELU, bias + GELU and SwiGLU: what they mean, on which inputs they are judged, and the least they must move."""
+"""GELU, bias + GELU, SwiGLU and GEGLU: what they mean, on which inputs they are judged, and the least they must move."""
 
 import math
 
@@ -32,6 +32,14 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 def swiglu_library(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
+
+
+def geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
+    return gelu(gate, approximate) * up
+
+
+def geglu_library(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
+    return F.gelu(gate, approximate=approximate) * up
 
 
 def _activations(shape: tuple[int, ...], generator: Generator) -> Tensor:
@@ -120,6 +128,19 @@ def swiglu_cost_bwd(shape: tuple[int, ...], dtype: torch.dtype) -> Cost:
     return Cost(3 * elements * dtype.itemsize, 2 * elements * dtype.itemsize, 11 * elements)
 
 
+def geglu_cost(shape: tuple[int, ...], dtype: torch.dtype) -> Cost:
+    """Forward, erf form: gate and up read, y written; GELU's 5 and a product an element."""
+    elements = math.prod(shape)
+    return Cost(2 * elements * dtype.itemsize, elements * dtype.itemsize, 6 * elements)
+
+
+def geglu_cost_bwd(shape: tuple[int, ...], dtype: torch.dtype) -> Cost:
+    """Backward: dup = dy gelu(gate), dgate = dy up gelu'(gate). dy, gate and up read, dgate and dup written; GELU's 11 for
+    its derivative, which has Phi for GELU's value, and 3 products more an element."""
+    elements = math.prod(shape)
+    return Cost(3 * elements * dtype.itemsize, 2 * elements * dtype.itemsize, 14 * elements)
+
+
 TEST_SHAPES = ((1, 1), (2, 1), (6, 64), (5, 63), (5, 65), (7, 251), (2, 3, 781), (2, 1025))
 
 GELU = Op(
@@ -152,4 +173,14 @@ SWIGLU = Op(
     test_shapes=TEST_SHAPES,
     bench_shapes=((16384, 4096), (8192, 14336)),
     peers={"liger": "liger_kernel.ops.swiglu:LigerSiLUMulFunction.apply"},
+)
+GEGLU = Op(
+    name="geglu",
+    reference=geglu,
+    library=geglu_library,
+    make_inputs=make_swiglu_inputs,
+    cost=geglu_cost,
+    cost_bwd=geglu_cost_bwd,
+    test_shapes=TEST_SHAPES,
+    bench_shapes=((16384, 4096), (8192, 14336)),
 )

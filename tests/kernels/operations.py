@@ -201,6 +201,15 @@ CONTRACTS = {
         zero=ZERO_AND_ONE,
         far=lambda x: (x, x),
     ),
+    "geglu": Contract(
+        refused=(
+            (ValueError, r"geglu: up must have the shape of gate, \[2, 3\], got \[2, 1\]", {"up": lambda x: x[:, :1]}),
+            (ValueError, 'geglu: approximate must be "none" or "tanh", got \'erf\'', {"approximate": "erf"}),
+        ),
+        variants={"tanh": Variant({"approximate": "tanh"})},
+        zero=ZERO_AND_ONE,
+        far=lambda x: (x, x),
+    ),
     "softmax": Contract(
         refused=(
             (TypeError, f"softmax: x {FLOATS}", {"x": int64}),

@@ -1,4 +1,4 @@
-"""GELU, bias + GELU and SwiGLU: the references and their costs, and the kernels against them."""
+"""GELU, bias + GELU, SwiGLU and GEGLU: the references and their costs, and the kernels against them."""
 
 import sys
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpukit.kernels import _dtypes, bias_gelu, gelu, swiglu
+from gpukit.kernels import _dtypes, bias_gelu, geglu, gelu, swiglu
 from gpukit.op import Cost
-from gpukit.reference.gelu import BIAS_GELU, GELU, SWIGLU
+from gpukit.reference.gelu import BIAS_GELU, GEGLU, GELU, SWIGLU
 from gpukit.testing import assert_close
 from tests.kernels.cases import DTYPES, check, padded_rows, seeded, transposed
 
@@ -19,6 +19,8 @@ CASES = (
     pytest.param(BIAS_GELU, bias_gelu, {}, id="bias_gelu"),
     pytest.param(BIAS_GELU, bias_gelu, {"approximate": "tanh"}, id="bias_gelu-tanh"),
     pytest.param(SWIGLU, swiglu, {}, id="swiglu"),
+    pytest.param(GEGLU, geglu, {}, id="geglu"),
+    pytest.param(GEGLU, geglu, {"approximate": "tanh"}, id="geglu-tanh"),
 )
 FUNCTIONS = (
     pytest.param(GELU, gelu, id="gelu"),
@@ -44,11 +46,13 @@ def test_costs_by_hand():
     assert BIAS_GELU.cost_bwd((2, 3), torch.bfloat16) == Cost(read_bytes=30, write_bytes=18, flops=78)
     assert SWIGLU.cost((2, 3), torch.float32) == Cost(read_bytes=48, write_bytes=24, flops=36)
     assert SWIGLU.cost_bwd((2, 3), torch.bfloat16) == Cost(read_bytes=36, write_bytes=24, flops=66)
+    assert GEGLU.cost((2, 3), torch.float32) == Cost(read_bytes=48, write_bytes=24, flops=36)
+    assert GEGLU.cost_bwd((2, 3), torch.bfloat16) == Cost(read_bytes=36, write_bytes=24, flops=84)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_inputs_are_hard(dtype):
-    for x in (op.make_inputs((8, 64), dtype, seeded())[0].float() for op in (GELU, BIAS_GELU, SWIGLU)):
+    for x in (op.make_inputs((8, 64), dtype, seeded())[0].float() for op in (GELU, BIAS_GELU, SWIGLU, GEGLU)):
         assert torch.exp(x[0]).isinf().all(), "e^x of the large row must overflow fp32"
         assert (torch.exp(x[1]) == 0).all() and (1 + torch.erf(x[1]) == 0).all()
         assert x[2].abs().max() < 0.05 and (x[3].diff() >= 0).all() and x[3, 0] == -6
@@ -100,6 +104,7 @@ def test_expanded_inputs(device):
     for x in (row.expand(4, 20), row.mT.expand(20, 4)):
         torch.testing.assert_close(gelu(x), F.gelu(x))
         torch.testing.assert_close(swiglu(x, x), F.silu(x) * x)
+        torch.testing.assert_close(geglu(x, x), F.gelu(x) * x)
     bias = torch.ones(1, device=device).expand(20)
     torch.testing.assert_close(bias_gelu(row, bias), F.gelu(row + 1))
 
