@@ -4,7 +4,7 @@ op, hardware        one operation as data; what each GPU can do at most; also co
                     (watchers) and dispatch (PyTorch's operations, watched)
 accounting/         bytes, FLOPs, time and money from shapes, nothing is run
 reference/          each operation in PyTorch, with its inputs and its least cost
-kernels/            the operations in Triton, as one would use them in a model
+kernels/            the operations in Triton, as one would use them in a model; huggingface/ puts them into transformers' models
 simulator/          what a GPU would do, without one: interpreter, trace, compiler, prediction
 testing, timing     the tolerance rule; times that can be believed; live (tensors), profiling and nvcc beside them
 benchmark           providers side by side, recorded in results/; validation/ holds the simulator to real GPUs
@@ -25,8 +25,10 @@ _PUBLIC = {
     "compile": "gpukit.simulator.compiler.compile",
     "exercise": "gpukit.course",
     "hint": "gpukit.grading.judge",
+    "patch": "gpukit.huggingface.patching",
     "predict": "gpukit.simulator.prediction.predict",
     "trace": "gpukit.simulator.trace.tracer",
+    "unpatch": "gpukit.huggingface.patching",
     "use": "gpukit.course",
 }
 __all__ = ["__version__", *_PUBLIC]

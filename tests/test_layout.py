@@ -23,6 +23,7 @@ LAYERS = {
     "gpukit.simulator": 1,
     "gpukit.reference": 1,
     "gpukit.kernels": 1,
+    "gpukit.huggingface": 2,
     "gpukit.testing": 2,
     "gpukit.timing": 2,
     "gpukit.live": 2,
