@@ -242,7 +242,7 @@ def _lengths(batch: int, tokens: int, device: torch.device) -> Tensor:
 
 def _precision() -> str:
     """Of float32 products, as torch.set_float32_matmul_precision says."""
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
 def _cast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:

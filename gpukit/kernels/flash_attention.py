@@ -187,8 +187,8 @@ def flash_attention_fwd(
 
 def gradients(backward, ctx, do: Tensor | None, dlse: Tensor | None) -> tuple:
     """Of q, k and v, from what `flash_attention_fwd` was given and returned."""
-    o = ctx.saved_tensors[3]
-    return backward(torch.zeros_like(o) if do is None else do, dlse, *ctx.saved_tensors, *ctx.settings)
+    saved = ctx.saved_tensors  # once: under checkpointing a second look is refused
+    return backward(torch.zeros_like(saved[3]) if do is None else do, dlse, *saved, *ctx.settings)
 
 
 _attention = differentiable(

@@ -106,10 +106,8 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, dloss, *_):
-    gradients = (g * dloss if need else None for g, need in zip(ctx.saved_tensors, ctx.need, strict=True))
-    return *((None if g is None else g.to(d.dtype)) for g, d in zip(gradients, ctx.saved_tensors, strict=True)), *(
-        (None,) * 8
-    )
+    gradients = ((g * dloss).to(g.dtype) if need else None for g, need in zip(ctx.saved_tensors, ctx.need, strict=True))
+    return *gradients, *((None,) * 8)
 
 
 linear_cross_entropy_op.register_autograd(_backward, setup_context=_setup_context)

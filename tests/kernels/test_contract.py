@@ -5,9 +5,11 @@ The operations are those of gpukit.benchmark; where they differ is said in opera
 
 import inspect
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from gpukit import benchmark
 from gpukit.testing import assert_close, poison
@@ -365,6 +367,15 @@ def test_operators_are_registered(name, variant, device):
     inputs, _ = mild(name, contract.small, torch.float32, device, variant)
     inputs = moved(inputs, device, transposed)
     assert opchecked(lambda: called(fn, op, inputs, **variant.options))
+
+
+@every_function
+def test_checkpointing(name, device):
+    """Recomputed in the backward pass, which also refuses a second look at what was saved."""
+    op, fn, contract = parts(name)
+    inputs, _ = mild(name, contract.small, torch.float32, device)
+    again = partial(checkpoint, fn, use_reentrant=False)
+    torch.testing.assert_close(called(again, op, inputs), called(fn, op, inputs), rtol=0, atol=0)
 
 
 @every_function
