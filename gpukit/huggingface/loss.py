@@ -78,7 +78,9 @@ def forward_without_logits(model_class: type) -> Callable:
         settings.call["options"] = {name: given[name] for name in _OPTIONS if given.get(name) is not None}
         try:
             outputs = original(self, *arguments, **named)
-            # A ModelOutput drops no entry of its own accord, so a new one is made.
+            if "loss" not in settings.call:  # lm_head could not do it
+                return outputs
+            # A ModelOutput does not let go of an entry, so a new one is made.
             return type(outputs)(**{name: x for name, x in outputs.items() if name != "logits"})
         except _LogitsChanged:
             settings.changed = True
@@ -93,6 +95,11 @@ def head_forward(self, hidden):
     """What stands in for the forward of lm_head. hidden [B, T, D]; returns logits, or the loss while a call asks for it."""
     settings = settings_of(self)["loss"]
     if "labels" not in settings.call:
+        return original(self, hidden)
+    # Only here, where FSDP has put the weight together.
+    if reason := why_not(hidden, self.weight):
+        settings.report.fell_back("loss", reason)
+        settings.call.clear()
         return original(self, hidden)
     options = settings.call["options"]
     ignored = options.get("ignore_index", -100)
@@ -121,9 +128,7 @@ def _why_not(model: nn.Module, settings: Loss, given: dict) -> str:
     if given.get("return_dict", getattr(model.config, "return_dict", True)) is False:
         return "a tuple is asked for"
     kept = given.get("logits_to_keep", 0)
-    if isinstance(kept, Tensor) or kept != 0:
-        return "logits_to_keep"
-    return why_not(*settings.head.parameters())
+    return "logits_to_keep" if isinstance(kept, Tensor) or kept != 0 else ""
 
 
 def is_causal_lm(model: nn.Module) -> bool:

@@ -49,6 +49,11 @@ def build(family: str, dtype: torch.dtype = torch.float32, **changes):
     return copy.deepcopy(_built(family, tuple(changes.items()))).to(dtype).train()
 
 
+def build_one_layer(family: str, **changes):
+    """`build` of a single layer, for what does not depend on their number: the interpreter takes its time for each."""
+    return build(family, **{"n_layer" if family == "gpt2" else "num_hidden_layers": 1}, **changes)
+
+
 def tokens(B: int = 2, T: int = 10, seed: int = 0) -> torch.Tensor:
     """[B, T] ordinary tokens: none is padding or an end."""
     return torch.randint(2, 66, (B, T), generator=torch.Generator().manual_seed(seed))
