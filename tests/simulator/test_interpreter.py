@@ -968,6 +968,13 @@ def test_importing_triton_installs_the_layer():
         "import triton; from gpukit.simulator.interpreter import layer; assert layer._installed"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+    code = (  # as transformers and others look for it
+        "import gpukit, importlib.util as u, sys; assert u.find_spec('triton') and u.find_spec('triton');"
+        "assert 'triton' not in sys.modules; import triton;"
+        "from gpukit.simulator.interpreter import autoload, layer; assert layer._installed;"
+        "assert not [finder for finder in sys.meta_path if isinstance(finder, autoload._After)]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
     code = "import gpukit; from gpukit.simulator.interpreter import layer; assert layer._installed"  # it imports Triton
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
 

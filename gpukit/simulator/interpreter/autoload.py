@@ -23,12 +23,20 @@ class _After:
         if name != self.name:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            # Still there: who asks may only want to know whether there is such a module, as transformers does.
+            sys.meta_path.insert(0, self)
+        if spec is not None and spec.loader is not None and "exec_module" not in vars(spec.loader):
             load = spec.loader.exec_module
 
             def exec_module(module):
-                del spec.loader.exec_module  # one loader may serve several modules: pytest's does
+                if module.__name__ != self.name:  # one loader may serve several modules: pytest's does
+                    load(module)
+                    return
+                del spec.loader.exec_module
+                sys.meta_path.remove(self)
                 load(module)
                 self.then()
 
