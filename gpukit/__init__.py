@@ -7,7 +7,7 @@ reference/          each operation in PyTorch, with its inputs and its least cos
 kernels/            the operations in Triton, as one would use them in a model; huggingface/ puts them into transformers' models
 simulator/          what a GPU would do, without one: interpreter, trace, compiler, prediction
 testing, timing     the tolerance rule; times that can be believed; live (tensors), profiling and nvcc beside them
-benchmark           providers side by side, recorded in results/; validation/ holds the simulator to real GPUs
+benchmark           providers side by side, recorded in results/, patched_models too; validation/: the simulator and real GPUs
 checks/, grading/   the exercises as data, and what judges them; integrity and mutants prove the checks
 widgets/            what notebooks show; trace_report is `gpukit trace`
 doctor, lab         what starts and prepares: the machine, JupyterLab, notebooks (canonical files), bootstrap (the environment)

@@ -458,7 +458,7 @@ class _Bench:
         if gradient:
             call, arguments = gradient(inputs), ()
         timing = time_ms(call, *arguments, wall=mode == "wall", **options)
-        return timing, _peak_bytes(call, arguments, self.device)
+        return timing, peak_bytes(call, arguments, self.device)
 
     def copy(self) -> None:
         """What the memory system gives to the simplest kernel: the rate that the others are held against."""
@@ -618,7 +618,8 @@ def _gradient(op: Op, fn: Callable, inputs: tuple, *, forward: bool) -> Callable
     return lambda: torch.autograd.grad(y, wanted, dy, retain_graph=True)
 
 
-def _peak_bytes(call: Callable, arguments: tuple, device: str) -> int:
+def peak_bytes(call: Callable, arguments: tuple, device: str) -> int:
+    """Device memory that the call takes beyond what is there before it; 0 on the CPU."""
     import torch
 
     if device == "cpu":

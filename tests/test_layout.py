@@ -34,6 +34,7 @@ LAYERS = {
     "gpukit.grading": 3,
     "gpukit.checks": 3,
     "gpukit.mutants": 4,
+    "gpukit.patched_models": 4,
     "gpukit.integrity": 5,
     "gpukit.trace_report": 4,
     "gpukit.widgets": 4,

@@ -18,6 +18,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.loss.loss_utils import ForCausalLMLoss
@@ -82,7 +83,12 @@ def forward_without_logits(model_class: type) -> Callable:
                 return outputs
             # A ModelOutput does not let go of an entry, so a new one is made.
             return type(outputs)(**{name: x for name, x in outputs.items() if name != "logits"})
-        except _LogitsChanged:
+        except torch.OutOfMemoryError:
+            raise
+        except (_LogitsChanged, IndexError, RuntimeError, TypeError, ValueError):
+            # A loss has no dimensions: whoever takes a part of the logits before the loss function does is seen by that.
+            if "loss" not in settings.call:
+                raise
             settings.changed = True
         finally:
             settings.call.clear()
@@ -132,8 +138,13 @@ def _why_not(model: nn.Module, settings: Loss, given: dict) -> str:
 
 
 def is_causal_lm(model: nn.Module) -> bool:
-    """Whether the model computes the loss of a causal language model from lm_head's result."""
-    return isinstance(getattr(model, HEAD, None), nn.Module) and "labels" in inspect.signature(model.forward).parameters
+    """Whether the model hands lm_head's result and labels to the loss function that all models of transformers share."""
+    forward = inspect.unwrap(type(model).forward)
+    return (
+        isinstance(getattr(model, HEAD, None), nn.Module)
+        and "labels" in inspect.signature(forward).parameters
+        and "loss_function" in getattr(getattr(forward, "__code__", None), "co_names", ())
+    )
 
 
 def settings_for(model: nn.Module, report: Report) -> Loss | str:

@@ -84,8 +84,18 @@ class Scaled(transformers.LlamaForCausalLM):
         return transformers.modeling_outputs.CausalLMOutputWithPast(loss=loss, logits=logits)
 
 
-def test_a_model_that_changes_its_logits_is_noticed():
-    model = Scaled(build("llama").config)
+class Sliced(Scaled):
+    """Leaves out classes that only fill up the vocabulary."""
+
+    def forward(self, input_ids=None, labels=None, **named):
+        logits = self.lm_head(self.model(input_ids, **named).last_hidden_state)[..., :66]
+        loss = None if labels is None else self.loss_function(logits, labels, 66)
+        return transformers.modeling_outputs.CausalLMOutputWithPast(loss=loss, logits=logits)
+
+
+@pytest.mark.parametrize("kind", [Scaled, Sliced])
+def test_a_model_that_changes_its_logits_is_noticed(kind):
+    model = kind(build("llama").config)
     before, gradients = step(model)
     report = only_loss(model)
     for calls in (1, 2):
@@ -110,6 +120,9 @@ def test_models_that_keep_their_loss():
     assert reason(model) == "has a loss function of its own"
     assert reason(build("gemma2")) == "soft-capped logits"
     assert not only_loss(build("llama").model).kept, "a model without a head has no loss to keep"
+    sizes = {"vocab_size": 67, "d_model": 16, "d_ff": 24, "d_kv": 8, "num_layers": 1, "num_heads": 2}
+    report = only_loss(transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)))
+    assert not report.replaced and not report.kept, "it computes its loss itself, and shifts no labels"
 
 
 def test_what_is_exchanged_after_patch():
