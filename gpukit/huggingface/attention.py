@@ -234,9 +234,16 @@ def _padded(query: Tensor, key: Tensor, value: Tensor, tokens: Tokens, **options
     return o.view(B, T, H, D).transpose(1, 2)
 
 
-@functools.lru_cache(maxsize=8)
 def _lengths(batch: int, tokens: int, device: torch.device) -> Tensor:
-    """All layers of a model decode at one length: the tensor is made once for them."""
+    """[batch] times `tokens`. All layers of a model decode at one length, and get one tensor; not while a graph is made, in
+    which the tensor would be a part of the graph."""
+    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return torch.full((batch,), tokens, dtype=torch.int32, device=device)
+    return _kept_lengths(batch, tokens, device)
+
+
+@functools.lru_cache(maxsize=8)
+def _kept_lengths(batch: int, tokens: int, device: torch.device) -> Tensor:
     return torch.full((batch,), tokens, dtype=torch.int32, device=device)
 
 
