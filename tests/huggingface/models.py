@@ -9,22 +9,22 @@ import torch
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
 
 SIZES = {
-    "vocab_size": 67, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 66,
+    "vocab_size": 67, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 66,
 }  # fmt: skip
 GPT2 = {
-    "vocab_size": 67, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
+    "vocab_size": 67, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
     "embd_pdrop": 0.0, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 66,
 }  # fmt: skip
 # The name of transformers' classes before Config and ForCausalLM, and what differs from SIZES.
 FAMILIES = {
     "gpt2": ("GPT2", {}),
-    "llama": ("Llama", {}),
+    "llama": ("Llama", {"num_attention_heads": 4, "num_key_value_heads": 2}),
     "qwen2": ("Qwen2", {}),
-    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3": ("Qwen3", {"head_dim": 24}),
     "mistral": ("Mistral", {"sliding_window": 5}),
-    "gemma": ("Gemma", {"head_dim": 16}),
-    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 16}),
+    "gemma": ("Gemma", {"head_dim": 24}),
+    "gemma2": ("Gemma2", {"head_dim": 24, "sliding_window": 5, "query_pre_attn_scalar": 16}),
 }
 
 

@@ -19,7 +19,7 @@ def left_padded(B=3, T=7):
     return tokens(B, T).masked_fill(mask == 0, 0), mask
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "qwen2"])  # qwen3 is as it, and more
 def test_generate_writes_the_same_text(family):
     """Prompts of several lengths, padded on the left as generate() wants them; Mistral's window is shorter than the text."""
     model = build_one_layer(family)

@@ -60,7 +60,7 @@ def test_values_and_gradients(family):
     assert [row[0] for row in report.kept] == (["attention", "loss"] if softcapped else []) and not report.fallbacks
 
 
-@pytest.mark.parametrize("family", ["gpt2", "qwen3", "gemma"])
+@pytest.mark.parametrize("family", ["gpt2", "gemma"])
 def test_bfloat16(family):
     assert not held_to_the_rule(family, torch.bfloat16).fallbacks
 
