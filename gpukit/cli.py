@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpukit import benchmark, course, tables
 from gpukit.accounting.commands import flops_command, memory_command
+from gpukit.train import command as training
 
 
 class _Parser(argparse.ArgumentParser):
@@ -106,6 +107,10 @@ def _parser() -> argparse.ArgumentParser:
 
     memory_command(command("memory", _pencil, "what a training step, or serving, holds on each GPU, and why"))
     flops_command(command("flops", _pencil, "what a training run takes: FLOPs, days, GPU-hours, and why"))
+
+    training.add_arguments(
+        command("train", training.run, "train a GPT, on a CPU or a GPU; go on with a run that was stopped")
+    )
 
     added = command("doctor", _doctor, "say what this machine has, what is missing and what mends it")
 

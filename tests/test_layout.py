@@ -38,12 +38,14 @@ LAYERS = {
     "gpukit.integrity": 5,
     "gpukit.trace_report": 4,
     "gpukit.widgets": 4,
+    "gpukit.train": 4,
     "gpukit.doctor": 5,
     "gpukit.lab": 5,
     "gpukit.notebooks": 5,
     "gpukit.bootstrap": 5,
     "gpukit.cli": 6,
     "gpukit.__main__": 7,
+    "gpukit.train.__main__": 7,  # `gpukit train` for torchrun
 }
 # Within a layer only these look at each other: checks/ lists exercises as data, grading/ finds them there.
 SIBLINGS = {frozenset({"gpukit.grading", "gpukit.checks"})}

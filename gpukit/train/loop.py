@@ -1,0 +1,318 @@
+"""The training loop: draw a batch, forward, backward, update; now and then a line of progress, an evaluation, a checkpoint.
+
+A run that was stopped, by Ctrl-C, by a signal or by a power cut, goes on from its last checkpoint as if nothing had happened:
+every number that it writes from there on is the one that an uninterrupted run writes, bit for bit, on the same machine with
+the same number of threads and processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gpukit import hardware
+from gpukit.accounting.training import Schedule, mfu
+from gpukit.course import CourseError
+from gpukit.train import checkpoint, data, plan
+from gpukit.train.model import GPT, GPTConfig, Operations
+from gpukit.train.optimizer import adamw, update
+from gpukit.train.presets import Settings
+from gpukit.train.ranks import Ranks
+from gpukit.train.record import Record
+
+
+class NotFinite(CourseError):
+    """The loss or the gradients became infinite or NaN; the message says at which step, and what to look at."""
+
+
+class Trainer:
+    """One run. After construction `model`, `optimizer` and `batches` are there, at step 0 or, with `resume`, at that of the
+    newest whole checkpoint; `run()` trains until `settings.steps`.
+
+    settings     what is trained;  folder: where it is recorded;  corpus: the text
+    device       torch.device("cpu"), or of a GPU, whose peak `gpu` is used for MFU (None: not known)
+    ranks        which of several processes this is
+    operations   what the model calls for norms, attention, loss and so on
+    say          is given each line of progress
+    Raises ValueError for settings that do not fit, and CheckpointError where `resume` finds no checkpoint of this model.
+    """
+
+    def __init__(
+        self, settings: Settings, folder: Path, corpus: data.Corpus, *, device: torch.device | None = None,
+        gpu: hardware.Gpu | None = None, ranks: Ranks | None = None, operations: Operations | None = None, resume: bool = False,
+        say: Callable[[str], None] = print,
+    ):  # fmt: skip
+        ranks = ranks or Ranks()
+        self.settings, self.corpus, self.ranks, self.gpu = settings, corpus, ranks, gpu
+        self.device = device or torch.device("cpu")
+        self.say = say if ranks.main else lambda line: None
+        self.checkpoints = folder / "checkpoints"
+        config = GPTConfig(**settings.model)
+        if corpus.tokenizer.vocab_size > config.vocab_size:
+            raise ValueError(
+                f"train: vocab_size must be at least {corpus.tokenizer.vocab_size:,}, the tokenizer's, got {config.vocab_size:,}"
+            )
+        shares = ranks.world * settings.micro_batches
+        if settings.batch % shares:
+            raise ValueError(
+                f"train: batch must be a multiple of processes x micro_batches, {ranks.world:,} x {settings.micro_batches:,}, "
+                f"got {settings.batch:,}"
+            )
+        self.sequences = settings.batch // shares  # in one pass of this process
+        self.schedule = Schedule(settings.steps, settings.warmup, settings.rate, settings.final_rate)
+        self.accounting = plan.accounting_config(settings.preset, settings.model)
+        self.step = 0
+        torch.manual_seed(settings.seed)  # the same weights in all processes
+        self.model = GPT(config, operations).to(self.device)
+        torch.manual_seed(settings.seed + ranks.rank)  # dropout differs
+        self.optimizer = adamw(self.model, settings)
+        drawn = 0
+        if resume and checkpoint.checkpoints(self.checkpoints):
+            drawn = self._load(checkpoint.newest(self.checkpoints, self.say))
+        elif resume:
+            self.say("the run has no checkpoint yet, so it begins again")
+        self.batches = data.Batches(
+            corpus.train, self.sequences, settings.seq, seed=settings.seed, drawn=drawn, rank=ranks.rank, world=ranks.world
+        )  # fmt: skip
+        self.called = ranks.copies(self.model, self.device)
+        self.record = Record(folder, settings, self.say) if ranks.main else None
+        self.signal = 0  # the number of the signal that asked for an end
+        self._losses: list[tuple[int, Tensor, Tensor | None]] = []  # of the steps whose numbers were not looked at yet
+        self._last_finite = ""
+
+    # ---- one step
+
+    def train_step(self, norm_wanted: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Forward and backward passes over one batch, and an update. Returns the mean loss of this process's sequences and the
+        gradients' norm before clipping (None where nobody wanted it), both still on the device."""
+        s = self.settings
+        self.called.train()
+        total = torch.zeros((), device=self.device)
+        for number in range(1, s.micro_batches + 1):
+            inputs, targets = (self._to_device(tensor) for tensor in next(self.batches))
+            with self.ranks.averaging(self.called, on=number == s.micro_batches):
+                with self._autocast():
+                    loss = self.called(inputs, targets) / s.micro_batches
+                loss.backward()
+            total += loss.detach()
+        norm = update(self.optimizer, self.schedule.rate(self.step), s, norm_wanted=norm_wanted)
+        self.step += 1
+        return total, norm
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        """A copy on the device. From pinned memory a GPU fetches it by itself while the CPU goes on."""
+        if self.device.type == "cuda":
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor
+
+    def _autocast(self):
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.dtype == "bf16")
+
+    # ---- the run
+
+    def run(self) -> int:
+        """Train to the last step, or until a signal comes. Returns 0, or 128 + the signal's number once a checkpoint is written.
+        Raises NotFinite where the loss or the gradients are no numbers any more."""
+        s = self.settings
+        if self.record:
+            self.record.rewind(self.step)
+        self._begin = time.perf_counter()
+        with self._signals():
+            since, begin = self.step, time.perf_counter()
+            while self.step < s.steps:
+                number = self.step + 1
+                last = number == s.steps
+                logged = number == 1 or number % s.log_every == 0 or last
+                evaluated = number % s.eval_every == 0 or last
+                saved = number % s.checkpoint_every == 0 or last
+                loss, norm = self.train_step(norm_wanted=logged or saved)
+                self._losses.append((number, loss, norm))
+                # To look at a number makes the CPU wait for the GPU, so it is done in few steps. Of several processes all must
+                # stop in the same step, so they ask each other, and only then.
+                ended = self.signal if self.ranks.world == 1 else 0
+                if logged or evaluated or saved or ended:
+                    loss, norm = self._look()
+                    seconds = time.perf_counter() - begin
+                    ended = self.ranks.largest(self.signal, self.device)
+                    validation = self.evaluate() if evaluated else None
+                    if logged or evaluated or saved:
+                        self._report(loss, norm, validation, (number - since) / seconds)
+                    if evaluated:
+                        self._sample(validation)
+                    if saved or ended:
+                        self.save()
+                    since, begin = number, time.perf_counter()
+                if ended:
+                    name = signal.Signals(ended).name
+                    self.say(f"{name}: stopped after step {number:,}, from which --resume goes on")
+                    return 128 + ended
+        return 0
+
+    def _look(self) -> tuple[float, float | None]:
+        """The last step's loss and gradient norm, over all processes. Raises NotFinite for the first one since it was called
+        last that is infinite or NaN."""
+        losses = self.ranks.mean(torch.stack([loss for _, loss, _ in self._losses])).tolist()
+        norm = None
+        for (number, _, norm_there), loss in zip(self._losses, losses, strict=True):
+            norm = None if norm_there is None else norm_there.item()
+            for name, value in (("loss", loss), ("norm of the gradients", norm)):
+                if value is not None and not math.isfinite(value):
+                    raise NotFinite(self._advice(number, name, value))
+            self._last_finite = f"step {number:,}: loss {loss:.4f}" + (f", gradients {norm:.3g}" if norm else "")
+        self._losses.clear()
+        return losses[-1], norm
+
+    def _advice(self, number: int, name: str, value: float) -> str:
+        s = self.settings
+        rate = self.schedule.rate(number - 1)
+        before = f" (the last good one was {self._last_finite})" if self._last_finite else ""
+        lines = [
+            f"the {name} of step {number:,} is {value}{before}; nothing was saved since. What to look at:",
+            f"  the learning rate: it was {rate:.3g} in this step. Try half of it (--rate), or a longer warm-up (--warmup)",
+            "  gradient_norm in metrics.csv: a norm that grew for many steps points to the learning rate, a sudden one to "
+            "the data of that step or to a wrong gradient",
+        ]
+        if self.model.operations != Operations():
+            lines.append("  the kernels in use: run the same steps with PyTorch's operations and compare the losses")
+        if s.dtype == "bf16":
+            lines.append("  the precision: run the same steps with --dtype fp32")
+        return "\n".join(lines)
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """The mean loss on sequences from the whole validation text, in nats per token; always the same ones."""
+        s, ranks = self.settings, self.ranks
+        self.model.eval()
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for inputs, targets in data.in_order(
+            self.corpus.validation, self.sequences, s.seq, s.eval_batches, rank=ranks.rank, world=ranks.world
+        ):
+            with self._autocast():
+                sums[0] += self.model(self._to_device(inputs), self._to_device(targets))
+            sums[1] += 1
+        total, count = ranks.sum(sums).tolist()
+        return total / count
+
+    def _sample(self, validation: float) -> None:
+        """Let the model write, and record it. The numbers that decide are drawn by a generator of their own, so that training
+        does not depend on whether there are samples."""
+        if not (self.record and self.settings.sample):
+            return
+        self.model.eval()
+        generator = torch.Generator(self.device).manual_seed(self.settings.seed + self.step)
+        start = torch.tensor([[self.corpus.tokenizer.end]], device=self.device)
+        with self._autocast():
+            drawn = self.model.generate(start, self.settings.sample, temperature=0.8, generator=generator)[
+                0, 1:
+            ].tolist()
+        known = [token for token in drawn if token < self.corpus.tokenizer.vocab_size]  # a model's table may be larger
+        self.record.sample(self.step, self.corpus.tokenizer.decode(known))
+
+    def _report(self, loss: float, norm: float | None, validation: float | None, steps_per_s: float) -> None:
+        s = self.settings
+        tokens_per_s = steps_per_s * s.tokens_per_step
+        share = None
+        if self.gpu is not None:
+            each = plan.flops_per_token(self.accounting, s.seq)
+            share = mfu(tokens_per_s, each, self.gpu, self.ranks.world, s.dtype)
+        memory_bytes = self._memory()
+        rate = self.schedule.rate(self.step - 1)
+        parts = [
+            f"step {self.step:>{len(f'{s.steps:,}')},} of {s.steps:,}",
+            f"loss {loss:.4f}",
+            f"rate {rate:.2e}",
+            f"{tokens_per_s:,.0f} tokens/s",
+            *([f"MFU {share:.1%}"] if share is not None else []),
+            f"{memory_bytes / 1e9:,.2f} GB",
+            *([f"validation loss {validation:.4f}"] if validation is not None else []),
+        ]
+        self.say("   ".join(parts))
+        if self.record:
+            self.record.row({
+                "step": self.step, "tokens": self.step * s.tokens_per_step, "loss": loss, "learning_rate": rate,
+                "gradient_norm": norm, "validation_loss": validation, "tokens_per_s": tokens_per_s, "mfu": share,
+                "memory_bytes": memory_bytes, "seconds": time.perf_counter() - self._begin,
+            })  # fmt: skip
+
+    def _memory(self) -> int:
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        import resource  # not on Windows
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    # ---- checkpoints
+
+    def save(self) -> None:
+        """Write a checkpoint of this step. Where the disk has no room training goes on, with the checkpoint before."""
+        random = self.ranks.gather(self._random_state())
+        if not self.ranks.main:
+            return
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "sampler": list(self.batches.state()),
+            "random": random,
+        }
+        try:
+            checkpoint.save(self.checkpoints, self.step, asdict(self.model.config), state)
+        except OSError as error:
+            room = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+            kept = [path.name for path in checkpoint.checkpoints(self.checkpoints)]
+            there = f"{kept[-1]} is kept" if kept else "there is none yet"
+            self.say(f"no checkpoint of step {self.step:,} could be written: {room}; {there}, and training goes on")
+
+    def _random_state(self) -> dict[str, Tensor]:
+        """Of PyTorch's generators on this process, which dropout draws from."""
+        state = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            state["cuda"] = torch.cuda.get_rng_state(self.device)
+        return state
+
+    def _load(self, found: checkpoint.Checkpoint) -> int:
+        """Go on from a checkpoint. Returns how many sequences were drawn until it."""
+        checkpoint.check_shape(found, asdict(self.model.config))
+        self.model.load_state_dict(found.state["model"])
+        self.optimizer.load_state_dict(found.state["optimizer"])
+        self.step = found.step
+        seed, drawn = found.state["sampler"]
+        if seed != self.settings.seed:
+            self.say(f"the seed was {seed} and is {self.settings.seed} now, so the sequences come in another order")
+        random = found.state["random"]
+        if self.ranks.rank < len(random):  # a process that was not there before keeps its own
+            torch.set_rng_state(random[self.ranks.rank]["cpu"])
+            if self.device.type == "cuda" and "cuda" in random[self.ranks.rank]:
+                torch.cuda.set_rng_state(random[self.ranks.rank]["cuda"], self.device)
+        self.say(f"resumed from {found.path.name}")
+        return drawn
+
+    # ---- signals
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Inside the block a signal that asks for an end is noted, and the step that runs is finished. A second one ends at
+        once, as it would have without this."""
+
+        def note(number: int, _) -> None:
+            self.signal = number
+            signal.signal(number, before[number])
+
+        numbers = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
+        before = {}
+        try:
+            for number in filter(None, numbers):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup gpukit train
+                    before[number] = signal.signal(number, note)
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
