@@ -117,7 +117,7 @@ _LLAMA = {"norm": "rms", "positions": "rope", "mlp": "swiglu", "biases": False}
 
 _ALL = (
     Preset(
-        "a GPT for a CPU, with Llama's parts: some minutes on two cores",
+        "a GPT for a CPU, with Llama's parts: about three minutes on one core",
         Settings(
             "tiny",
             dict(
@@ -127,6 +127,9 @@ _ALL = (
             checkpoint_every=200, eval_batches=40,
         ),
         needs_gpu=False,
+        reaches=4.3,
+        measured="4.17 nats per token after 1,000 steps in 184 s, with one thread of a shared AMD EPYC machine with 2 cores, "
+        "Python 3.11's library, seed 0",
     ),
     Preset(
         "GPT-2, 124 M parameters, sequences of 1,024 tokens",
