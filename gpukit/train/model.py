@@ -2,6 +2,10 @@
 
     tokens -> embedding -> layers x (norm, attention, add; norm, MLP, add) -> norm -> head -> logits
 
+Between the blocks each token is a vector of `hidden` numbers; the sum that every block adds to is called the residual stream.
+The logits are one number for each entry of the vocabulary: the larger it is, the likelier that token comes next. The loss is
+-log of the probability that the right token got, on average, in nats (natural logarithms).
+
 One class covers two families, and `GPTConfig` says which. GPT-2 has LayerNorm, a learned vector for each position, GELU and
 biases. Llama has RMSNorm, rotary positions (RoPE), SwiGLU, fewer heads of keys and values than of queries, and no biases.
 

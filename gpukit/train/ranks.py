@@ -16,7 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-PATIENCE_S = 60  # how long the others wait for a process that has died before they say so and end
+# How long the others wait for a process that has died before they end. A checkpoint must be written within it, too, since
+# they wait for the process that writes.
+PATIENCE_S = 60
 
 
 @dataclass(frozen=True)
