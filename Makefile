@@ -36,7 +36,7 @@ test:
 prove:
 	$(SETUP) --extra dev --last-step "proving the checks"
 	$(BIN)/python -m pytest --nbval notebooks --gpukit-impl=solutions --gpukit-seed=1 -n 2
-	$(BIN)/gpukit integrity --jobs 2 --seeds 5
+	$(BIN)/gpukit integrity --jobs 2 --seeds 3
 
 test-gpu:
 	$(SETUP) --extra dev --last-step "running the tests that need a GPU"
