@@ -180,18 +180,16 @@ class Batches:
 def in_order(
     tokens: np.ndarray, batch: int, length: int, count: int, *, rank: int = 0, world: int = 1
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """`count` batches, or as many as there are, spread evenly over the text and always the same: for evaluation. Shapes as those
-    of `Batches`; of several processes each takes every world-th. Raises ValueError for a text without a whole batch."""
-    there = (len(tokens) - 1) // (batch * length)
-    if there < world:
-        raise ValueError(
-            f"in_order: batch x length x processes must be at most the text's {len(tokens) - 1:,} tokens, got {batch:,} x "
-            f"{length:,} x {world:,}"
-        )
+    """`count` sequences, or as many as there are, spread evenly over the text and always the same, whatever `batch` and `world`
+    are: for evaluation. They come in batches of at most `batch`, with shapes as those of `Batches`; of several processes each
+    takes every world-th sequence. Raises ValueError for a text without a whole sequence."""
+    there = (len(tokens) - 1) // length
+    if there < 1:
+        raise ValueError(f"in_order: length must be at most the text's {len(tokens) - 1:,} tokens, got {length:,}")
     taken = min(count, there)
-    for number in range(rank, taken, world):
-        first = number * there // taken * batch * length
-        yield _sequences(tokens, range(first, first + batch * length, length), length)
+    starts = [number * there // taken * length for number in range(rank, taken, world)]
+    for first in range(0, len(starts), batch):
+        yield _sequences(tokens, starts[first : first + batch], length)
 
 
 def _sequences(tokens: np.ndarray, starts: Iterable[int], length: int) -> tuple[Tensor, Tensor]:

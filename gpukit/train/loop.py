@@ -194,11 +194,12 @@ class Trainer:
         self.model.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for inputs, targets in data.in_order(
-            self.corpus.validation, self.sequences, s.seq, s.eval_batches, rank=ranks.rank, world=ranks.world
+            self.corpus.validation, self.sequences, s.seq, s.eval_sequences, rank=ranks.rank, world=ranks.world
         ):
             with self._autocast():
-                sums[0] += self.model(self._to_device(inputs), self._to_device(targets))
-            sums[1] += 1
+                loss = self.model(self._to_device(inputs), self._to_device(targets))
+            sums[0] += loss * len(inputs)  # the last batch may be shorter
+            sums[1] += len(inputs)
         total, count = ranks.sum(sums).tolist()
         return total / count
 

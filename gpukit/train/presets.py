@@ -33,7 +33,7 @@ class Settings:
     text              folder whose Python files are trained on; "" for Python's standard library
     seed              of the weights, of the order of sequences and of the samples
     *_every           steps between two lines of progress, evaluations and checkpoints
-    eval_batches      batches of an evaluation, each as large as one pass
+    eval_sequences    sequences of an evaluation
     sample            tokens that are generated after an evaluation, to be read
 
     Raises ValueError naming the argument, what was given and what is allowed.
@@ -58,13 +58,13 @@ class Settings:
     log_every: int = 10
     eval_every: int = 250
     checkpoint_every: int = 250
-    eval_batches: int = 20
+    eval_sequences: int = 160
     sample: int = 100
 
     def __post_init__(self) -> None:
         for name in ("seq", "batch", "micro_batches", "steps", "log_every", "eval_every", "checkpoint_every"):
             whole("train", name, getattr(self, name))
-        whole("train", "eval_batches", self.eval_batches)
+        whole("train", "eval_sequences", self.eval_sequences)
         whole("train", "sample", self.sample, 0)
         whole("train", "seed", self.seed, 0, 2**63 - 1)
         # A run of few steps is warmed up in half of them.
@@ -124,7 +124,7 @@ _ALL = (
                 vocab_size=2048, context=128, layers=4, heads=4, kv_heads=2, hidden=128, intermediate=384, **_LLAMA
             ),
             seq=128, batch=8, steps=1000, rate=4e-3, warmup=50, dtype="fp32", log_every=20, eval_every=200,
-            checkpoint_every=200, eval_batches=40,
+            checkpoint_every=200, eval_sequences=320,
         ),
         needs_gpu=False,
         reaches=4.3,

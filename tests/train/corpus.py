@@ -33,7 +33,7 @@ def settings(text: Path, **changes) -> Settings:
         "eval_every": 4,
         "checkpoint_every": 4,
     }
-    options |= {"seq": 16, "batch": 4, "eval_batches": 3, "sample": 5, "text": str(text)}
+    options |= {"seq": 16, "batch": 4, "eval_sequences": 12, "sample": 5, "text": str(text)}
     return Settings("tiny", MODEL, **{**options, **changes})
 
 

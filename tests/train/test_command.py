@@ -81,7 +81,7 @@ def test_the_tiny_preset_learns_in_a_few_steps(tmp_path):
     """A whole run ends below `reaches` (README.md says what was measured); 25 steps must be well on their way."""
     preset = presets.preset("tiny")
     assert preset.reaches and preset.measured and not preset.needs_gpu
-    settings = preset.settings.replace(steps=25, log_every=25, checkpoint_every=25, eval_batches=2, sample=0)
+    settings = preset.settings.replace(steps=25, log_every=25, checkpoint_every=25, eval_sequences=8, sample=0)
     text = data.prepare(settings.model["vocab_size"], Path(kernels.__file__).parent, tmp_path, say=lambda line: None)
     trainer = Trainer(settings, tmp_path / "run", text, say=lambda line: None)
     before = trainer.evaluate()

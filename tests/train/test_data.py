@@ -80,16 +80,16 @@ def test_processes_share_a_batch():
 
 
 def test_evaluation_takes_the_same_sequences_from_the_whole_text():
-    found = [x for x, _ in data.in_order(TOKENS, 2, 10, 5)]
-    assert [x[0, 0].item() for x in found] == [0, 180, 380, 580, 780]
-    halves = [[x for x, _ in data.in_order(TOKENS, 2, 10, 5, rank=rank, world=2)] for rank in range(2)]
-    assert torch.equal(torch.cat(found[::2]), torch.cat(halves[0])) and torch.equal(
-        torch.cat(found[1::2]), torch.cat(halves[1])
-    )
+    """Whatever the size of a batch and the number of processes."""
+    alone = torch.cat([x for x, _ in data.in_order(TOKENS, 2, 10, 5)])
+    assert alone[:, 0].tolist() == [0, 190, 390, 590, 790]
+    assert torch.equal(alone, torch.cat([x for x, _ in data.in_order(TOKENS, 4, 10, 5)]))
+    shares = [torch.cat([x for x, _ in data.in_order(TOKENS, 2, 10, 5, rank=rank, world=2)]) for rank in range(2)]
+    assert torch.equal(alone[::2], shares[0]) and torch.equal(alone[1::2], shares[1])
 
 
 def test_a_text_that_is_too_short_is_named():
     with pytest.raises(ValueError, match="length must be at most 500, half of the text's 1,000 tokens, got 501"):
         Batches(TOKENS, 1, 501)
-    with pytest.raises(ValueError, match="must be at most the text's 999 tokens, got 100 x 10 x 1"):
-        next(data.in_order(TOKENS, 100, 10, 1))
+    with pytest.raises(ValueError, match="length must be at most the text's 999 tokens, got 1,000"):
+        next(data.in_order(TOKENS, 1, 1000, 1))
