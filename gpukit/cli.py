@@ -142,7 +142,13 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument(
         "--seeds", type=int, default=1, metavar="N", help="inputs for each right answer (default: %(default)s)"
     )
-    added.add_argument("--mutants", action="store_true", help="try the solution with one thing changed, too: slow")
+    added.add_argument(
+        "--mutants",
+        nargs="?",
+        const="all",
+        choices=("functions", "all"),
+        help="try the solution with one thing changed, too: of plain functions, or of kernels as well, which is slow (all)",
+    )
 
     added = command("stubs", _stubs, "make exercises/ from solutions/ (for contributors)")
     added.add_argument("--check", action="store_true", help="change nothing; list the files that differ")

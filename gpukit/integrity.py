@@ -363,10 +363,10 @@ class Row:
         return not self.misses and all(a == b for a, b in counts)
 
 
-def judge_exercise(exercise_id: str, root: Path, seeds: int = 1, mutate: bool = False) -> Row:
+def judge_exercise(exercise_id: str, root: Path, seeds: int = 1, mutate: str | None = None) -> Row:
     """Try all answers to one exercise: wrong and generated ones with seed 1, right ones and the solution with `seeds` seeds.
 
-    mutate  whether mutants of the solution are tried as well
+    mutate  whether mutants of the solution are tried as well: "all", "functions" if it is no kernel, None
     """
     start = time.perf_counter()
     exercise = registry.exercise(exercise_id)
@@ -391,9 +391,10 @@ def judge_exercise(exercise_id: str, root: Path, seeds: int = 1, mutate: bool = 
     def count(found: list[bool]) -> tuple[int, int]:
         return sum(found), len(found)
 
+    tried = mutate == "all" or (mutate == "functions" and not exercise.kernel)
     wrong = [holds(answer, 1) for answer in known if answer.diagnosis not in (RIGHT, EQUIVALENT)]
     made = [holds(answer, 1) for answer in _wrong(generated(exercise, text), known)]
-    mutated = [holds(answer, 1) for answer in _wrong(_mutants(exercise_id, text), known)] if mutate else []
+    mutated = [holds(answer, 1) for answer in _wrong(_mutants(exercise_id, text), known)] if tried else []
     rights = [Answer(exercise_id, "the solution", RIGHT, text, f"solutions/{exercise.concept}.py")]
     rights += [answer for answer in known if answer.diagnosis == RIGHT]
     right = [all([holds(answer, seed)[0] for seed in range(1, seeds + 1)]) for answer in rights]
@@ -427,7 +428,7 @@ def integrity(
     root: Path,
     jobs: int = 1,
     seeds: int = 1,
-    mutate: bool = False,
+    mutate: str | None = None,
     show: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
     """One row for each exercise, `jobs` at a time; `show` is called with each as it comes, in the order of `ids`."""
