@@ -356,7 +356,7 @@ STRIDED = KernelExercise(
     function="softmax_strided",
     cases=_strided_cases,
     reference=ideas.reference("softmax.library", 1),
-    huge=lambda: (far(3, 16384, 65536),),
+    huge=lambda: (far(2, 65536, 49152, transposed=True),),
     traffic=Traffic(reads=1, writes=1),
     misconceptions=(
         Misconception("contiguous-assumed", gives=_as_if_contiguous),
