@@ -239,10 +239,9 @@ class GPT(nn.Module):
             # Pair i of a head turns by position x rope_base^(-2 i / D): the first pairs fast, the last ones slowly.
             speeds = config.rope_base ** (-torch.arange(0, config.head_size, 2, dtype=torch.float64) / config.head_size)
             angles = torch.outer(torch.arange(config.context, dtype=torch.float64), speeds)
-            self.register_buffer(
-                "cos", angles.cos().float(), persistent=False
-            )  # [context, D/2]; computed, not learned,
-            self.register_buffer("sin", angles.sin().float(), persistent=False)  # so not a part of a checkpoint
+            # [context, D/2] each. They are computed and not learned, so they are no part of a checkpoint.
+            self.register_buffer("cos", angles.cos().float(), persistent=False)
+            self.register_buffer("sin", angles.sin().float(), persistent=False)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = Norm(config)
         self.head = nn.Linear(config.hidden, config.vocab_size, bias=False)

@@ -31,9 +31,8 @@ from pathlib import Path
 
 from gpukit.accounting.arguments import whole
 
-END = (
-    "<|endoftext|>"  # the one special token: it stands between two documents, and no text is encoded to it by accident
-)
+# The one special token: it stands between two documents, and no text is encoded to it by accident.
+END = "<|endoftext|>"
 
 
 @functools.cache
@@ -74,17 +73,15 @@ class Tokenizer:
             raise ValueError("Tokenizer: every token must differ from the others and have at least one byte")
         self.end = len(self.tokens)
         self.vocab_size = len(self.tokens) + 1
-        self._known: dict[
-            str, list[int]
-        ] = {}  # pieces that were encoded before: most text is made of few different ones
+        # Pieces that were encoded before: most text is made of few different ones.
+        self._known: dict[str, list[int]] = {}
 
     def encode(self, text: str | bytes, *, special: bool = False) -> list[int]:
         """The numbers of the text's tokens. `special`: "<|endoftext|>" in the text becomes the special token; otherwise it is
         text like any other. Bytes need not be valid UTF-8. Raises ValueError for half of a surrogate pair in a str."""
         if isinstance(text, bytes):
-            text = text.decode(
-                "utf-8", "surrogateescape"
-            )  # a byte that is not UTF-8 goes through as a stand-in character
+            # A byte that is not UTF-8 goes through as a stand-in character.
+            text = text.decode("utf-8", "surrogateescape")
         elif not text.isascii():
             _check_characters(text)
         if special and END in text:
