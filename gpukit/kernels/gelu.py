@@ -288,58 +288,45 @@ def gelu_bwd(dy: Tensor, x: Tensor, bias: Tensor | None, approximate: str) -> tu
     return dx, column_sums(partial, bias)[0]
 
 
-def swiglu_fwd(gate: Tensor, up: Tensor) -> Tensor:
+def _gated_fwd(kernel, gate: Tensor, up: Tensor, **constants: bool) -> Tensor:
     y = empty(gate)
     if gate.numel() == 0:
         return y
     gate, up = _views(gate, up)
     M, N = gate.shape
     config = _config(M, N, gate.dtype)
-    programs = _programs(M, N, config)
-    launch(swiglu_fwd_kernel, programs, gate, up, y, *gate.stride(), *up.stride(), M, N, **config)
+    launch(kernel, _programs(M, N, config), gate, up, y, *gate.stride(), *up.stride(), M, N, **constants, **config)
     return y
+
+
+def _gated_bwd(kernel, dy: Tensor, gate: Tensor, up: Tensor, **constants: bool) -> tuple[Tensor, Tensor]:
+    dgate, dup = empty(gate), empty(up)
+    if gate.numel() == 0:
+        return dgate, dup
+    dy, gate, up = _views(dy, gate, up)
+    M, N = gate.shape
+    config = _config(M, N, gate.dtype)
+    launch(
+        kernel, _programs(M, N, config), dy, gate, up, dgate, dup,
+        *dy.stride(), *gate.stride(), *up.stride(), M, N, **constants, **config,
+    )  # fmt: skip
+    return dgate, dup
+
+
+def swiglu_fwd(gate: Tensor, up: Tensor) -> Tensor:
+    return _gated_fwd(swiglu_fwd_kernel, gate, up)
 
 
 def swiglu_bwd(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    dgate, dup = empty(gate), empty(up)
-    if gate.numel() == 0:
-        return dgate, dup
-    dy, gate, up = _views(dy, gate, up)
-    M, N = gate.shape
-    config = _config(M, N, gate.dtype)
-    launch(
-        swiglu_bwd_kernel, _programs(M, N, config), dy, gate, up, dgate, dup,
-        *dy.stride(), *gate.stride(), *up.stride(), M, N, **config,
-    )  # fmt: skip
-    return dgate, dup
+    return _gated_bwd(swiglu_bwd_kernel, dy, gate, up)
 
 
 def geglu_fwd(gate: Tensor, up: Tensor, approximate: str) -> Tensor:
-    y = empty(gate)
-    if gate.numel() == 0:
-        return y
-    gate, up = _views(gate, up)
-    M, N = gate.shape
-    config = _config(M, N, gate.dtype)
-    launch(
-        geglu_fwd_kernel, _programs(M, N, config), gate, up, y, *gate.stride(), *up.stride(), M, N,
-        TANH=approximate == "tanh", **config,
-    )  # fmt: skip
-    return y
+    return _gated_fwd(geglu_fwd_kernel, gate, up, TANH=approximate == "tanh")
 
 
 def geglu_bwd(dy: Tensor, gate: Tensor, up: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
-    dgate, dup = empty(gate), empty(up)
-    if gate.numel() == 0:
-        return dgate, dup
-    dy, gate, up = _views(dy, gate, up)
-    M, N = gate.shape
-    config = _config(M, N, gate.dtype)
-    launch(
-        geglu_bwd_kernel, _programs(M, N, config), dy, gate, up, dgate, dup,
-        *dy.stride(), *gate.stride(), *up.stride(), M, N, TANH=approximate == "tanh", **config,
-    )  # fmt: skip
-    return dgate, dup
+    return _gated_bwd(geglu_bwd_kernel, dy, gate, up, TANH=approximate == "tanh")
 
 
 def _second(ctx, dy: Tensor) -> tuple:
