@@ -195,7 +195,6 @@ class Traffic:
              largest case
     flops    from the case's arguments, what tl.dot must do; a multiply-add is 2
     slack    by how much bytes and FLOPs may be more
-    largest  whether the numbers hold in the case with the largest first argument only
     """
 
     reads: float | Callable[..., float]
@@ -205,7 +204,6 @@ class Traffic:
     slack: float = 0.05
     sectors: float | None = None
     flops: Callable[..., float] | None = None
-    largest: bool = False
 
     def allowed(self, case: Case) -> Allowed:
         """In bytes and launches, for one case."""

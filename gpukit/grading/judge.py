@@ -418,10 +418,10 @@ class _Run:
             raise self.say.mostly_copied()
 
     def _traffic(self, outcomes: list[Outcome]) -> None:
-        """What each case cost: the bound holds in all of them, or in the largest."""
+        """What each case cost; the largest, which tells most, comes first."""
         bound = self.exercise.traffic
         largest = max(outcomes, key=lambda outcome: _numel(outcome.case.args[0]))
-        outcomes = [largest, *(outcome for outcome in outcomes if outcome is not largest and not bound.largest)]
+        outcomes = [largest, *(outcome for outcome in outcomes if outcome is not largest)]
         allowed = [bound.allowed(outcome.case) for outcome in outcomes]
         for outcome, limit in zip(outcomes, allowed, strict=True):
             if len(outcome.reply.launches) > limit.launches:

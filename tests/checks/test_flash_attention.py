@@ -67,7 +67,7 @@ def test_lengths_lie_around_blocks(exercise):
 
 @pytest.mark.parametrize("exercise", KERNELS, ids=ids)
 def test_costs_are_bounded_in_every_case(exercise):
-    assert not exercise.traffic.largest and exercise.traffic.memory is not None
+    assert exercise.traffic.memory is not None
     for case in cases(exercise):
         allowed = exercise.traffic.allowed(case)
         assert allowed.memory < 2 * allowed.writes + 100, "no room for a matrix of scores"
