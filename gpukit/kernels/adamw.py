@@ -330,3 +330,5 @@ class AdamW(torch.optim.Optimizer):
                     bucket.steps += 1
                 else:
                     bucket.steps += (skip == 0).to(bucket.steps.dtype)
+        for bucket in buckets:
+            bucket.grads = []  # or zero_grad() would free nothing before the next step

@@ -8,9 +8,15 @@ from torch import Tensor, nn
 from gpukit.train.presets import Settings
 
 
-def adamw(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+def adamw(
+    model: nn.Module, settings: Settings, *, fused: bool = True, master_weights: bool = False
+) -> torch.optim.Optimizer:
     """The optimizer that `settings.optimizer` names. Matrices and tables decay towards 0; biases and the gains of norms, which
-    have one dimension, do not: each of them is one number per channel, and pulling it to 0 would only switch channels off."""
+    have one dimension, do not: each of them is one number per channel, and pulling it to 0 would only switch channels off.
+
+    fused           PyTorch's AdamW on a GPU: one kernel for many tensors; without, several kernels for each tensor
+    master_weights  gpukit's AdamW with 16-bit weights: it updates a float32 copy of them
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
@@ -20,8 +26,10 @@ def adamw(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     if settings.optimizer == "gpukit":
         from gpukit.kernels import AdamW  # here, since Triton is not on every system
 
-        return AdamW(groups, max_norm=settings.clip, **options)
-    return torch.optim.AdamW(groups, fused=parameters[0].is_cuda, **options)
+        return AdamW(groups, max_norm=settings.clip, master_weights=master_weights, **options)
+    if fused and parameters[0].is_cuda:
+        return torch.optim.AdamW(groups, fused=True, **options)
+    return torch.optim.AdamW(groups, foreach=None if fused else False, **options)
 
 
 def update(optimizer: torch.optim.Optimizer, rate: float, settings: Settings, *, norm_wanted: bool) -> Tensor | None:
