@@ -13,45 +13,44 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from gpukit.kernels.cast_transpose import cast_transpose
+
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 
 
-def rounded(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x of any shape in 8 bits, and the float32 factor [] that it has to be multiplied with again."""
-    largest = torch.finfo(dtype).max
-    factor = x.abs().amax().float().clamp(min=1e-12) / largest
-    return (x.float() / factor).clamp(-largest, largest).to(dtype), factor
+def rounded(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """x [M, N] in 8 bits, its transpose [N, M], and the float32 factor [] that both have to be multiplied with again."""
+    factor = x.abs().amax().float().clamp(min=1e-12) / torch.finfo(dtype).max
+    return *cast_transpose(x, factor, dtype), factor
 
 
 def product(
     a: Tensor, b: Tensor, a_factor: Tensor, b_factor: Tensor, bias: Tensor | None = None, *, fast: bool
 ) -> Tensor:
-    """a [M, K] @ b [K, N] in bfloat16. The tensor cores read both along K, so a is made row by row and b column by column.
-    `fast` sums in fewer bits than float32 between the tensor cores' steps: enough forward, not for gradients."""
-    a = a.contiguous()
-    b = b.mT.contiguous().mT
+    """a [M, K] b^T [K, N] in bfloat16, of b [N, K]: the tensor cores read both along K. `fast` sums in fewer bits than float32
+    between the tensor cores' steps, which is enough forward and not for gradients."""
     return torch._scaled_mm(
-        a, b, scale_a=a_factor, scale_b=b_factor, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast
+        a, b.mT, scale_a=a_factor, scale_b=b_factor, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast
     )
 
 
 class Product(torch.autograd.Function):
-    """x [M, K], weight [N, K], bias [N] or None -> x weight^T + bias [M, N]."""
+    """x [M, K], weight [N, K], bias [N] or None -> x weight^T + bias [M, N]. What is kept for the backward pass has 8 bits."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        x8, x_factor = rounded(x, FORWARD)
-        weight8, weight_factor = rounded(weight, FORWARD)
-        ctx.save_for_backward(x8, x_factor, weight8, weight_factor)
+        x8, x8_t, x_factor = rounded(x, FORWARD)
+        weight8, weight8_t, weight_factor = rounded(weight, FORWARD)
+        ctx.save_for_backward(x8_t, x_factor, weight8_t, weight_factor)
         ctx.has_bias = bias is not None
-        return product(x8, weight8.mT, x_factor, weight_factor, bias, fast=True)
+        return product(x8, weight8, x_factor, weight_factor, bias, fast=True)
 
     @staticmethod
     def backward(ctx, dy: Tensor):
-        x8, x_factor, weight8, weight_factor = ctx.saved_tensors
-        dy8, dy_factor = rounded(dy, BACKWARD)
-        dx = product(dy8, weight8, dy_factor, weight_factor, fast=False)
-        dweight = product(dy8.mT, x8, dy_factor, x_factor, fast=False)
+        x8_t, x_factor, weight8_t, weight_factor = ctx.saved_tensors
+        dy8, dy8_t, dy_factor = rounded(dy, BACKWARD)
+        dx = product(dy8, weight8_t, dy_factor, weight_factor, fast=False)
+        dweight = product(dy8_t, x8_t, dy_factor, x_factor, fast=False)
         return dx, dweight, dy.sum(0) if ctx.has_bias else None
 
 

@@ -14,7 +14,7 @@ import csv
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,7 @@ COLUMNS = (
     "mfu",  # of the dense bf16 peak, for all rungs, so that they can be compared
     "peak_bytes",  # the most that PyTorch had allocated
     "kernels",  # launched by one step
+    "kernels_ms",  # the sum of their times; where step_ms is much more, the GPU waits for the host
     "loss",  # of the last step, nats per token
     "predicted_ms",  # modelled before the run
     "predicted_bytes",
@@ -116,7 +117,8 @@ RUNGS = (
     Rung("chunked loss", "no tensor of all logits (gpukit's linear_cross_entropy)", {"loss": "chunked"}),
     Rung("one pass", "the whole batch at once, for which there is room now", {"passes": 1}),
     Rung("gpukit attention", "gpukit's FlashAttention", {"attention": "gpukit"}),
-    Rung("bf16 weights", "bf16 throughout, with float32 copies in gpukit's AdamW", {"precision": "bf16", "optimizer": "gpukit"}),
+    Rung("gpukit AdamW", "gpukit's, which clips on the way", {"optimizer": "gpukit"}),
+    Rung("bf16 weights", "bf16 throughout, with float32 copies of the weights in AdamW", {"precision": "bf16"}),
     Rung("gpukit norms", "norms and activations as kernels that the compiler cannot look into", {"kernels": True}),
     Rung("CUDA graphs", "the step's launches replayed at once", {"graphs": True}, "bf16 weights"),
     Rung("recomputation", "activations of the blocks computed twice, for memory", {"recompute": True}, "bf16 weights"),
@@ -308,7 +310,6 @@ class Measured:
     step_ms: float
     peak_bytes: int
     losses: tuple[float, ...]
-    kernels: int = 0
     top: tuple[tuple[str, int, float], ...] = ()
 
 
@@ -334,7 +335,7 @@ def measure(settings: Settings, way: How, corpus: data.Corpus, device: torch.dev
     peak = torch.cuda.max_memory_allocated() if gpu else 0
     top = _kernels(trained) if gpu else ()
     values = tuple(torch.stack(losses).tolist())
-    return Measured(step_ms, peak, values, sum(count for _, count, _ in top), top)
+    return Measured(step_ms, peak, values, top)
 
 
 def _kernels(trained: Trained) -> tuple[tuple[str, int, float], ...]:
@@ -383,8 +384,9 @@ def climb(
     same = benchmark.identity(name)
     config = plan.accounting_config(settings.preset, settings.model)
     flops = plan.flops_per_token(config, settings.seq)
-    rows, losses, kernels = [], [], []
+    rows = []
     for rung, (start, way) in found.items():
+        losses, kernels = [], []
         row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
         row |= {"preset": settings.preset, "rung": rung, "starts_from": start, "batch": settings.batch}
         row |= {"seq": settings.seq, "passes": way.passes, **same}
@@ -398,21 +400,20 @@ def climb(
         else:
             tokens_per_s = settings.tokens_per_step / measured.step_ms * 1e3
             row |= {"step_ms": round(measured.step_ms, 2), "tokens_per_s": round(tokens_per_s)}
-            row |= {
-                "peak_bytes": measured.peak_bytes,
-                "kernels": measured.kernels,
-                "loss": round(measured.losses[-1], 4),
-            }
+            row |= {"peak_bytes": measured.peak_bytes, "loss": round(measured.losses[-1], 4)}
+            row |= {"kernels": sum(n for _, n, _ in measured.top)}
             if gpu is not None:
+                row["kernels_ms"] = round(sum(us for _, _, us in measured.top) / 1e3, 2)
                 row["mfu"] = round(tokens_per_s * flops / gpu.peak("bf16"), 4)
-            losses += [(rung, step, f"{loss:.5f}") for step, loss in enumerate(measured.losses, 1)]
-            kernels += [(rung, kernel[:160], count, round(us, 1)) for kernel, count, us in measured.top[:TOP]]
+            losses = [(rung, step, f"{loss:.5f}") for step, loss in enumerate(measured.losses, 1)]
+            kernels = [(rung, kernel[:160], count, round(us, 1)) for kernel, count, us in measured.top[:TOP]]
             say(line(row))
         rows.append(row)
         if folder is not None:
-            _write(folder / f"ladder-{settings.preset}.csv", COLUMNS, (row.values() for row in rows))
-            _write(folder / f"ladder-{settings.preset}-losses.csv", ("rung", "step", "loss"), losses)
-            _write(folder / f"ladder-{settings.preset}-kernels.csv", ("rung", "kernel", "launches", "us"), kernels)
+            path = folder / f"ladder-{settings.preset}"
+            _merge(Path(f"{path}.csv"), COLUMNS, [[*row.values()]], 1)
+            _merge(Path(f"{path}-losses.csv"), ("rung", "step", "loss"), losses, 0)
+            _merge(Path(f"{path}-kernels.csv"), ("rung", "kernel", "launches", "us"), kernels, 0)
         gc.collect()
         torch.compiler.reset()
         if where.type == "cuda":
@@ -437,9 +438,16 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
-def _write(path: Path, columns: Iterable[str], rows: Iterable[Iterable]) -> None:
+def _merge(path: Path, columns: Sequence[str], rows: Sequence[Sequence], key: int) -> None:
+    """Write `rows` to the file. Those of the same rung, which column `key` names, are replaced; rungs stay in their order."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    new = {row[key] for row in rows}
+    kept = []
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            kept = [row for row in list(csv.reader(file))[1:] if row[key] not in new]
+    order = {rung.name: number for number, rung in enumerate(RUNGS)}
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(columns)
-        table.writerows(rows)
+        table.writerows(sorted((*kept, *rows), key=lambda row: order.get(row[key], len(order))))
