@@ -51,6 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", choices=presets.DTYPES, help="of the matrix products")
     parser.add_argument("--optimizer", choices=presets.OPTIMIZERS, help="whose AdamW")
+    parser.add_argument(
+        "--sharding",
+        choices=presets.SHARDINGS,
+        help="with torchrun: each process holds the whole model (ddp, the default) or a share of it (fsdp)",
+    )
+    parser.add_argument(
+        "--recompute",
+        choices=presets.RECOMPUTE,
+        help="full: keep only the blocks' inputs for the backward pass, and compute the rest again; less memory, more time",
+    )
     for name, kind, text in _NUMBERS:
         parser.add_argument(
             f"--{name.replace('_', '-')}", type=kind, metavar="N", help=f"{text} (default: the preset's)"
@@ -59,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def changes(args: argparse.Namespace) -> dict[str, object]:
     """The settings that were given on the command line."""
-    given = {name: getattr(args, name) for name in ("text", "dtype", "optimizer", *(name for name, *_ in _NUMBERS))}
+    names = ("text", "dtype", "optimizer", "sharding", "recompute", *(name for name, *_ in _NUMBERS))
+    given = {name: getattr(args, name) for name in names}
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -93,6 +104,7 @@ def _run(args: argparse.Namespace) -> int:
     from gpukit.train import data, ranks
     from gpukit.train.loop import NotFinite, Trainer
 
+    torch.set_num_threads(presets.threads(settings, torch.get_num_threads()))
     kind = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda" and not torch.cuda.is_available():
         raise CourseError("--device cuda: PyTorch sees no GPU here (gpukit doctor says why)")

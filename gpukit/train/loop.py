@@ -26,7 +26,7 @@ from gpukit.train import checkpoint, data, plan
 from gpukit.train.model import GPT, GPTConfig, Operations
 from gpukit.train.optimizer import adamw, update
 from gpukit.train.presets import Settings
-from gpukit.train.ranks import Ranks
+from gpukit.train.ranks import ALONE, Ranks
 from gpukit.train.record import Record
 
 
@@ -51,7 +51,7 @@ class Trainer:
         gpu: hardware.Gpu | None = None, ranks: Ranks | None = None, operations: Operations | None = None, resume: bool = False,
         say: Callable[[str], None] = print,
     ):  # fmt: skip
-        ranks = ranks or Ranks()
+        ranks = ranks or ALONE
         self.settings, self.corpus, self.ranks, self.gpu = settings, corpus, ranks, gpu
         self.device = device or torch.device("cpu")
         self.say = say if ranks.main else lambda line: None
@@ -72,18 +72,21 @@ class Trainer:
         self.accounting = plan.accounting_config(settings.preset, settings.model)
         self.step = 0
         torch.manual_seed(settings.seed)  # the same weights in all processes
-        self.model = GPT(config, operations).to(self.device)
+        self.model = GPT(config, operations)
+        self.model.recompute = settings.recompute == "full"
         torch.manual_seed(settings.seed + ranks.rank)  # dropout differs
+        self.called = ranks.laid_out(self.model, self.device, settings.sharding, settings.dtype)
+        # What this process holds of each. Within a pass of FSDP the model has the gathered ones in their places.
+        self.parameters = dict(self.model.named_parameters())
         self.optimizer = adamw(self.model, settings)
         drawn = 0
         if resume and checkpoint.checkpoints(self.checkpoints):
-            drawn = self._load(checkpoint.newest(self.checkpoints, self.say))
+            drawn = self._load(checkpoint.newest(self.checkpoints, self.say, ranks))
         elif resume:
             self.say("the run has no checkpoint yet, so it begins again")
         self.batches = data.Batches(
             corpus.train, self.sequences, settings.seq, seed=settings.seed, drawn=drawn, rank=ranks.rank, world=ranks.world
         )  # fmt: skip
-        self.called = ranks.copies(self.model, self.device)
         self.record = Record(folder, settings, self.say) if ranks.main else None
         self.signal = 0  # the number of the signal that asked for an end
         self._losses: list[tuple[int, Tensor, Tensor | None]] = []  # of the steps whose numbers were not looked at yet
@@ -142,7 +145,7 @@ class Trainer:
                 if logged or evaluated or saved or ended:
                     loss, norm = self._look()
                     seconds = time.perf_counter() - begin
-                    ended = self.ranks.largest(self.signal, self.device)
+                    ended = self.ranks.largest(self.signal)
                     validation = self.evaluate() if evaluated else None
                     if logged or evaluated or saved:
                         self._report(loss, norm, validation, (number - since) / seconds)
@@ -193,20 +196,27 @@ class Trainer:
         s, ranks = self.settings, self.ranks
         self.model.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for inputs, targets in data.in_order(
+        batches = data.in_order(
             self.corpus.validation, self.sequences, s.seq, s.eval_sequences, rank=ranks.rank, world=ranks.world
-        ):
+        )
+        nothing = torch.zeros(1, s.seq, dtype=torch.int64)
+        while True:
+            inputs, targets = next(batches, (nothing, nothing))
+            count = 0 if inputs is nothing else len(inputs)  # the last batch may be shorter
+            # With FSDP a pass needs all processes, so one that has no batch left takes part in those of the others.
+            if not ranks.largest(count):
+                break
             with self._autocast():
                 loss = self.model(self._to_device(inputs), self._to_device(targets))
-            sums[0] += loss * len(inputs)  # the last batch may be shorter
-            sums[1] += len(inputs)
+            sums += torch.stack((loss.double() * count, sums.new_tensor(count)))
         total, count = ranks.sum(sums).tolist()
         return total / count
 
     def _sample(self, validation: float) -> None:
         """Let the model write, and record it. The numbers that decide are drawn by a generator of their own, so that training
         does not depend on whether there are samples."""
-        if not (self.record and self.settings.sample):
+        # With FSDP a pass needs all processes: all draw the same tokens, and one writes them down.
+        if not self.settings.sample or not (self.record or self.settings.sharding == "fsdp"):
             return
         self.model.eval()
         generator = torch.Generator(self.device).manual_seed(self.settings.seed + self.step)
@@ -216,7 +226,8 @@ class Trainer:
                 0, 1:
             ].tolist()
         known = [token for token in drawn if token < self.corpus.tokenizer.vocab_size]  # a model's table may be larger
-        self.record.sample(self.step, self.corpus.tokenizer.decode(known))
+        if self.record:
+            self.record.sample(self.step, self.corpus.tokenizer.decode(known))
 
     def _report(self, loss: float, norm: float | None, validation: float | None, steps_per_s: float) -> None:
         s = self.settings
@@ -255,44 +266,50 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of this step. Where the disk has no room training goes on, with the checkpoint before."""
-        random = self.ranks.gather(self._random_state())
-        if not self.ranks.main:
-            return
-        state = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "sampler": list(self.batches.state()),
-            "random": random,
-        }
+        info = {"model": asdict(self.model.config), "sampler": self.batches.state()}
         try:
-            checkpoint.save(self.checkpoints, self.step, asdict(self.model.config), state)
+            checkpoint.save(self.checkpoints, self.step, self._state(), info, self.ranks)
         except OSError as error:
             room = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
             kept = [path.name for path in checkpoint.checkpoints(self.checkpoints)]
             there = f"{kept[-1]} is kept" if kept else "there is none yet"
             self.say(f"no checkpoint of step {self.step:,} could be written: {room}; {there}, and training goes on")
 
+    def _state(self) -> dict[str, Tensor]:
+        """What this process has of a checkpoint's tensors, by name."""
+        state = {f"model.{name}": parameter.detach() for name, parameter in self.parameters.items()}
+        for name, parameter in self.parameters.items():
+            for kind, value in self.optimizer.state[parameter].items():
+                state[f"optimizer.{kind}.{name}"] = value
+        return state | self._random_state()
+
     def _random_state(self) -> dict[str, Tensor]:
-        """Of PyTorch's generators on this process, which dropout draws from."""
-        state = {"cpu": torch.get_rng_state()}
+        """Of PyTorch's generators in this process, which dropout draws from."""
+        name = f"random.{self.ranks.rank}"
+        state = {f"{name}.cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
-            state["cuda"] = torch.cuda.get_rng_state(self.device)
+            state[f"{name}.cuda"] = torch.cuda.get_rng_state(self.device)
         return state
 
     def _load(self, found: checkpoint.Checkpoint) -> int:
         """Go on from a checkpoint. Returns how many sequences were drawn until it."""
         checkpoint.check_shape(found, asdict(self.model.config))
-        self.model.load_state_dict(found.state["model"])
-        self.optimizer.load_state_dict(found.state["optimizer"])
+        there = found.names()
+        for parameter in self.parameters.values():  # the optimizer has no state before its first step
+            step = torch.zeros((), device=self.device)
+            moments = {kind: torch.zeros_like(parameter.detach()) for kind in ("exp_avg", "exp_avg_sq")}
+            self.optimizer.state[parameter] = {"step": step, **moments}
+        random = self._random_state()
+        state = {name: value for name, value in self._state().items() if name not in random or name in there}
+        found.read(state, self.ranks)
+        if f"random.{self.ranks.rank}.cpu" in state:  # a process that was not there before keeps its own
+            torch.set_rng_state(state[f"random.{self.ranks.rank}.cpu"])
+        if f"random.{self.ranks.rank}.cuda" in state:
+            torch.cuda.set_rng_state(state[f"random.{self.ranks.rank}.cuda"], self.device)
         self.step = found.step
-        seed, drawn = found.state["sampler"]
+        seed, drawn = found.info["sampler"]
         if seed != self.settings.seed:
             self.say(f"the seed was {seed} and is {self.settings.seed} now, so the sequences come in another order")
-        random = found.state["random"]
-        if self.ranks.rank < len(random):  # a process that was not there before keeps its own
-            torch.set_rng_state(random[self.ranks.rank]["cpu"])
-            if self.device.type == "cuda" and "cuda" in random[self.ranks.rank]:
-                torch.cuda.set_rng_state(random[self.ranks.rank]["cuda"], self.device)
         self.say(f"resumed from {found.path.name}")
         return drawn
 

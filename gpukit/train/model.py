@@ -30,6 +30,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gpukit.accounting.arguments import choice, divides, whole
 
@@ -167,9 +168,11 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.hidden)) if config.norm == "layer" else None
 
     def forward(self, x: Tensor, operations: Operations) -> Tensor:
+        # FSDP hands over a block's parameters in bf16, and x, the residual stream, is float32.
+        weight = self.weight.to(x.dtype)
         if self.bias is None:
-            return operations.rms_norm(x, self.weight, 1e-5)
-        return operations.layer_norm(x, self.weight, self.bias, 1e-5)
+            return operations.rms_norm(x, weight, 1e-5)
+        return operations.layer_norm(x, weight, self.bias.to(x.dtype), 1e-5)
 
 
 class Attention(nn.Module):
@@ -227,7 +230,13 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer. `operations` may be replaced at any time: `model.operations = Operations(gelu=...)`."""
+    """A decoder-only transformer. `operations` may be replaced at any time: `model.operations = Operations(gelu=...)`.
+
+    With `recompute` set, a block keeps only its input for the backward pass, which computes the rest again: about a third more
+    FLOPs for a small part of the memory (activation checkpointing).
+    """
+
+    recompute = False
 
     def __init__(self, config: GPTConfig, operations: Operations | None = None):
         super().__init__()
@@ -272,7 +281,10 @@ class GPT(nn.Module):
         else:
             angles = self.cos[:T], self.sin[:T]
         for block in self.blocks:
-            x = block(x, angles, self.operations)
+            if self.recompute and self.training:
+                x = checkpoint(block, x, angles, self.operations, use_reentrant=False)
+            else:
+                x = block(x, angles, self.operations)
         return self.norm(x, self.operations)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:

@@ -40,12 +40,13 @@ def update(optimizer: torch.optim.Optimizer, rate: float, settings: Settings, *,
     """
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     norm = None
-    if settings.optimizer == "torch":
+    if settings.optimizer == "torch" or norm_wanted:
         norm = nn.utils.get_total_norm(gradients)
+        if hasattr(norm, "full_tensor"):  # of gradients in shares (FSDP): the norm over all of them
+            norm = norm.full_tensor()
+    if settings.optimizer == "torch":
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         nn.utils.clip_grads_with_norm_(parameters, settings.clip, norm)
-    elif norm_wanted:
-        norm = nn.utils.get_total_norm(gradients)
     for group in optimizer.param_groups:
         group["lr"] = rate
     optimizer.step()

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import pickle
 import resource
 
 import pytest
@@ -15,19 +16,25 @@ MODEL = {"layers": 2, "hidden": 16}
 
 def write(folder, *steps):
     for step in steps:
-        checkpoint.save(folder, step, MODEL, {"model": {"w": torch.full((1000,), float(step))}, "sampler": [1, step]})
+        checkpoint.save(folder, step, {"w": torch.full((1000,), float(step))}, {"model": MODEL, "sampler": [1, step]})
+
+
+def read(found):
+    state = {"w": torch.empty(1000)}
+    found.read(state)
+    return state["w"].unique().tolist()
 
 
 def test_what_is_saved_is_loaded_and_two_are_kept(tmp_path):
     write(tmp_path, 5, 10, 15)
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["step-00000010", "step-00000015"]
     found = checkpoint.newest(tmp_path)
-    assert found.step == 15 and found.state["sampler"] == [1, 15] and (found.state["model"]["w"] == 15).all()
+    assert found.step == 15 and found.info["sampler"] == [1, 15] and found.names() == {"w"} and read(found) == [15]
 
 
 def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path):
     write(tmp_path, 5, 10)
-    path = tmp_path / "step-00000010" / "state.pt"
+    path = tmp_path / "step-00000010" / "__0_0.distcp"
     data = bytearray(path.read_bytes())
     for change, why in (
         (data[:-100], "bytes, and"),
@@ -76,4 +83,20 @@ def test_another_shape_is_named(tmp_path):
 def test_info_is_plain(tmp_path):
     write(tmp_path, 5)
     info = json.loads((tmp_path / "step-00000005" / "info.json").read_text())
-    assert info["step"] == 5 and info["model"] == MODEL and info["bytes"] > 4000
+    assert info["step"] == 5 and info["model"] == MODEL and info["files"]["__0_0.distcp"]["bytes"] > 4000
+
+
+@pytest.mark.parametrize("foreign", [print, [1, {"a": print}]])
+def test_reading_runs_no_code_of_the_file(tmp_path, foreign):
+    write(tmp_path, 5)
+    found = checkpoint.newest(tmp_path)
+    (found.path / ".metadata").write_bytes(pickle.dumps(foreign))
+    for reading in (found.names, lambda: read(found)):
+        with pytest.raises(CheckpointError, match=r"asks for builtins\.print, which no checkpoint of gpukit needs"):
+            reading()
+
+
+def test_only_tensors_are_read(tmp_path):
+    checkpoint.save(tmp_path, 5, {"w": torch.zeros(2), "other": [1]}, {"model": MODEL, "sampler": [1, 5]})
+    with pytest.raises(CheckpointError, match=r"asks for .*\.BytesStorageMetadata"):  # which PyTorch would unpickle
+        checkpoint.newest(tmp_path).names()

@@ -88,6 +88,14 @@ def test_the_tiny_preset_learns_in_a_few_steps(tmp_path):
     assert trainer.run() == 0 and trainer.evaluate() < before - 1
 
 
+def test_a_small_model_runs_on_one_thread(monkeypatch):
+    tiny, gpt2 = (presets.preset(name).settings for name in ("tiny", "gpt2"))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert presets.threads(tiny, 8) == 1 and presets.threads(gpt2, 8) == 8
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert presets.threads(tiny, 4) == 4
+
+
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_settings_survive_json(name):
     settings = presets.preset(name).settings

@@ -1,0 +1,211 @@
+"""`python -m tests.train.ranks CASE ...`: runs of several processes with gloo on the CPU. An error ends it with a status other than 0.
+
+A script of its own: the processes are forked once everything is imported, before PyTorch has started a thread.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed.fsdp
+import torch.distributed.tensor
+from torch import Tensor
+
+from gpukit.train import ranks
+from gpukit.train.loop import Trainer
+from gpukit.train.record import read_metrics
+from tests.train import corpus
+
+MODEL = {**corpus.MODEL, "layers": 2, "hidden": 20}  # with 4 processes some shares are empty, and some not equal
+
+
+def forked(world: int, work: Callable[[ranks.Ranks], None], killed: int | None = None) -> list[int]:
+    """Run `work` in `world` processes that know each other. Returns their exit statuses. The process `killed` is killed once
+    the others have ended."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+
+    def begin(rank: int) -> None:
+        torch.set_num_threads(1)
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        with ranks.joined("cpu") as joined:
+            work(joined)
+
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=begin, args=(rank,)) for rank in range(world)]
+    for process in processes:
+        process.start()
+    for rank, process in enumerate(processes):
+        if rank != killed:
+            process.join()
+    if killed is not None:
+        processes[killed].kill()
+        processes[killed].join()
+    return [process.exitcode for process in processes]
+
+
+class Place:
+    """A text and a folder for the runs of a case."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.text = folder, corpus.prepared(folder)
+
+    def trainer(self, name: str, joined: ranks.Ranks, *, resume: bool = False, model: dict | None = None, **changes):
+        settings = corpus.settings(self.folder / "text", **changes).replace(model=MODEL | (model or {}))
+        return Trainer(settings, self.folder / name, self.text, ranks=joined, resume=resume, say=lambda line: None)
+
+    def run(self, name: str, world: int, **options) -> None:
+        statuses = forked(world, lambda joined: self.trainer(name, joined, **options).run())
+        assert statuses == [0] * world, (name, statuses)
+
+    def numbers(self, name: str) -> list[float]:
+        columns = ("loss", "gradient_norm", "validation_loss")
+        rows = read_metrics(self.folder / name / "metrics.csv")
+        return [float(row[column]) for row in rows for column in columns if row[column]]
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """All of the newest checkpoint but the random numbers, as one process reads it."""
+        trainer = self.trainer(name, ranks.ALONE, resume=True)
+        return {name: value.clone() for name, value in trainer._state().items() if not name.startswith("random")}
+
+
+# Of 11 sequences the last process evaluates fewer than the first.
+EQUAL = {
+    "ddp, two passes": {"world": 2, "sharding": "ddp", "micro_batches": 2},
+    "fsdp, two passes": {"world": 2, "sharding": "fsdp", "micro_batches": 2, "recompute": "full"},
+    "fsdp on four": {"world": 4, "sharding": "fsdp"},
+}
+
+
+def equal(place: Place) -> None:
+    """The same losses, norms and samples with several processes as with one."""
+    options = {"steps": 6, "eval_sequences": 11, "clip": 0.5}
+    place.run("one", 1, **options)
+    expected = place.numbers("one")
+    for name, how in EQUAL.items():
+        place.run(name, **options, **how)
+        found = place.numbers(name)
+        worst = max(abs(a / b - 1) for a, b in zip(found, expected, strict=True))
+        print(f"{name}: {worst:.1e}")
+        assert worst < 1e-5, name
+        texts = [(place.folder / each / "samples.txt").read_text() for each in (name, "one")]
+        assert texts[0] == texts[1], name
+    bf16 = {**options, "dtype": "bf16"}
+    place.run("one in bf16", 1, **bf16)
+    place.run("fsdp in bf16", 2, sharding="fsdp", **bf16)
+    pairs = zip(place.numbers("fsdp in bf16"), place.numbers("one in bf16"), strict=True)
+    worst = max(abs(a / b - 1) for a, b in pairs)
+    print(f"fsdp in bf16: {worst:.1e}")
+    assert worst < 2**-8  # a rounding to bf16
+
+
+def moved(place: Place) -> None:
+    """A checkpoint goes from one process to any number of others and back without a changed bit, and the run goes on with it."""
+    options = {"steps": 4, "sample": 0}
+    place.run("run", 1, **options)
+    expected = place.tensors("run")
+    assert {name.partition(".")[0] for name in expected} == {"model", "optimizer"} and len(expected) > 80
+
+    def pass_on(joined: ranks.Ranks, sharding: str) -> None:
+        trainer = place.trainer("run", joined, resume=True, sharding=sharding)
+        assert trainer.step == 4
+        trainer.save()
+
+    for world, sharding in ((2, "ddp"), (2, "fsdp"), (4, "fsdp"), (2, "ddp"), (1, "ddp")):
+        assert forked(world, lambda joined, sharding=sharding: pass_on(joined, sharding)) == [0] * world
+        found = place.tensors("run")
+        assert found.keys() == expected.keys()
+        for name, value in found.items():
+            assert torch.equal(value, expected[name]), (world, sharding, name)
+        print(f"{world} {sharding}: equal")
+    shutil.copytree(place.folder / "run", place.folder / "alone")
+    for name, how in (("run", {"world": 2, "sharding": "fsdp"}), ("alone", {"world": 1})):
+        place.run(name, resume=True, **{**options, "steps": 6}, **how)
+    pairs = zip(place.numbers("run"), place.numbers("alone"), strict=True)
+    assert max(abs(a / b - 1) for a, b in pairs) < 1e-5
+
+
+def resumed(place: Place) -> None:
+    """A run of two processes with dropout goes on bit for bit."""
+    for sharding in ("ddp", "fsdp"):
+        options = {"steps": 6, "sharding": sharding, "model": {"dropout": 0.2}, "sample": 0}
+        place.run("whole", 2, **options)
+        shutil.copytree(place.folder / "whole", place.folder / "parts")
+        shutil.rmtree(place.folder / "parts" / "checkpoints" / "step-00000006")
+        place.run("parts", 2, resume=True, **options)
+        assert place.numbers("parts") == place.numbers("whole"), sharding
+        for name in ("whole", "parts"):
+            shutil.rmtree(place.folder / name)
+
+
+def full(place: Place) -> None:
+    """One process of two cannot write: both go on, with the checkpoint before."""
+    import resource
+
+    def work(joined: ranks.Ranks) -> None:
+        trainer = place.trainer("run", joined, sharding="fsdp", sample=0)
+        save = trainer.save
+
+        def limited() -> None:
+            before = resource.getrlimit(resource.RLIMIT_FSIZE)
+            if joined.rank == 1 and trainer.step == 8:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+            try:
+                save()
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+        trainer.save = limited
+        assert trainer.run() == 0
+
+    assert forked(2, work) == [0, 0]
+    names = [path.name for path in (place.folder / "run" / "checkpoints").iterdir()]
+    assert sorted(names) == ["step-00000004", "step-00000012"], names
+
+
+def lost(place: Place) -> None:
+    """A process that is killed, or stands still, ends the others with a sentence."""
+    ranks.BEAT_S = 0.1
+    for world, rank, number in ((2, 1, signal.SIGKILL), (2, 0, signal.SIGKILL), (3, 1, signal.SIGSTOP)):
+
+        def work(joined: ranks.Ranks, rank=rank, number=number) -> None:
+            trainer = place.trainer(f"{joined.world} {rank}", joined, batch=6, steps=1000)
+            step = trainer.train_step
+
+            def interrupted(norm_wanted: bool):
+                if trainer.step == 5 and joined.rank == rank:
+                    os.kill(os.getpid(), number)
+                return step(norm_wanted)
+
+            trainer.train_step = interrupted
+            trainer.run()
+
+        print(f"{number.name} to {rank} of {world}", flush=True)
+        statuses = forked(world, work, killed=rank)
+        expected = [1] * world
+        expected[rank] = -signal.SIGKILL
+        assert statuses == expected, statuses
+
+
+CASES = {case.__name__: case for case in (equal, moved, resumed, full, lost)}
+
+
+def main() -> None:
+    for name in sys.argv[1:]:
+        with tempfile.TemporaryDirectory() as folder:
+            CASES[name](Place(Path(folder)))
+
+
+if __name__ == "__main__":
+    main()
