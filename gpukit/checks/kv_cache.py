@@ -766,15 +766,21 @@ def _int8_cases(rng: Random) -> list[Case]:
     make, cases = _Caches(rng), []
     torch = make.torch
 
-    def rows(*shape: int, dtype: str, steps: str = "various") -> Tensor:
-        """Near whole steps of a power of two, the largest at 127 or -127: every way of rounding to nearest agrees on them."""
+    def rows(*shape: int, dtype: str, any_step: bool = False) -> Tensor:
+        """Whole steps and up to half a step beside them, the largest at 127 or -127: none within a thousandth of the middle
+        between two integers, so every way of rounding to nearest agrees on them. A step is a power of two, or any number,
+        in float32 also one that float16 cannot hold."""
         q = make.integers(-126, 127, *shape, dtype="float32")
         at = make.integers(0, shape[-1], *shape[:-1], 1)
         q.scatter_(-1, at, 254.0 * make.integers(0, 2, *at.shape) - 127)
-        off = torch.rand(shape, generator=make.generator) * 0.4 - 0.2
+        off = torch.rand(shape, generator=make.generator) * 0.98 - 0.49
         off.scatter_(-1, at, 0.0)
-        powers = make.integers(-9, -5, *shape[:-1], 1) if steps == "various" else -6
-        return ((q + off) * 2.0**powers).to(getattr(torch, dtype))
+        powers = make.integers(-9, -5, *at.shape, dtype="float32")
+        if any_step:
+            powers = torch.rand(at.shape, generator=make.generator) * (100 if dtype == "float32" else 4) - 9
+        x = ((q + off) * 2.0**powers).to(getattr(torch, dtype))
+        steps = x.double() * 127 / x.double().abs().amax(-1, keepdim=True)
+        return x.masked_fill((steps - steps.floor() - 0.5).abs() < 1e-3, 0)
 
     for H, D, T_max, lengths, dtype, tags in (
         (1, 16, 8, [0], "float32", "first"),
@@ -785,18 +791,22 @@ def _int8_cases(rng: Random) -> list[Case]:
         (2, 16, 16, [6, 6], "float32", "zero"),
         (4, 64, 64, [50, 31], "float16", ""),
         (2, 16, 24, [20, 23], "float16", "large"),
+        (3, 64, 4, [0, 0], "float32", "any-step"),
+        (3, 64, 4, [0, 0], "float16", "any-step"),
     ):
-        B = len(lengths)
-        # Eighths: scores are exact in float32, even those of bare integers.
-        q = ((make.normal(B, H, D) * 8).round() / 8).to(getattr(torch, dtype)) * (256 if "large" in tags else 1)
-        k, v = rows(B, H, D, dtype=dtype), rows(B, H, D, dtype=dtype)
+        B, any_step = len(lengths), "any-step" in tags
+        # Eighths: scores are exact in float32, even those of bare integers. With any step they are 0.
+        q = (make.normal(B, H, D) * 8).round() / 8 * (256 if "large" in tags else 0 if any_step else 1)
+        q = q.to(getattr(torch, dtype))
+        k, v = (rows(B, H, D, dtype=dtype, any_step=any_step) for _ in range(2))
         if "zero" in tags:
             k[:, 0], v[:, 1] = 0, 0
         k_cache, v_cache = (make.integers(-127, 128, B, T_max, H, D, dtype="int8") for _ in range(2))
         k_scales, v_scales = (2.0 ** make.integers(-9, -5, B, T_max, H, dtype="float32") for _ in range(2))
         for b, n in enumerate(lengths):
             k_scales[b, n:], v_scales[b, n:] = math.nan, math.nan
-        note = {"zero": "a head of zeros", "large": "scores of some hundreds"}.get(tags, "")
+        notes = {"zero": "a head of zeros", "large": "scores of some hundreds", "any-step": "scales of any size, q 0"}
+        note = notes.get(tags, "")
         note = listed(f"caches of {T_max} slots, {lengths} in use", note)
         args = (q, k, v, k_cache, v_cache, k_scales, v_scales, torch.tensor(lengths, dtype=torch.int32))
         cases.append(tensor_case(*args, shown=f"k [{B}, {H}, {D}]", note=note, tags=tags))
@@ -834,7 +844,7 @@ def _int8(
             x = x.trunc() if rounding == "cut" else x.floor() if rounding == "floor" else (x + 0.5).floor()
             for b, n in enumerate(lengths.tolist()):
                 if 0 <= n + place < cache.shape[1]:
-                    cache[b, n + place] = x[b].clamp(-128, 127).to(torch.int8)
+                    cache[b, n + place] = x[b].to(torch.int16).to(torch.int8)  # 128 becomes -128, as on a GPU
                     scale[b, n + place] = step[b].to(scale.dtype)
         outputs = []
         for b, n in enumerate(lengths.tolist()):

@@ -505,10 +505,12 @@ def _present(x: Tensor, num_bins: int, BLOCK: int) -> Tensor:
     return sum(_histogram(block, num_bins, BLOCK).clamp_max(1) for block in x.split(BLOCK))
 
 
-def _padding_in(bin: int) -> Callable[[Tensor, int, int], Tensor]:
+def _padding_in_bin_0(share: int) -> Callable[[Tensor, int, int], Tensor]:
+    """Of the lanes past the end, one in `share` counts."""
+
     def gives(x: Tensor, num_bins: int, BLOCK: int) -> Tensor:
         counts = _histogram(x, num_bins, BLOCK)
-        counts[bin] += padding(len(x), BLOCK)
+        counts[0] += padding(len(x), BLOCK) // share
         return counts
 
     return gives
@@ -530,10 +532,15 @@ HISTOGRAM = KernelExercise(
     launch_rule=_shared,
     misconceptions=(
         Misconception("lost-updates", gives=_present),
-        Misconception(
-            "tail-mask",
-            gives=_padding_in(0),
-            fill=lambda evidence: {"lanes": padding(len(evidence.case.args[0]), evidence.case.args[2])},
+        *(  # without `other`, every second lane holds 0 (_outside in gpukit/simulator/interpreter/memory_ops.py)
+            Misconception(
+                name,
+                gives=_padding_in_bin_0(share),
+                fill=lambda evidence, share=share: {
+                    "lanes": padding(len(evidence.case.args[0]), evidence.case.args[2]) // share
+                },
+            )
+            for name, share in (("tail-mask", 1), ("tail-mask/2", 2))
         ),
         Misconception("adds-values", gives=_adds_values),
         Misconception(
@@ -561,6 +568,8 @@ def _dropout_cases(rng: Random) -> list[Case]:
     (_, of_sum), _, (_, transposed), (_, gaps), *_ = make.upstream(hard)
     special = normal(300)
     special[::7], special[1::7], special[2::7] = float("inf"), -float("inf"), float("nan")
+    seed = rng.randrange(1, 1 << 31)
+    drawn = float(_true_numbers(seed)(make.torch.arange(300), 256).median())  # the number of one of the elements
     return [
         case(normal(200), 0.25),
         case(normal(1), 0.5),
@@ -583,6 +592,7 @@ def _dropout_cases(rng: Random) -> list[Case]:
             note="a large seed",
         ),
         case(special, 0.5, tags="special", note="with infinities and NaN"),
+        case(normal(300), drawn, seed=seed, note="the number of one element is p"),
     ]
 
 

@@ -381,18 +381,36 @@ def what_is_too_large_for_fp8_becomes_its_largest_number():
 
 
 @triton.jit
-def to_int32(x_ptr, y_ptr, BLOCK: tl.constexpr):
+def to_integers(x_ptr, y_ptr, BLOCK: tl.constexpr):
     offs = tl.arange(0, BLOCK)
-    tl.store(y_ptr + offs, tl.load(x_ptr + offs).to(tl.int32))
+    tl.store(y_ptr + offs, tl.load(x_ptr + offs).to(y_ptr.dtype.element_ty))
 
 
 @row()
 def floats_beyond_an_integer_become_its_limit():
     x = torch.tensor([1e10, -1e10, float("nan"), float("inf"), -1.9, 2147483520.0, 0.5, -0.5])
     y = torch.zeros(8, dtype=torch.int32)
+    for source, nan in ((x, 0), (x.double(), -(2**31))):
+        to_integers[(1,)](source, y, BLOCK=8)
+        assert y.tolist() == [2**31 - 1, -(2**31), nan, 2**31 - 1, -1, 2147483520, 0, 0]
+    y = torch.zeros(8, dtype=torch.int64)
+    to_integers[(1,)](x, y, BLOCK=8)
+    assert y.tolist() == [10**10, -(10**10), -(2**63), 2**63 - 1, -1, 2147483520, 0, 0]
+
+
+@row()
+def floats_beyond_8_bits_become_the_low_half_of_16():
+    """As an H200 made them, with Triton 3.6."""
+    x = torch.tensor([128, 127.9, -129, 300, 40_000, -40_000, 70_000, -300])
+    y, z = torch.zeros(8, dtype=torch.int8), torch.zeros(8, dtype=torch.uint8)
     for source in (x, x.double()):
-        to_int32[(1,)](source, y, BLOCK=8)
-        assert y.tolist() == [2**31 - 1, -(2**31), 0, 2**31 - 1, -1, 2147483520, 0, 0]
+        to_integers[(1,)](source, y, BLOCK=8)
+        assert y.tolist() == [-128, 127, 127, 44, -1, 0, -1, -44]
+        to_integers[(1,)](source, z, BLOCK=8)
+        assert z.tolist() == [128, 127, 0, 44, 64, 0, 255, 0]
+    x[:4] = torch.tensor([torch.inf, -torch.inf, torch.nan, -1.5])
+    to_integers[(1,)](x, y, BLOCK=8)
+    assert y.tolist()[:4] == [-1, 0, 0, -1]
 
 
 # ---- libdevice, PTX -----------------------------------------------------------------------------------------------
@@ -990,7 +1008,7 @@ def beyond_the_mask(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 @row()
 def masked_lanes_without_other_hold_nan():
-    """And the largest finite number, in turns."""
+    """And the largest finite number, in turns; of integers the largest and 0."""
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn):
         y = torch.full((8,), 5.0, dtype=dtype)
         beyond_the_mask[(1,)](torch.ones(8).to(dtype), y, 3, BLOCK=8)
@@ -999,7 +1017,7 @@ def masked_lanes_without_other_hold_nan():
         assert y[4::2].tolist() == [torch.finfo(dtype).max] * 2, dtype
     y = torch.zeros(8, dtype=torch.int32)
     beyond_the_mask[(1,)](torch.ones(8, dtype=torch.int32), y, 3, BLOCK=8)
-    assert y.tolist() == [1, 1, 1, *[2**31 - 1] * 5]
+    assert y.tolist() == [1, 1, 1, 2**31 - 1, 0, 2**31 - 1, 0, 2**31 - 1]
 
 
 @triton.jit

@@ -73,8 +73,9 @@ def masked_load(plain):
 
 def _outside(ptrs, alike: bool = False):
     """What lanes hold whose load is masked off without `other`: on a GPU whatever the register held. Here one lane holds NaN
-    and the next the largest finite number, since a comparison hides the one and an addition of 0 times it the other; among
-    integers all hold the largest. `alike`: NaN in all."""
+    and the next the largest finite number, since a comparison hides the one and an addition of 0 times it the other. Of
+    integers one lane holds the largest and the next 0, which an H200 leaves there: a bound hides the one, and 0 is an index
+    like any other. `alike`: NaN, or the largest integer, in all."""
     ti = interpreter_module()
     element = ptrs.get_element_ty()
     dtype = np.dtype(ti._get_np_dtype(element))
@@ -83,7 +84,7 @@ def _outside(ptrs, alike: bool = False):
     elif element.is_floating():  # bits: bf16 and fp8
         nan, largest = (0x7FC0, 0x7F7F) if dtype.itemsize == 2 else _FP8_EXTREMES.get(element.name, (0x7F, 0x7E))
     else:
-        nan = largest = True if dtype.kind == "b" else np.iinfo(dtype).max
+        nan, largest = (True, False) if dtype.kind == "b" else (np.iinfo(dtype).max, 0)
     values = np.full(ptrs.data.shape, nan, dtype=dtype)
     if not alike:
         values[..., ::2] = largest  # the last lane of a block holds NaN

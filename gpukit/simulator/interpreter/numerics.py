@@ -86,9 +86,14 @@ def high_half(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def integers(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Floats as integers, truncated; as on a GPU the limits of the type hold what is beyond them, and NaN is 0."""
+    """Floats as integers, truncated, as an H200 makes them: the limits of the type hold what is beyond them; of 8 bits those of
+    16, whose low half they are. NaN is 0, but a float64's, and in 64 bits, has the highest bit alone."""
     info = np.iinfo(dtype)
+    if info.bits == 8:
+        return integers(values, np.dtype(f"{np.dtype(dtype).kind}2")).astype(dtype)
     wide = np.trunc(values.astype(np.float64))
     out = np.clip(np.nan_to_num(wide, nan=0.0), float(info.min), float(info.max))
     exact = out.astype(dtype) if info.bits < 64 else np.where(out >= float(info.max), 0, out).astype(dtype)
-    return exact if info.bits < 64 else np.where(out >= float(info.max), info.max, exact)
+    exact = exact if info.bits < 64 else np.where(out >= float(info.max), info.max, exact)
+    highest_bit = np.array(1 << (info.bits - 1), dtype=f"u{np.dtype(dtype).itemsize}").astype(dtype)
+    return np.where(np.isnan(wide), highest_bit, exact) if 64 in (info.bits, 8 * values.itemsize) else exact
