@@ -146,8 +146,9 @@ def _parser() -> argparse.ArgumentParser:
         "--mutants",
         nargs="?",
         const="all",
-        choices=("functions", "all"),
-        help="try the solution with one thing changed, too: of plain functions, or of kernels as well, which is slow (all)",
+        choices=("functions", "some", "all"),
+        help="try the solution with one thing changed, too: of plain functions alone, also a tenth of those of kernels, "
+        "chosen by the date (some), or of kernels all of them, which is slow (all: --mutants alone)",
     )
 
     added = command("stubs", _stubs, "make exercises/ from solutions/ (for contributors)")

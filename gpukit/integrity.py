@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from datetime import date
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -48,6 +49,7 @@ EQUIVALENT = "equivalent"  # an answer made by machine that computes the same; t
 REJECTED = "rejected"  # a diagnosis that any rejection is right for
 _RULE = r"^# -{4,} (\w+\.\w+)$"  # above each section of a solution
 _FAR = 1 << 40  # elements: beyond any tensor
+TURNS = 10  # days in a row on which "some" mutants of a kernel are all of them
 
 
 class AnswerError(CourseError):
@@ -366,7 +368,8 @@ class Row:
 def judge_exercise(exercise_id: str, root: Path, seeds: int = 1, mutate: str | None = None) -> Row:
     """Try all answers to one exercise: wrong and generated ones with seed 1, right ones and the solution with `seeds` seeds.
 
-    mutate  whether mutants of the solution are tried as well: "all", "functions" if it is no kernel, None
+    mutate  which mutants of the solution are tried as well: "all", "functions" (all if it is no kernel), "some" (a tenth
+            if it is a kernel, chosen by the date), None
     """
     start = time.perf_counter()
     exercise = registry.exercise(exercise_id)
@@ -391,10 +394,9 @@ def judge_exercise(exercise_id: str, root: Path, seeds: int = 1, mutate: str | N
     def count(found: list[bool]) -> tuple[int, int]:
         return sum(found), len(found)
 
-    tried = mutate == "all" or (mutate == "functions" and not exercise.kernel)
     wrong = [holds(answer, 1) for answer in known if answer.diagnosis not in (RIGHT, EQUIVALENT)]
     made = [holds(answer, 1) for answer in _wrong(generated(exercise, text), known)]
-    mutated = [holds(answer, 1) for answer in _wrong(_mutants(exercise_id, text), known)] if tried else []
+    mutated = [holds(answer, 1) for answer in _tried(_wrong(_mutants(exercise_id, text), known), exercise, mutate)]
     rights = [Answer(exercise_id, "the solution", RIGHT, text, f"solutions/{exercise.concept}.py")]
     rights += [answer for answer in known if answer.diagnosis == RIGHT]
     right = [all([holds(answer, seed)[0] for seed in range(1, seeds + 1)]) for answer in rights]
@@ -415,6 +417,13 @@ def _mutants(exercise_id: str, text: str) -> list[Answer]:
         Answer(exercise_id, mutant.change, REJECTED, mutant.source, f"mutant of {exercise_id}, line {mutant.line}")
         for mutant in mutants.mutants(text, *section(text, exercise_id))
     ]
+
+
+def _tried(found: list[Answer], exercise: Exercise, mutate: str | None) -> list[Answer]:
+    """Those of the mutants that `mutate` of judge_exercise asks for."""
+    if mutate == "all" or (mutate and not exercise.kernel):
+        return found
+    return found[date.today().toordinal() % TURNS :: TURNS] if mutate == "some" else []
 
 
 def _wrong(made: list[Answer], known: list[Answer]) -> list[Answer]:

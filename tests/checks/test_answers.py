@@ -5,6 +5,8 @@ ones with many seeds, and the mutants.
 """
 
 import ast
+from datetime import date
+from types import SimpleNamespace
 
 import pytest
 
@@ -110,6 +112,24 @@ def test_generated_answers_are_rejected(exercise):
         verdict = judge_source(exercise, answer.source, seed=1)
         assert not verdict.passed, answer.name
         assert answer.diagnosis in (integrity.REJECTED, verdict.diagnosis), f"{answer.name}\n{verdict}"
+
+
+# ---------------------------------------------------------------------------------------------------------- mutants
+def test_which_mutants_are_tried(monkeypatch):
+    kernel, function = registry.exercise("softmax.fused"), registry.exercise("dtypes.decode")
+    found = list(range(25))
+
+    def on(day: int) -> list:
+        monkeypatch.setattr(integrity, "date", SimpleNamespace(today=lambda: date.fromordinal(day)))
+        return integrity._tried(found, kernel, "some")
+
+    days = [on(day) for day in range(738_000, 738_000 + integrity.TURNS)]
+    assert sorted(mutant for day in days for mutant in day) == found, "ten days in a row try all of a kernel's"
+    assert {len(day) for day in days} == {2, 3}
+    for mutate, of_kernel, of_function in (("all", found, found), ("functions", [], found), (None, [], [])):
+        assert integrity._tried(found, kernel, mutate) == of_kernel
+        assert integrity._tried(found, function, mutate) == of_function
+    assert integrity._tried(found, function, "some") == found
 
 
 # --------------------------------------------------------------------------------------------------- how they are read
