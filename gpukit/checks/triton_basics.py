@@ -367,6 +367,8 @@ def _dot_cases(rng: Random) -> list[Case]:
         case(1025, 256),
         case(2000, 128, "bfloat16"),
         case(127, 64, low=-300, high=300),
+        case(100, 32, "float16", low=250, high=301),  # products that float16 rounds, or that leave it
+        case(90, 64, "bfloat16", low=-255, high=256),
         _blocked(x, y, 32, note="y the same", tags="large"),
         _blocked(make.torch.zeros(33), make.whole(33), 32, note="y the same, x zeros"),
     ]
@@ -592,7 +594,7 @@ def _dropout_cases(rng: Random) -> list[Case]:
             note="a large seed",
         ),
         case(special, 0.5, tags="special", note="with infinities and NaN"),
-        case(normal(300), drawn, seed=seed, note="the number of one element is p"),
+        case(normal(300), drawn, seed=seed, tags="tie", note="the number of one element is p"),
     ]
 
 
@@ -676,6 +678,7 @@ DROPOUT = KernelExercise(
             gives=lambda x, p, seed, dy: {"y": _dropped(x, _true_numbers(seed), p, 1 / p if p else float("inf"))},
         ),
         Misconception("zero-times-infinity", gives=_times_mask),
+        Misconception("strict", when=only("tie")),
         Misconception("gradient-undropped", gives=lambda x, p, seed, dy: {"dx": dy * 1.0}),
         Misconception("new-numbers", when=lambda evidence: evidence.output == "dx" and _half_dropped(evidence)),
     ),

@@ -1029,8 +1029,18 @@ def begins_and_adds(count_ptr, FIRST: tl.constexpr):
         tl.atomic_add(count_ptr, 1.0, sem="relaxed")
 
 
+@triton.jit
+def begins_and_adds_too(count_ptr, FIRST: tl.constexpr):
+    """Its own atomic add, which orders memory, does not put the others behind its store."""
+    if tl.program_id(0) == FIRST:
+        tl.store(count_ptr, 10.0)
+    tl.atomic_add(count_ptr, 1.0)
+
+
 @row()
 def a_store_beside_atomics():
+    for first in (0, 3):
+        fault_of(lambda first=first: begins_and_adds_too[(4,)](torch.zeros(1), FIRST=first), RaceFault)
     for first in (0, 2, 3):
         fault = fault_of(lambda first=first: begins_and_adds[(4,)](torch.zeros(1), FIRST=first), RaceFault)
         assert "by an atomic" in str(fault) and "count_ptr" in str(fault)

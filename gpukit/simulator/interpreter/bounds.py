@@ -403,16 +403,19 @@ class Memory:
         return np.isin(programs, list(self._ordered))
 
     def atomic(self, access: Access, ordering: bool, reads: bool = True) -> None:
-        """Note an atomic; `reads` is False for an exchange. One on a single address that orders memory (not sem="relaxed") is taken for a lock or a
-        counter: whoever passes through it later comes after everything done before."""
+        """Note an atomic; `reads` is False for an exchange. One on a single address that orders memory (not sem="relaxed")
+        is taken for a lock or a counter: a program that passes through it later comes after everything done before. It
+        cannot put itself behind a plain store to its own address: either may come first."""
         if access.lanes and access.buffer.fresh is not None:
             if reads:
                 self._check_written(access)
             self._note_written(access)
+        if not (self.alone or self.race or not access.lanes):
+            self._note_atomic(access)
         if ordering and access.lanes == 1:
             self._pass(access)
-        if self.alone or self.race or not access.lanes:
-            return
+
+    def _note_atomic(self, access: Access) -> None:
         # Atomics of several programs do not race with each other; a plain store among them does.
         history, me = self._history(access), self.linear + 1
         index = access.index(history.unit)

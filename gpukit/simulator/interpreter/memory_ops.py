@@ -87,7 +87,7 @@ def _outside(ptrs, alike: bool = False):
         nan, largest = (True, False) if dtype.kind == "b" else (np.iinfo(dtype).max, 0)
     values = np.full(ptrs.data.shape, nan, dtype=dtype)
     if not alike:
-        values[..., ::2] = largest  # the last lane of a block holds NaN
+        values[..., ::2] = largest  # the last lane of a block holds NaN, or the largest integer
     return ti.TensorHandle(values, element)
 
 
