@@ -52,7 +52,7 @@ def _no_idle_program(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str
     if programs > needed:
         return (
             "idle-programs",
-            f"{programs:,} programs run where {needed:,} have something to do: what do the others do?",
+            f"{programs:,} programs run where {needed:,} would be enough: what do the others do?",
         )
     return None
 

@@ -16,6 +16,11 @@ from gpukit.grading.messages import Failure
 from gpukit.grading.verdict import MAX_LINES
 
 WIDTH = 118
+# Every smaller case was right, and an index is negative.
+_WRAPPED = (
+    "the tensor has more than 2^31 elements, and an offset computed in int32 wraps around there and becomes negative: which "
+    "index has to be int64 before it is multiplied by a stride?"
+)
 
 
 class Diagnosis(Exception):
@@ -91,7 +96,8 @@ class Words:
         text = f"the check itself failed on what your code did: {type(error).__name__}: {error}"
         return self._found("error", "grader", text[:300], f"gpukit check -v {self.exercise.id} shows where")
 
-    def raised(self, error: Failure, case: Case | None) -> Diagnosis:
+    def raised(self, error: Failure, case: Case | None, beyond: bool = False) -> Diagnosis:
+        """`beyond`: in a tensor of more than 2^31 elements."""
         at = f"{self.shown}, line {error.line}" if error.line else self.shown
         where = f", in case {case.name}" if case else ""
         if error.todo:
@@ -106,7 +112,9 @@ class Words:
             fault = error.fault
             first = {"race": "two programs race"}.get(fault.what, f"{fault.kind} outside {fault.tensor}")
             code = [f"line {error.line}: {error.source}"] if error.source else []
-            more = [fault.text.partition(": ")[2] or fault.text, *code, *self._remark(fault.what)]
+            wrapped = beyond and "before the start" in fault.text
+            why = [_WRAPPED] if wrapped else self._remark(fault.what)
+            more = [fault.text.partition(": ")[2] or fault.text, *code, *why]
             more.append("nothing was damaged: the check runs your code on copies")
             return self._found("fail", fault.what, first + where, *more)
         more = [f"    {error.source}"] if error.source else []
@@ -155,7 +163,8 @@ class Words:
             says = [f"two things at once. {says[0]}", f"And: {says[1]}"]
         elif not says and wrong.kind == "nan":
             says = [
-                "fresh buffers are filled with NaN here: was every element stored, and is NaN what the arithmetic gives?"
+                "fresh buffers hold NaN here, and so do lanes of a load whose mask is off and which was given no `other`: was "
+                "every element stored, do all lanes count that should, and is NaN what the arithmetic gives?"
             ]
         for say in says:
             lines += _wrap(f"  {say}")

@@ -61,13 +61,18 @@ class Evidence:
 
     @cached_property
     def row_ratio(self) -> Tensor | None:
-        """yours / expected per row, [..., 1], if each row is the expected one times a constant and one constant is not 1."""
+        """yours / expected per row, [..., 1], if each row is the expected one times a constant and one constant is not 1. A
+        single number is always some multiple of another."""
         if self.kind != "values" or not hasattr(self.outputs, "untyped_storage"):
             return None
         import torch
 
         yours, right = self.outputs.double(), self.expected.double()
-        if yours.ndim == 0 or not bool(torch.isfinite(yours).all() & torch.isfinite(right).all()):
+        if (
+            yours.ndim == 0
+            or yours.shape[-1] < 2
+            or not bool(torch.isfinite(yours).all() & torch.isfinite(right).all())
+        ):
             return None
         ratio = yours.sum(-1, keepdim=True) / right.sum(-1, keepdim=True)
         eps = torch.finfo(self.outputs.dtype).eps if self.outputs.dtype.is_floating_point else 1e-6

@@ -303,6 +303,31 @@ class KernelExercise(Exercise):
         """The first that failed: the arithmetic of an idea is as inexact as the learner's."""
         return [outcome for outcome in outcomes if outcome.wrong][:4]
 
+    def explains(self, gives: Callable[..., Any], outcomes: list[Outcome]) -> bool:
+        """Nor may an idea be wrong where the learner's kernel is right."""
+        return super().explains(gives, outcomes) and all(
+            self._passes(gives, outcome) for outcome in outcomes if not outcome.wrong
+        )
+
+    def _passes(self, gives: Callable[..., Any], outcome: Outcome) -> bool:
+        """Whether what an idea gives is right in a case, as far as can be told: its formula may not apply there."""
+        args, outputs = outcome.case.args, outcome.reply.outputs
+        with contextlib.suppress(ArithmeticError, ValueError, TypeError, LookupError, RuntimeError, AttributeError):
+            predicted = self.predicts(gives, outcome)
+            if compare.same(predicted, outputs):
+                return True
+            truths = compare.reference(self.reference, compare.doubled(args), self.gradients)
+            natives = compare.reference(self.reference, args, self.gradients)
+            return all(
+                name not in predicted
+                or compare.tensor(
+                    name, predicted[name].to(native.dtype), truth, native, gradient=self.gradients and name != "y"
+                )
+                is None
+                for name, truth, native in zip(outputs, truths, natives, strict=False)
+            )
+        return True
+
     def fits(self, predicted: dict[str, Any], outcome: Outcome) -> bool:
         """Whether the results of which an idea speaks are what it gives and not the right ones, and the others are right."""
         outputs = outcome.reply.outputs

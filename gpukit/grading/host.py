@@ -42,6 +42,7 @@ HOST_OPS = (
     )
 )
 _MOST_NUMBERS = 1 << 17  # of one upload: tables, not tensors
+_PLAIN_DEEPCOPY = torch.Tensor.__deepcopy__
 
 
 def decoys(args: Any) -> Any:
@@ -63,6 +64,11 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value)
 
 
+def _deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """PyTorch's own copies the storage where no operation is seen."""
+    return memo.setdefault(id(tensor), tensor.detach().clone())
+
+
 class Recorder(dispatch.Mode):
     """Writes the tape of the operations inside a `with` block, and of the launches, which do not run.
 
@@ -81,10 +87,12 @@ class Recorder(dispatch.Mode):
 
     def __enter__(self) -> Recorder:
         launches.watch(self)
+        torch.Tensor.__deepcopy__ = _deepcopy
         return super().__enter__()
 
     def __exit__(self, *exc_info) -> None:
         super().__exit__(*exc_info)
+        torch.Tensor.__deepcopy__ = _PLAIN_DEEPCOPY
         launches.unwatch(self)
 
     def arguments(self, args: tuple) -> tuple:

@@ -192,7 +192,7 @@ class _Run:
             if self.exercise.kernel:
                 self.passed = self.total - 1
                 if self.beyond:
-                    raise self._raised(*self.beyond)
+                    raise self._raised(*self.beyond, beyond=True)
                 self._compiles(outcome.reply for outcome in outcomes)
             if doubt:
                 self.detail += seen
@@ -351,9 +351,9 @@ class _Run:
         if reply.error:
             self.beyond = reply.error, far
 
-    def _raised(self, error: Failure, case: Case | None) -> Diagnosis:
+    def _raised(self, error: Failure, case: Case | None, beyond: bool = False) -> Diagnosis:
         self.detail += error.traceback
-        return self.say.raised(error, case)
+        return self.say.raised(error, case, beyond)
 
     def _known_before(self, outcomes: list[Outcome]) -> None:
         """A known misconception in the values of earlier cases says more than the stray access or the division by zero that

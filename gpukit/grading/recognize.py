@@ -179,9 +179,13 @@ def _two(exercise: Exercise, evidence: Evidence) -> tuple[Misconception, ...]:
             continue
         both = _merged(first.gives, second.gives)
         try:
-            if all(
-                any(exercise.fits(guess, outcome) for guess in _together(exercise, a, b, both, outcome))
+            guesses = [
+                _together(exercise, a, b, both, outcome)
                 for a, b, outcome in zip(firsts, seconds, outcomes, strict=True)
+            ]
+            if any(  # the two change every result in one way: by a sum, or a product, or as one function
+                all(exercise.fits(guess, outcome) for guess, outcome in zip(column, outcomes, strict=True))
+                for column in zip(*guesses, strict=True)
             ) and any(  # where one of them explains each case alone, they may exclude each other
                 not exercise.fits(a, outcome) and not exercise.fits(b, outcome)
                 for a, b, outcome in zip(firsts, seconds, outcomes, strict=True)

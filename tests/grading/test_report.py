@@ -1,6 +1,7 @@
 """Reports (JSON, Markdown, JUnit, table) and the recorded progress."""
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -169,6 +170,19 @@ def test_progress_keeps_the_last_verdict_and_sees_edits(course):
     assert not found["alpha.first"]["edited"]
     (course / "exercises" / "alpha.py").write_text("two\n")
     assert recorded(course)["alpha.first"]["edited"]
+
+
+@pytest.mark.parametrize("odd", ["pipe", "link"])
+def test_a_verdict_on_what_is_no_file_is_recorded_without_reading_it(course, odd):
+    """A pipe has no end until somebody writes to it, and /dev/zero has none at all."""
+    path = course / "exercises" / "alpha.py"
+    path.unlink()
+    if odd == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    record(verdict("alpha.first", "missing"), course)
+    assert recorded(course)["alpha.first"]["state"] == "missing"
 
 
 def test_solutions_are_no_progress(course):

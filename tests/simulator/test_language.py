@@ -493,6 +493,29 @@ def custom_reductions(x_ptr, a_ptr, b_ptr, c_ptr):
 
 
 @triton.jit
+def plus_once(a, b):
+    return a + b
+
+
+@feature(lambda: (torch.tensor([2.0**24] + [1.0] * 15),), lambda x: torch.tensor([2.0**24 + 14]))
+@triton.jit
+def custom_reductions_round_as_a_tree(x_ptr, y_ptr):
+    tl.store(y_ptr, tl.reduce(tl.load(x_ptr + tl.arange(0, 16)), 0, plus_once))
+
+
+TWO = tl.constexpr(2)
+
+
+@feature(one(16), lambda x: (2 * x - 2 / (2 + x * x), (2 > x).int()))
+@triton.jit
+def constants_left_of_a_block(x_ptr, y_ptr, z_ptr):
+    i = tl.arange(0, 16)
+    x = tl.load(x_ptr + i)
+    tl.store(y_ptr + i, (TWO * x - TWO / (TWO + x * x)).to(tl.float32))
+    tl.store(z_ptr + i, (TWO > x).to(tl.int32))
+
+
+@triton.jit
 def keep_larger(value_a, index_a, value_b, index_b):
     larger = value_a > value_b
     return tl.where(larger, value_a, value_b), tl.where(larger, index_a, index_b)

@@ -196,6 +196,11 @@ def _map_elementwise(function, *args, pack=1):
     return results[0] if single else tuple(results)
 
 
+def left_of_a_tensor(plain):
+    """What a constant does with a tensor on its right is the tensor's business: `TWO * x` is a tensor, not a constant."""
+    return lambda self, other: NotImplemented if isinstance(other, tl.tensor) else plain(self, other)
+
+
 # ---- functions that combine ---------------------------------------------------------------------------------------
 
 
@@ -212,6 +217,34 @@ def combining(plain):
             return plain(self, input)
         finally:
             self.combine_fn, self.axis = function, axis
+
+    return generic
+
+
+def combining_in_a_tree(plain):
+    """A reduction with a function of the kernel's author: neighbors first, then pairs of neighbors, all of a round at once.
+    Triton's goes through the elements one after the other, which takes long and rounds otherwise than a GPU."""
+    one_by_one = combining(plain)
+
+    def generic(self, input):
+        axis = 0 if self.axis is None else self.axis % len(input[0].shape)
+        kinds = [value.dtype.scalar for value in input]
+        values = [value.handle.data.reshape(-1) if self.axis is None else value.handle.data for value in input]
+        values = [np.moveaxis(value, axis, -1) for value in values]
+        while (n := values[0].shape[-1]) > 1:
+            if n % 2:
+                return one_by_one(self, input)
+            halves = [self.to_tensor(v[..., i::2], kind) for i in (0, 1) for v, kind in zip(values, kinds, strict=True)]
+            made = self.combine_fn(*halves)
+            made = made if isinstance(made, tuple) else (made,)
+            shape = (*values[0].shape[:-1], n // 2)
+            values = [np.broadcast_to(getattr(x, "handle", SimpleNamespace(data=x)).data, shape) for x in made]
+        if self.keep_dims:
+            shape = [1] * len(input[0].shape)
+            values = [value.reshape(shape) if self.axis is None else np.moveaxis(value, -1, axis) for value in values]
+        else:
+            values = [value[..., 0] if value.ndim > 1 else value.item() for value in values]
+        return [self.to_tensor(value, kind) for value, kind in zip(values, kinds, strict=True)]
 
     return generic
 

@@ -68,7 +68,7 @@ _PATCHES = (
     (INTERPRETER, "InterpreterBuilder.create_minnumf", arithmetic.nan_dropping(np.fmin)),
     (INTERPRETER, "ReduceOps.sum", arithmetic.reduce_sum),
     (INTERPRETER, "ReduceOps.min_max", arithmetic.reduce_min_max),
-    (INTERPRETER, "ReduceOps.generic_reduce", language.combining),
+    (INTERPRETER, "ReduceOps.generic_reduce", language.combining_in_a_tree),
     (INTERPRETER, "ScanOps.generic_scan", language.combining),
     (INTERPRETER, "FunctionRewriter.ast_transformer", language.rewriter),
     (INTERPRETER, "FunctionRewriter._compile_and_exec", language.compiled),
@@ -77,6 +77,10 @@ _PATCHES = (
     ("triton.runtime.autotuner", "Autotuner.run", executor.first_config),
     ("triton.runtime.jit", "JITFunction.run", executor.counted_launch),
     ("triton.runtime.jit", "JITFunction.__call__", executor.device_function),
+    *(
+        ("triton.language.core", f"constexpr.__{name}__", language.left_of_a_tensor)
+        for name in "add sub mul truediv floordiv mod and or gt ge lt le eq ne".split()
+    ),
 )
 # Triton 3.9 has no block pointers.
 _PATCHES_IF_THERE = (
