@@ -74,7 +74,8 @@ class How:
     compiled    whether torch.compile fuses the model's operators
     graphs      whether the compiled step is replayed as CUDA graphs
     kernels     whether norms and activations are gpukit's kernels
-    recompute   whether a block's activations are computed again in the backward pass
+    recompute   what of a block is computed again in the backward pass: "none"; "cheap" (all but the results of products and
+                of attention, under torch.compile); "blocks" (all but the block's input)
     passes      forward and backward passes of a step
     """
 
@@ -86,7 +87,7 @@ class How:
     compiled: bool = False
     graphs: bool = False
     kernels: bool = False
-    recompute: bool = False
+    recompute: str = "none"
     passes: int = 1
 
     def __post_init__(self) -> None:
@@ -94,6 +95,7 @@ class How:
         choice("ladder", "attention", self.attention, ATTENTIONS)
         choice("ladder", "loss", self.loss, ("logits", "chunked"))
         choice("ladder", "optimizer", self.optimizer, OPTIMIZERS)
+        choice("ladder", "recompute", self.recompute, ("none", "cheap", "blocks"))
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,8 @@ RUNGS = (
     Rung("bf16 weights", "bf16 throughout, with float32 copies of the weights in AdamW", {"precision": "bf16"}),
     Rung("gpukit norms", "norms and activations as kernels that the compiler cannot look into", {"kernels": True}),
     Rung("CUDA graphs", "the step's launches replayed at once", {"graphs": True}, "bf16 weights"),
-    Rung("recomputation", "activations of the blocks computed twice, for memory", {"recompute": True}, "bf16 weights"),
+    Rung("cheap recomputation", "norms and activations computed twice, for memory", {"recompute": "cheap"}, "bf16 weights"),
+    Rung("recomputation", "whole blocks computed twice, for memory", {"recompute": "blocks"}, "bf16 weights"),
     Rung("fp8", "the products of the blocks in 8 bits", {"precision": "fp8"}, "bf16 weights"),
     # What the capstone is held against: PyTorch's parts, all of them, and the whole batch at once.
     Rung("PyTorch's best", "torch.compile, FlashAttention and fused AdamW, in one pass", {"passes": 1}, "torch.compile"),
@@ -166,7 +169,7 @@ def predict(settings: Settings, way: How, gpu: hardware.Gpu) -> tuple[float, int
 
     head = 6 * c.vocab_size * h * tokens
     blocks = 6 * (plan.multiplied_parameters(c) - c.vocab_size * h) * tokens
-    factor = 4 / 3 if way.recompute else 1
+    factor = 4 / 3 if way.recompute == "blocks" else 1
     seconds = head / product + factor * blocks / (product * (1.6 if way.precision == "fp8" else 1))
     # Attention: two products forward and four backward (five where scores are computed again), causal kernels half of each.
     square = 2 * layers * c.heads * c.head_size * seq * tokens
@@ -193,7 +196,7 @@ def predict(settings: Settings, way: How, gpu: hardware.Gpu) -> tuple[float, int
     run = memory.Run(
         "fp32" if rate != "bf16" else "bf16",
         attention="eager" if way.attention == "explicit" else "flash",
-        recompute="full" if way.recompute else "none",
+        recompute="full" if way.recompute == "blocks" else "none",
     )
     recipe = "bf16-adamw" if way.precision in ("bf16", "fp8") else "fp32-adamw"
     needed = memory.training_memory(c, settings.batch, seq, recipe=recipe, run=run, micro_batches=way.passes)
@@ -241,12 +244,20 @@ def operations(way: How):
     return model.Operations(**chosen)
 
 
+def _kept(_, operator, *arguments, **named):
+    """What recomputation leaves alone: results of products and of gpukit's kernels, which take long to compute again."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    expensive = operator.namespace == "gpukit" or operator._opname in ("mm", "addmm", "bmm", "_scaled_mm")
+    return CheckpointPolicy.MUST_SAVE if expensive else CheckpointPolicy.PREFER_RECOMPUTE
+
+
 class Trained:
     """A model, its optimizer and the sequences, as a rung has them: `step()` trains once and returns the loss."""
 
     def __init__(self, settings: Settings, way: How, corpus: data.Corpus, device: torch.device):
         import torch
-        from torch.utils.checkpoint import checkpoint
+        from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
         from gpukit.train import data, optimizer
         from gpukit.train.model import GPT, GPTConfig
@@ -267,9 +278,12 @@ class Trained:
             from gpukit.train.fp8 import to_fp8
 
             to_fp8(self.model)
-        if way.recompute:
+        if way.recompute != "none":
+            kept = (
+                {"context_fn": partial(create_selective_checkpoint_contexts, _kept)} if way.recompute == "cheap" else {}
+            )
             for block in self.model.blocks:
-                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False, **kept)
         # "high" lets float32 products round to TF32; bf16 products are the same either way.
         torch.set_float32_matmul_precision("highest" if way.precision == "fp32" else "high")
         mode = "reduce-overhead" if way.graphs else None
