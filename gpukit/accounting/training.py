@@ -151,7 +151,7 @@ class Schedule:
         step = whole("schedule", "step", step, 0, MOST_TOKENS)
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
-        way = min((step - self.warmup) / max(self.steps - self.warmup, 1), 1.0)
+        way = 1.0 if step >= self.steps else (step - self.warmup) / (self.steps - self.warmup)
         fall = {"cosine": (1 + math.cos(math.pi * way)) / 2, "linear": 1 - way, "constant": 1.0}[self.shape]
         return self.peak * (self.final + (1 - self.final) * fall)
 
