@@ -150,7 +150,8 @@ TAGS = {
 def ideas(exercise: Exercise, evidence: Evidence) -> tuple[Misconception, ...]:
     """The first of the exercise's wrong ideas that explains what was seen; where none does, the first two that do so
     together; or none."""
-    comparable = all(outcome.wrong.kind in ("values", "nan") for outcome in evidence.outcomes if outcome.wrong)
+    # A plain result of another type or length can be what an idea gives; a tensor of another shape stands beside no other.
+    comparable = not exercise.kernel or all(o.wrong.kind in ("values", "nan") for o in evidence.outcomes if o.wrong)
     for known in exercise.misconceptions:
         try:
             if known.gives is not None and comparable and exercise.explains(known.gives, evidence.outcomes):
