@@ -42,6 +42,7 @@ LAYERS = {
     "gpukit.doctor": 5,
     "gpukit.lab": 5,
     "gpukit.notebooks": 5,
+    "gpukit.lessons": 5,
     "gpukit.bootstrap": 5,
     "gpukit.cli": 6,
     "gpukit.__main__": 7,

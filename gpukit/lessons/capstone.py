@@ -1,0 +1,402 @@
+"""What notebook 17 shows: the model, the tokenizer, a training run and its costs, in tables and figures."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from IPython.display import Markdown
+
+from gpukit import benchmark
+from gpukit.accounting import collectives
+from gpukit.accounting.models import parameters
+from gpukit.accounting.training import Schedule
+from gpukit.hardware import gpu
+from gpukit.lessons.course_map import course_map as _map
+from gpukit.train import data, plan, tokenizer
+from gpukit.train.ladder import RUNGS, how, predict
+from gpukit.train.model import GPT, GPTConfig, Operations
+from gpukit.train.presets import PRESETS, Settings
+from gpukit.widgets import style
+from gpukit.widgets.predict import Reveal, reveal
+from gpukit.widgets.style import Picture, Table
+
+LADDER = benchmark.RESULTS / "h200" / "ladder-gpt2.csv"
+
+
+def course_map() -> Picture:
+    return _map("capstone")
+
+
+# ---- the model -------------------------------------------------------------------------------------------------------
+
+
+def block() -> Picture:
+    """One block of the model as boxes beside the residual stream, each with the notebook that is about it."""
+    parts = (
+        ("embedding: one row of a table per token", "", "NEUTRAL"),
+        ("norm", "11", "READS"),
+        ("q, k, v in one product", "12", "COMPUTE"),
+        ("RoPE turns q and k", "11", "READS"),
+        ("attention", "13", "WRITES"),
+        ("output product, added to the stream", "12", "COMPUTE"),
+        ("norm", "11", "READS"),
+        ("gate and up in one product", "12", "COMPUTE"),
+        ("SwiGLU", "10", "WRITES"),
+        ("down product, added to the stream", "12", "COMPUTE"),
+        ("norm", "11", "READS"),
+        ("head and loss", "15", "WRITES"),
+    )
+    with style.use():
+        fig, ax = style.figure(width=7.5, height=5.2)
+        ax.annotate(
+            "", (0.3, -0.7), (0.3, len(parts) - 0.4), arrowprops={"arrowstyle": "-|>", "lw": 3, "color": style.BOUND}
+        )
+        ax.text(0.12, len(parts) / 2, "residual stream", rotation=90, va="center", ha="center", color=style.BOUND)
+        for i, (name, notebook, colour) in enumerate(parts):
+            y = len(parts) - 1 - i
+            ax.barh(y, 4.2, 0.72, left=0.9, color=style.COLOURS[colour.lower()], alpha=0.85)
+            ax.text(1.05, y, name, va="center", color="white", fontweight="bold")
+            if notebook:
+                ax.text(5.25, y, f"notebook {notebook}", va="center", color=style.INK)
+        ax.plot([0.72, 0.72], [1.7, 10.3], color=style.INK, lw=1.5)
+        ax.text(0.62, 6, "one block, repeated", rotation=90, va="center", ha="center", fontsize=9)
+        ax.set_xlim(0, 6.6)
+        ax.set_ylim(-0.8, len(parts) - 0.2)
+        ax.axis("off")
+    names = ", ".join(f"{name} ({notebook})" if notebook else name for name, notebook, _ in parts)
+    return style.picture(fig, alt=f"A GPT from top to bottom, with the notebook of each part in brackets: {names}.")
+
+
+def parameter_table(model: GPT) -> Table:
+    """Where the parameters of a model are."""
+    counts: dict[str, int] = {}
+    for name, tensor in model.named_parameters():
+        part = name.removeprefix("blocks.").split(".", 1)[-1] if name.startswith("blocks.") else name
+        counts[part] = counts.get(part, 0) + tensor.numel()
+    total = sum(counts.values())
+    rows = [(part, count, count / total) for part, count in counts.items()] + [("all", total, 1.0)]
+    caption = "counted in the model; the parts of all blocks together"
+    return style.table({"part": "", "parameters": "", "share": ""}, rows, caption=caption, formats={"share": ".1%"})
+
+
+# ---- the tokenizer ---------------------------------------------------------------------------------------------------
+
+
+def joins(text: str, word: str, count: int) -> Picture:
+    """How `word` is written in tokens after 0, 1, 2, ... joins that were learned from `text`."""
+    vocabularies = [tokenizer.train([text], 257 + n) for n in range(count + 1)]
+    with style.use():
+        fig, ax = style.figure(width=8.0, height=0.42 * (count + 1) + 0.5)
+        for row, learned in enumerate(vocabularies):
+            at = 0
+            for i in learned.encode(word):
+                token = learned.decode([i])
+                colour = style.NEUTRAL if i < 256 else style.YOURS
+                ax.barh(row, len(token) - 0.12, 0.72, left=at + 0.06, color=colour, alpha=0.9)
+                ax.text(
+                    at + len(token) / 2, row, token.replace(" ", "\u2423"), ha="center", va="center", family="monospace"
+                )
+                at += len(token)
+            newest = f"new: {learned.decode([256 + row - 1])!r}" if row else "single bytes"
+            ax.text(len(word) + 0.4, row, f"{row} join{'s' * (row != 1)}, {newest}", va="center", fontsize=9.5)
+        ax.set_xlim(0, len(word) * 1.55)
+        ax.set_ylim(count + 0.5, -0.5)
+        ax.axis("off")
+    last = [vocabularies[-1].decode([i]) for i in vocabularies[-1].encode(word)]
+    return style.picture(
+        fig, alt=f"{word!r} begins as {len(word)} single bytes and is {len(last)} tokens after {count} joins: {last}."
+    )
+
+
+# ---- a run -----------------------------------------------------------------------------------------------------------
+
+
+def schedule(settings: Settings) -> Picture:
+    """The learning rate of each step of a run."""
+    rates = Schedule(settings.steps, settings.warmup, settings.rate, settings.final_rate)
+    steps = range(settings.steps + 1)
+    with style.use():
+        fig, ax = style.figure(height=2.8)
+        ax.plot(steps, [rates.rate(step) for step in steps], color=style.COMPUTE)
+        ax.axvline(settings.warmup, color=style.BOUND, ls="--", lw=1)
+        style.label(ax, settings.warmup, settings.rate * 0.15, f"warm-up ends: step {settings.warmup}")
+        style.axes(ax, x="step", y="learning rate", grid="y")
+        ax.set_ylim(0)
+    return style.picture(
+        fig, alt=f"The learning rate rises in a line to {settings.rate:g} at step {settings.warmup} and falls along half a "
+        f"cosine to {settings.rate * settings.final_rate:g} at step {settings.steps}.",
+    )  # fmt: skip
+
+
+def costs() -> Table:
+    """What a trained token costs in FLOPs, and the logits of a step in bytes, for the presets."""
+    rows = []
+    for name, preset in PRESETS.items():
+        s, c = preset.settings, plan.accounting_config(name, preset.settings.model)
+        attention = 12 * c.layers * c.heads * c.head_size * s.seq
+        each = plan.flops_per_token(c, s.seq)
+        logits = 4 * s.batch // s.micro_batches * s.seq * c.vocab_size
+        rows.append((name, plan.multiplied_parameters(c) / 1e6, each / 1e6, attention / each, logits / 1e9))
+    columns = {
+        "preset": "", "N": "million", "FLOPs per token": "million", "of it attention": "", "logits of a micro-batch": "GB",
+    }  # fmt: skip
+    return style.table(
+        columns, rows, caption="computed; the logits in float32", formats={"of it attention": ".0%", "N": ",.1f"}
+    )
+
+
+# MFU that others report, with the page of the project. Each counts FLOPs in its own way, within some percent of ours.
+_REPORTED = (
+    ("llm.c, GPT-2 124M", "8 x H100", "about 41 %", "https://github.com/karpathy/llm.c"),
+    ("PyTorch baseline of the same", "8 x H100", "about 29 %", "https://github.com/karpathy/llm.c"),
+    ("nanochat d12", "8 x H100", "41 %", "https://github.com/karpathy/nanochat"),
+    ("nanochat d24", "8 x H100", "50 %", "https://github.com/karpathy/nanochat"),
+    ("llm-foundry, 760M", "H100", "35 %", "https://github.com/mosaicml/llm-foundry"),
+    ("llm-foundry, 1.3B", "H100", "42 %", "https://github.com/mosaicml/llm-foundry"),
+)
+
+
+def reported_mfu() -> Table:
+    """What other projects say of themselves, against 989 TFLOP/s, the dense bf16 peak of an H100."""
+    return style.table(
+        {"project": "", "hardware": "", "MFU": ""},
+        [row[:3] for row in _REPORTED],
+        caption="reported by the projects, of 989 TFLOP/s (bf16, dense); not measured here",
+        links={"project": [row[3] for row in _REPORTED]},
+    )
+
+
+def ladder() -> Reveal:
+    """The rungs of the ladder for GPT-2 on an H200, beside the prediction: what a step should take (modelled) and, where rows are
+    recorded, what it took (measured)."""
+    settings, h200 = PRESETS["gpt2"].settings, gpu("h200")
+    recorded = {row["rung"]: row for row in _rows(LADDER) if row["step_ms"]}
+    rows, times = [], []
+    for rung in RUNGS:
+        _, way = how([rung.name], passes=4)[rung.name]
+        row, modelled = recorded.get(rung.name), predict(settings, way, h200)[0] * 1e3
+        if not recorded:
+            rows.append((rung.name, rung.starts_from, rung.about, modelled))
+            times.append(modelled)
+        elif row:
+            ms, tokens, share = (float(row[name]) for name in ("step_ms", "tokens_per_s", "mfu"))
+            rows.append(
+                (rung.name, row["starts_from"], rung.about, modelled, ms, tokens, share, float(row["peak_bytes"]) / 1e9)
+            )
+            times.append(ms)
+    columns = {"rung": "", "starts from": "", "what changes": "", "modelled": "ms"}
+    if recorded:
+        columns |= {"measured": "ms", "tokens/s": "", "MFU": "", "memory": "GB"}
+    formats = {"modelled": ".0f", "measured": ".0f", "tokens/s": ",.0f", "MFU": ".1%", "memory": ".0f"}
+    s = settings
+    caption = f"GPT-2 on an H200, a step of {s.batch} sequences of {s.seq:,} tokens; a rung starts from the one above it, if no other is named"
+    if not recorded:
+        caption += "; modelled only, since no measured rows are recorded yet"
+    found = style.table(columns, rows, caption=caption, formats={k: f for k, f in formats.items() if k in columns})
+    return reveal(
+        "ladder", {"times as fast": times[0] / min(times)}, "measured" if recorded else "modelled", also=[found]
+    )
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a recorded file; none where it has not been recorded yet."""
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except FileNotFoundError:
+        return []
+
+
+# ---- several GPUs ----------------------------------------------------------------------------------------------------
+
+
+def ring(gpus: int = 4) -> Picture:
+    """An all-reduce on a ring, round by round: how many GPUs' values are in each share that each GPU holds."""
+    held = [[1] * gpus for _ in range(gpus)]  # by share, then by GPU
+    states = [("start", [row[:] for row in held])]
+    for r in range(2 * gpus - 2):
+        gathering = r >= gpus - 1
+        before = [row[:] for row in held]
+        for to in range(gpus):
+            share = (to - 1 + gathering - r % (gpus - 1)) % gpus
+            held[share][to] = gpus if gathering else before[share][(to - 1) % gpus] + 1
+        states.append((f"round {r + 1}", [row[:] for row in held]))
+    with style.use():
+        fig, panels = style.figure(1, len(states), width=10.0, height=2.6)
+        for ax, (name, state) in zip(panels, states, strict=True):
+            for share in range(gpus):
+                for each in range(gpus):
+                    n = state[share][each]
+                    colour = style.COMPUTE if n == gpus else style.READS
+                    ax.barh(share, 0.9, 0.9, left=each + 0.05, color=colour, alpha=0.25 + 0.75 * n / gpus)
+                    ax.text(each + 0.5, share, n, ha="center", va="center", color="white", fontsize=9)
+            ax.set_title(name, fontsize=9)
+            ax.set_xticks([i + 0.5 for i in range(gpus)], range(gpus), fontsize=8)
+            ax.set_yticks(range(gpus), range(gpus), fontsize=8)
+            ax.invert_yaxis()
+            ax.tick_params(length=0)
+            for side in ax.spines.values():
+                side.set_visible(False)
+        panels[0].set_ylabel("share")
+        panels[0].set_xlabel("GPU")
+    return style.picture(
+        fig, alt=f"An all-reduce on a ring of {gpus} GPUs. After {gpus - 1} rounds each GPU has the whole sum of one share; "
+        f"after {gpus - 1} more it has the sums of all shares.",
+    )  # fmt: skip
+
+
+NVLINK_GBPS = 450  # of an H200 in one direction; NVIDIA's data sheet says 900 for both together
+
+
+def traffic(gpus: int = 8) -> Table:
+    """What each GPU sends in one step of the presets, by operation, and how long that takes at the links' full speed."""
+    rows = []
+    for name in ("gpt2", "gpt-1.3b", "llama-1b"):
+        s = PRESETS[name].settings
+        n = parameters(plan.accounting_config(name, s.model)).total
+        for engine in collectives.ENGINES:
+            sent = collectives.step(engine, n, gpus, micro_batches=s.micro_batches)
+            each = (sent.all_reduce / 1e9, sent.all_gather / 1e9, sent.reduce_scatter / 1e9)
+            rows.append((name, s.micro_batches, engine, *each, sent.total / NVLINK_GBPS / 1e6))
+    columns = {"preset": "", "micro-batches": "", "engine": "", "all-reduce": "GB", "all-gather": "GB"}
+    columns |= {"reduce-scatter": "GB", "at full link speed": "ms"}
+    caption = f"computed: what each of {gpus} GPUs sends in a step; weights in bfloat16, gradients in float32, "
+    caption += f"links of {NVLINK_GBPS} GB/s in each direction (data sheet)"
+    formats = dict.fromkeys(("all-reduce", "all-gather", "reduce-scatter"), ".2f") | {"at full link speed": ".1f"}
+    return style.table(columns, rows, caption=caption, formats=formats)
+
+
+# ---- the detective ---------------------------------------------------------------------------------------------------
+
+_CONTEXT, _STEPS = 64, 100
+
+
+class Suspects:
+    """Four small models, trained on the bytes of Python's library: a healthy one, and three with a fault each.
+
+    curves     the loss of each step, by run
+    norms      the gradient's norm before clipping, by run
+    leaks      by how much the logits of earlier tokens change when only the last token changes
+    """
+
+    def __init__(self) -> None:
+        text = b"".join(path.read_bytes() for path in data.source_files(data.standard_library())[:40])
+        self.text = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+        self.curves: dict[str, list[float]] = {}
+        self.norms: dict[str, list[float]] = {}
+        self.leaks: dict[str, float] = {}
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # matrices this small are slower with more
+        try:
+            self._train("healthy")
+            self._train("run A", causal=False)
+            self._train("run B", clear=False)
+            self._train("run C", shift=0)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _train(self, name: str, causal: bool = True, clear: bool = True, shift: int = 1) -> None:
+        torch.manual_seed(0)
+        draw = torch.Generator().manual_seed(1)
+
+        def attention(q, k, v, **_):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+        config = GPTConfig(
+            256, _CONTEXT, 2, 4, 64, intermediate=192, norm="rms", positions="rope", mlp="swiglu", biases=False
+        )
+        model = GPT(config, Operations(attention=attention))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95))
+        self.curves[name], self.norms[name] = [], []
+        for step in range(_STEPS):
+            starts = torch.randint(len(self.text) - _CONTEXT - 1, (16,), generator=draw)
+            rows = torch.stack([self.text[start : start + _CONTEXT + 1] for start in starts])
+            loss = model(rows[:, :-1], rows[:, shift : _CONTEXT + shift])
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.param_groups[0]["lr"] = 3e-3 * min(1, (step + 1) / 10)
+            optimizer.step()
+            if clear:
+                optimizer.zero_grad()
+            self.curves[name].append(loss.item())
+            self.norms[name].append(norm.item())
+        tokens = self.text[None, :_CONTEXT].clone()
+        with torch.no_grad():
+            before = model(tokens)
+            tokens[0, -1] = (tokens[0, -1] + 1) % 256
+            self.leaks[name] = (model(tokens) - before)[0, :-1].abs().max().item()
+
+    def picture(self) -> Picture:
+        colours = (style.BOUND, style.READS, style.WRITES, style.COMPUTE)
+        with style.use():
+            fig, ax = style.figure(height=3.6)
+            ends = []
+            for (name, curve), colour in zip(self.curves.items(), colours, strict=True):
+                smooth = [sum(curve[max(0, i - 4) : i + 1]) / len(curve[max(0, i - 4) : i + 1]) for i in range(_STEPS)]
+                ax.plot(smooth, color=colour, ls="--" if name == "healthy" else "-")
+                ends.append(((_STEPS - 1, smooth[-1]), name))
+            style.axes(ax, x="step", y="training loss (nats per byte)", grid="y")
+            ax.set_ylim(-0.3)
+            style.names(ax, ends)
+        last = ", ".join(f"{name} ends at {curve[-1]:.2f}" for name, curve in self.curves.items())
+        return style.picture(fig, alt=f"Loss of four runs over {_STEPS} steps, each a mean over five: {last}.")
+
+    def table(self) -> Table:
+        rows = [
+            (name, curve[0], curve[-1], self.norms[name][-1], self.leaks[name]) for name, curve in self.curves.items()
+        ]
+        columns = {"run": "", "first loss": "nats", "last loss": "nats", "last gradient norm": ""}
+        columns |= {"change of earlier logits": ""}
+        return style.table(columns, rows, caption="computed here, just now; the norm is the one before clipping")
+
+
+def verdict() -> Reveal:
+    """What is wrong with the three runs, beside the learner's suspects."""
+    because = (
+        "In **run A** the causal mask is missing: a change of the last token reaches the earlier ones, so each token sees the "
+        "one that it is asked to predict. The loss becomes small as soon as attention has learned to look one place ahead.",
+        "In **run B** the gradients are never set to zero. Every step follows the sum of all gradients so far, most of them of "
+        "older weights, and their norm grows. The model still learns, only worse, and so this mistake is found late.",
+        "In **run C** the targets are the inputs: the model has to repeat what it reads, and for that it needs no attention. A "
+        "loss near 0 is never good news.",
+        "Suspects 1 and 5 are not among the runs. A learning rate that is far too small gives a curve that falls slowly and "
+        "smoothly. Validation text that was trained on does not change the training loss at all.",
+    )
+    return reveal("detective", {"run A": 2, "run B": 3, "run C": 4}, how="planted", also=because)
+
+
+# ---- sentences with numbers ------------------------------------------------------------------------------------------
+
+
+def promise() -> Markdown:
+    """The result at the head of the notebook."""
+    tiny = PRESETS["tiny"]
+    n = parameters(plan.accounting_config("tiny", tiny.settings.model)).total
+    return Markdown(
+        f"The smallest GPT of this course has **{n / 1e6:.2f} million** parameters. It begins with random weights and reads the "
+        f"source code of Python's standard library. Measured: **{tiny.measured}**. A model that knows nothing has a loss of "
+        f"**{math.log(tiny.settings.model['vocab_size']):.2f}** (computed)."
+    )
+
+
+def what_the_table_says(model: GPT) -> str:
+    """Said below the table of parameters."""
+    total = sum(p.numel() for p in model.parameters())
+    table, c = model.embedding.weight.numel(), model.config
+    blocks = sum(p.numel() for p in model.blocks.parameters())
+    return (
+        f"**What you saw.** The embedding table holds {c.vocab_size:,} rows of {c.hidden} numbers, {table / total:.0%} of the "
+        f"model, and it is the output head as well (`tied_embeddings`). The blocks hold {blocks / total:.0%}, most of it in the "
+        f"three matrices of the MLP. In larger models the blocks grow with layers times the square of the width, and the "
+        f"table with the width alone, so its share shrinks."
+    )
+
+
+def spread(losses: Sequence[float], others: Sequence[float]) -> float:
+    """The largest relative difference of two rows of numbers."""
+    return max(abs(a - b) / abs(b) for a, b in zip(losses, others, strict=True))
