@@ -9,5 +9,6 @@ checkpoint  written whole or not at all, checked when read
 record      the folder of a run: config.json, metrics.csv, samples.txt
 ranks       what several processes (torchrun) tell each other
 presets     tiny, gpt2, gpt-1.3b, llama-1b as data; plan: what each takes, before it starts
+ladder      one step made fast by one change at a time, predicted and measured; fp8: products in 8 bits
 command     the command's options
 """

@@ -47,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpu", metavar="NAME", help="with --dry-run: plan for this GPU, such as h200, instead of this machine"
     )
     parser.add_argument(
+        "--ladder",
+        action="store_true",
+        help="instead of a run: measure a step as it is made fast by one change at a time",
+    )
+    parser.add_argument("--rungs", metavar="NAMES", help="with --ladder: only these changes, separated by commas")
+    parser.add_argument(
         "--text", metavar="DIR", help="train on the Python files in DIR (default: Python's standard library)"
     )
     parser.add_argument("--dtype", choices=presets.DTYPES, help="of the matrix products")
@@ -91,6 +97,11 @@ def _run(args: argparse.Namespace) -> int:
         raise CourseError("--gpu plans for a GPU that need not be here: add --dry-run")
     if not args.resume and not args.dry_run and (folder / "config.json").exists():
         raise CourseError(f"{folder} holds a run already: --resume goes on with it, and --run names another folder")
+
+    if args.rungs and not args.ladder:
+        raise CourseError("--rungs names changes of the ladder: add --ladder")
+    if args.ladder:
+        return _ladder(args, settings)
 
     from gpukit import hardware
     from gpukit.train import plan
@@ -144,6 +155,31 @@ def _run(args: argparse.Namespace) -> int:
         finally:
             if trainer.record:
                 trainer.record.close()
+
+
+def _ladder(args: argparse.Namespace, settings: Settings) -> int:
+    import torch  # here, since it takes seconds, and a mistake is said at once
+
+    from gpukit import benchmark
+    from gpukit.train import ladder
+
+    cuda = torch.cuda.is_available() and args.device != "cpu"
+    if not cuda and presets.preset(settings.preset).needs_gpu:
+        raise CourseError(
+            f"--ladder: {settings.preset} needs a GPU, and there is none here: --preset tiny climbs on a CPU"
+        )
+    size = ladder.SIZES[settings.preset]
+    settings = settings.replace(batch=args.batch or size.batch, steps=args.steps or size.steps, micro_batches=1)
+    folder = Path(args.folder) if args.folder else Path("runs")
+    if not args.folder and cuda:
+        folder = benchmark.RESULTS / benchmark.gpu_key(torch.cuda.get_device_name())
+    names = [name.strip() for name in args.rungs.split(",")] if args.rungs else ()
+    ladder.climb(
+        settings, names, passes=args.micro_batches or size.passes, device="cuda" if cuda else "cpu", folder=folder,
+        say=print_line,
+    )  # fmt: skip
+    print_line(f"recorded in {folder / f'ladder-{settings.preset}.csv'}")
+    return 0
 
 
 def _resumed(args: argparse.Namespace, folder: Path) -> Settings:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gpukit.kernels.cast_transpose import cast_transpose
+from gpukit.kernels._cast_transpose import cast_transpose
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 

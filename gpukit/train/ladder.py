@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpukit import benchmark, hardware
 from gpukit.accounting import memory, models
-from gpukit.accounting.arguments import choice
+from gpukit.accounting.arguments import choice, divides, whole
 from gpukit.accounting.training import Schedule
 from gpukit.train import plan
 from gpukit.train.presets import Settings
@@ -42,6 +42,7 @@ COLUMNS = (
     "batch",  # sequences of an optimizer step
     "seq",  # tokens of each
     "passes",  # of forward and backward in a step
+    "steps",  # that were trained, with a schedule of so many; losses of different numbers cannot be compared
     "step_ms",  # measured, the mean over the steps after the first ones
     "tokens_per_s",
     "mfu",  # of the dense bf16 peak, for all rungs, so that they can be compared
@@ -131,15 +132,33 @@ RUNGS = (
 )  # fmt: skip
 
 
-def how(names: Sequence[str] = (), passes: int = 1) -> dict[str, tuple[str, How]]:
-    """For each rung (or those named) what it starts from and how its steps are computed. `passes` is of the first rungs, for
-    whose activations the whole batch is too large. Raises ValueError for an unknown name."""
-    found: dict[str, tuple[str, How]] = {}
+# Of these a CPU gets faster as well.
+CPU_RUNGS = (*(r for r in RUNGS if r.name in ("naive", "FlashAttention", "fused AdamW")), Rung(
+    "one pass", "the whole batch at once", {"passes": 1}
+))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is measured of a preset: sequences of a step, the first rungs' passes, steps."""
+
+    batch: int
+    passes: int
+    steps: int
+
+
+SIZES = {"tiny": Size(8, 4, 16), "gpt2": Size(64, 8, 60), "gpt-1.3b": Size(4, 4, 24), "llama-1b": Size(4, 4, 24)}
+
+
+def how(names: Sequence[str] = (), passes: int = 1, rungs: Sequence[Rung] = RUNGS) -> dict[str, tuple[Rung, str, How]]:
+    """For each rung (or those named): the rung, which one it starts from, and how its steps are computed. `passes` is of the
+    first rungs, for whose activations the whole batch is too large. Raises ValueError for an unknown name."""
+    found: dict[str, tuple[Rung, str, How]] = {}
     before = ""
-    for rung in RUNGS:
+    for rung in rungs:
         start = rung.starts_from or before
-        base = found[start][1] if start else How(passes=passes)
-        found[rung.name] = start, replace(base, **rung.changes)
+        base = found[start][2] if start else How(passes=passes)
+        found[rung.name] = rung, start, replace(base, **rung.changes)
         before = rung.name
     if unknown := [name for name in names if name not in found]:
         raise ValueError(f"ladder: no rung is called {unknown[0]!r}  (all of them: {', '.join(found)})")
@@ -328,6 +347,8 @@ class Measured:
 
 
 WARM_STEPS = 4  # in which torch.compile compiles, and which are not timed
+MOST_TOKENIZED = 50_257  # the largest vocabulary that the standard library's text is worth
+TOP = 25  # kernels of a rung that are written down
 
 
 def measure(settings: Settings, way: How, corpus: data.Corpus, device: torch.device) -> Measured:
@@ -346,7 +367,8 @@ def measure(settings: Settings, way: How, corpus: data.Corpus, device: torch.dev
     losses += [trained.step() for _ in range(settings.steps - WARM_STEPS)]
     wait()
     step_ms = (time.perf_counter() - begin) / (settings.steps - WARM_STEPS) * 1e3
-    peak = torch.cuda.max_memory_allocated() if gpu else 0
+    # The memory of CUDA graphs is reserved for good, and counts as allocated only while they are captured.
+    peak = 0 if not gpu or way.graphs else torch.cuda.max_memory_allocated()
     top = _kernels(trained) if gpu else ()
     values = tuple(torch.stack(losses).tolist())
     return Measured(step_ms, peak, values, top)
@@ -382,45 +404,47 @@ def climb(
 
     passes  forward and backward passes of the first rungs' steps
     folder  where ladder-<preset>.csv, its losses and its kernels are written; None: nowhere
-    Raises ValueError for an unknown rung, or a batch that does not divide into the passes.
+    Raises ValueError for an unknown rung, too few steps, or a batch that does not divide into the passes.
     """
     import torch
 
     from gpukit.train import data
 
-    found = how(names, passes)
-    if settings.batch % passes:
-        raise ValueError(f"ladder: batch must be a multiple of the passes, {passes}, got {settings.batch}")
+    found = how(names, passes, RUNGS if device == "cuda" else CPU_RUNGS)
+    divides("ladder", "passes", passes, "batch", settings.batch)
+    whole("ladder", "steps", settings.steps, WARM_STEPS + 1)
     where = torch.device(device)
     name = torch.cuda.get_device_name() if where.type == "cuda" else "cpu"
     gpu = hardware.gpu(name) if where.type == "cuda" else None
     corpus = data.prepare(min(settings.model["vocab_size"], MOST_TOKENIZED), None, say=say)
     same = benchmark.identity(name)
-    config = plan.accounting_config(settings.preset, settings.model)
-    flops = plan.flops_per_token(config, settings.seq)
+    flops = plan.flops_per_token(plan.accounting_config(settings.preset, settings.model), settings.seq)
     rows = []
-    for rung, (start, way) in found.items():
-        losses, kernels = [], []
+    for rung, start, way in found.values():
         row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
-        row |= {"preset": settings.preset, "rung": rung, "starts_from": start, "batch": settings.batch}
-        row |= {"seq": settings.seq, "passes": way.passes, **same}
+        row |= {"preset": settings.preset, "rung": rung.name, "starts_from": start, "batch": settings.batch}
+        row |= {"seq": settings.seq, "passes": way.passes, "steps": settings.steps, **same}
+        modelled = ""
         if gpu is not None:
             seconds, needed = predict(settings, way, gpu)
             row |= {"predicted_ms": round(seconds * 1e3, 2), "predicted_bytes": needed}
+            modelled = f" (modelled: {seconds * 1e3:,.0f} ms, {needed / 1e9:.1f} GB)"
+        say(f"{rung.name}: {rung.about}{modelled}")
+        losses, kernels = [], []
         try:
             measured = measure(settings, way, corpus, where)
         except torch.OutOfMemoryError:
-            say(f"{rung:<18} not enough memory")
+            say("    not enough memory")
         else:
             tokens_per_s = settings.tokens_per_step / measured.step_ms * 1e3
             row |= {"step_ms": round(measured.step_ms, 2), "tokens_per_s": round(tokens_per_s)}
-            row |= {"peak_bytes": measured.peak_bytes, "loss": round(measured.losses[-1], 4)}
-            row |= {"kernels": sum(n for _, n, _ in measured.top)}
+            row |= {"peak_bytes": measured.peak_bytes or "", "loss": round(measured.losses[-1], 4)}
             if gpu is not None:
+                row["kernels"] = sum(launches for _, launches, _ in measured.top)
                 row["kernels_ms"] = round(sum(us for _, _, us in measured.top) / 1e3, 2)
                 row["mfu"] = round(tokens_per_s * flops / gpu.peak("bf16"), 4)
-            losses = [(rung, step, f"{loss:.5f}") for step, loss in enumerate(measured.losses, 1)]
-            kernels = [(rung, kernel[:160], count, round(us, 1)) for kernel, count, us in measured.top[:TOP]]
+            losses = [(rung.name, step, f"{loss:.5f}") for step, loss in enumerate(measured.losses, 1)]
+            kernels = [(rung.name, kernel[:160], n, round(us, 1)) for kernel, n, us in measured.top[:TOP]]
             say(line(row))
         rows.append(row)
         if folder is not None:
@@ -435,21 +459,12 @@ def climb(
     return rows
 
 
-MOST_TOKENIZED = 50_257  # the largest vocabulary that the standard library's text is worth
-TOP = 25  # kernels of a rung that are written down
-
-
 def line(row: dict[str, Any]) -> str:
-    """A row, to be printed."""
-    share = f"   MFU {row['mfu']:.1%}" if row["mfu"] != "" else ""
-    predicted = f" (modelled {row['predicted_ms']:,.0f})" if row["predicted_ms"] != "" else ""
-    memory_text = f"   {row['peak_bytes'] / 1e9:.1f} GB" if row["peak_bytes"] else ""
-    if memory_text and row["predicted_bytes"]:
-        memory_text += f" (modelled {row['predicted_bytes'] / 1e9:.1f})"
-    return (
-        f"{row['rung']:<18} {row['step_ms']:>8,.1f} ms{predicted}   {row['tokens_per_s']:>9,} tokens/s{share}{memory_text}   "
-        f"{row['kernels']:,} kernels   loss {row['loss']:.4f}"
-    )
+    """The measured values of a row, to be printed."""
+    values = [f"{row['step_ms']:>10,.1f} ms", f"{row['tokens_per_s']:>9,} tokens/s"]
+    values += [f"MFU {row['mfu']:.1%}"] if row["mfu"] != "" else []
+    values += [f"{row['peak_bytes'] / 1e9:.1f} GB"] if row["peak_bytes"] else []
+    return "   ".join((*values, f"loss {row['loss']:.4f}"))
 
 
 def _merge(path: Path, columns: Sequence[str], rows: Sequence[Sequence], key: int) -> None:
