@@ -7,5 +7,6 @@ calculator  the base of those whose controls are fields: decoding, flop_explorer
 
 By notebook: predict and progress in all of them, implementation for the instructor; bits, precision (01);
 memory_charts (02); benchmark, times, timeline, versus (04); warp (05); access, cache, waves (06); fusion (07);
-tiles, assembly (08); gelu (10); norms (11); attention (13); training_run, ladder (17). What is shown is counted in accounting/ and simulator/.
+tiles, assembly (08); gelu (10); norms (11); attention (13); training_run, ladder (17).
+What is shown is counted in accounting/ and simulator/.
 """
