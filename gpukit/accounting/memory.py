@@ -282,6 +282,15 @@ def _block_peak(
     return max(mlp + (again if run.recompute == "full" else 0), attention + again)
 
 
+def working_memory(config: Config, batch: int, tokens: int, run: Run = Run()) -> dict[str, int]:
+    """Bytes beside what the blocks keep, at the two worst moments of a pass: "loss", while the loss runs, and "backward", inside a
+    block's backward pass. For models without experts, on one GPU."""
+    return {
+        "loss": _head_peak(config, batch, tokens, run, 1),
+        "backward": _block_peak(config, batch, tokens, run, moe=False, tensor=1, sequence_parallel=False),
+    }
+
+
 def _head_peak(c: Config, batch: int, tokens: int, run: Run, tensor: int) -> int:
     """Bytes at the worst moment of the head's backward pass: the loss, with two gradients as large as the logits beside
     what it kept; or, for few tokens and a large vocabulary, the gradient of the head's weights."""

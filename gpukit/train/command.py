@@ -107,7 +107,11 @@ def _run(args: argparse.Namespace) -> int:
     from gpukit.train import plan
 
     if args.gpu:
-        print("\n".join(plan.lines(settings, hardware.gpu(args.gpu))))
+        from gpukit.train import ranks
+
+        here = ranks.started()
+        for line in plan.lines(settings, hardware.gpu(args.gpu), here.world) if here.main else ():
+            print_line(line)
         return 0
 
     import torch  # here, since it takes seconds, and a mistake is said at once

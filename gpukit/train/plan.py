@@ -9,6 +9,7 @@ from typing import Any
 
 from gpukit import hardware
 from gpukit.accounting import memory, models, pencil
+from gpukit.accounting.arguments import divides
 from gpukit.train.presets import Settings
 
 EXPECTED_MFU = 0.4  # what a plan counts on; what is reached is printed in each line of progress
@@ -64,17 +65,55 @@ def mfu_formula(config: models.Config, settings: Settings, gpu: hardware.Gpu | N
 
 
 def step_memory(config: models.Config, settings: Settings, world: int = 1) -> memory.Memory:
-    """What each process holds at the worst moment of a step, modelled: float32 weights, gradients and AdamW's two moments, and
-    activations in the run's dtype. Under autocast the bf16 copies of the weights come on top. Raises ValueError where the
-    batch cannot be shared out over the processes."""
-    found = memory.training_memory(
-        config, settings.batch, settings.seq, recipe="fp32-adamw", parallel=memory.Parallel(data=world),
-        run=memory.Run(settings.dtype), micro_batches=settings.micro_batches,
-    )  # fmt: skip
-    if settings.dtype == "bf16":
-        copies = memory.tensor_bytes(models.parameters(config).total, "bf16")
-        found = memory.Memory({**found.parts, "bf16 weights": copies}, found.moment, found.stage)
-    return found
+    """What each process holds at the worst moment of a step, modelled. Raises ValueError where the batch cannot be shared out.
+
+    Weights, gradients and AdamW's two moments are float32, and so is the residual stream; the rest of the activations is in the
+    run's dtype. Gradients are freed after the update, unless DDP keeps them or an earlier pass of the step has added some. So the
+    worst moment is at the loss, where all activations are there, or at one of the two ends of the backward pass.
+    """
+    c, s, bf16 = config, settings, settings.dtype == "bf16"
+    divides("train", "processes x micro_batches", world * s.micro_batches, "batch", s.batch)
+    sequences, run = s.batch // (world * s.micro_batches), memory.Run(s.dtype, recompute=s.recompute)
+    fsdp = world > 1 and s.sharding == "fsdp"
+    counted = models.parameters(c)
+    share = -(-counted.total // world) if fsdp else counted.total
+    block = (counted.total - counted.embedding - counted.positions - counted.head) // c.layers
+    outside = counted.total - c.layers * block
+    head = c.vocab_size * c.hidden
+
+    stream = (2 if bf16 else 0) * sequences * s.seq * c.hidden  # what one float32 tensor of it takes more than counted
+    kept = memory.kept_activations(c, sequences, s.seq, run) + (1 if s.recompute == "full" else 2) * stream
+    if not c.positions and s.recompute == "none":
+        # RoPE's results are kept; v, a part of the product that they were computed from, keeps that alive as well. And attention's
+        # result is copied into another order of dimensions, that of q being another one than without RoPE.
+        kept += memory.tensor_bytes(sequences * s.seq * (2 * c.heads + c.kv_heads) * c.qk_size, s.dtype)
+    working = memory.working_memory(c, sequences, s.seq, run)
+    # FSDP gathers the tables and the last norm in float32 for the whole pass, and one block; in the backward pass the next one
+    # as well, with gradients of the head and of the block, and after the first block what is being sent of the one before.
+    width = 2 if bf16 else 4
+    loss = 4 * outside + width * block
+    first = 4 * outside + 3 * width * block + 4 * head
+    # What autocast turns into bf16 it keeps until the loss is there, and autograd until it is used.
+    copies = 2 * (head if fsdp else counted.total) if bf16 else 0
+    before = 4 * share if s.micro_batches > 1 or (world > 1 and not fsdp) else 0
+    after = max(before, 4 * (c.layers - 1) * block // world if fsdp else 4 * share)
+
+    def at(moment: str, gradients: int, activations: int, working: int, gathered: int, copies: int) -> memory.Memory:
+        parts = {"weights": 4 * share, "gradients": gradients, "optimizer": 8 * share, "activations": activations}
+        parts |= {"working": working, "gathered": gathered if fsdp else 0, "bf16 weights": copies}
+        return memory.Memory(parts, moment)
+
+    all_kept = c.layers * kept + stream
+    moments = [
+        at("loss", before, all_kept, working["loss"], loss, copies),
+        at("backward", before, all_kept, working["backward"], first, 0 if s.recompute == "full" else copies),
+        at("backward", after, kept, working["backward"], first + 4 * block, 0),
+    ]
+    if s.recompute == "full" and bf16:  # the copies are gone before the logits' gradient comes
+        logits = 2 * sequences * s.seq * c.vocab_size
+        moments[0] = at("loss", before, all_kept, working["loss"] - logits, loss, copies)
+        moments.append(at("loss", before, all_kept, working["loss"], loss, 2 * head))
+    return max(moments, key=lambda found: found.total_bytes)
 
 
 def measured_flops_per_s() -> float:
@@ -96,7 +135,8 @@ def lines(settings: Settings, gpu: hardware.Gpu | None, world: int = 1) -> list[
     needed = step_memory(c, settings, world)
     flops = flops_per_token(c, settings.seq) * settings.tokens_per_step * settings.steps
     passes = f" in {settings.micro_batches} passes" if settings.micro_batches > 1 else ""
-    shared = f" over {world:,} processes" if world > 1 else ""
+    held = {"ddp": "each with a copy of the model", "fsdp": "each with a share of the model"}[settings.sharding]
+    shared = f" over {world:,} processes, {held}" if world > 1 else ""
     parts = ", ".join(f"{name} {pencil.size(part)}" for name, part in needed.parts.items() if part)
     if gpu is None:
         rate = EXPECTED_MFU * measured_flops_per_s()

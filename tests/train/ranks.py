@@ -5,6 +5,7 @@ A script of its own: the processes are forked once everything is imported, befor
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -18,9 +19,11 @@ from pathlib import Path
 import torch
 import torch.distributed.fsdp
 import torch.distributed.tensor
+import torch.profiler
 from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from gpukit.train import ranks
+from gpukit.train import plan, ranks
 from gpukit.train.loop import Trainer
 from gpukit.train.record import read_metrics
 from tests.train import corpus
@@ -62,7 +65,7 @@ class Place:
         self.folder, self.text = folder, corpus.prepared(folder)
 
     def trainer(self, name: str, joined: ranks.Ranks, *, resume: bool = False, model: dict | None = None, **changes):
-        settings = corpus.settings(self.folder / "text", **changes).replace(model=MODEL | (model or {}))
+        settings = corpus.settings(self.folder / "text").replace(model=MODEL | (model or {}), **changes)
         return Trainer(settings, self.folder / name, self.text, ranks=joined, resume=resume, say=lambda line: None)
 
     def run(self, name: str, world: int, **options) -> None:
@@ -198,7 +201,64 @@ def lost(place: Place) -> None:
         assert statuses == expected, statuses
 
 
-CASES = {case.__name__: case for case in (equal, moved, resumed, full, lost)}
+# The model's activations, tables and blocks all count for something.
+LARGER = {"vocab_size": 1024, "context": 128, "layers": 4, "heads": 4, "hidden": 128}
+ROPE = {"positions": "rope", "mlp": "swiglu", "intermediate": 352, "biases": False}
+MEMORY = (
+    (1, {}),
+    (1, {"dtype": "bf16"}),
+    (1, {"dtype": "bf16", "recompute": "full"}),
+    (1, {"dtype": "bf16", "micro_batches": 4, "model": ROPE}),
+    (2, {"dtype": "bf16"}),
+    (2, {"sharding": "fsdp"}),
+    (4, {"sharding": "fsdp", "dtype": "bf16", "model": ROPE}),
+    (4, {"sharding": "fsdp", "dtype": "bf16", "recompute": "full"}),
+    (4, {"sharding": "fsdp", "dtype": "bf16", "micro_batches": 4}),
+)
+
+
+def memory(place: Place) -> None:
+    """What PyTorch allocates in a step is what the plan says. With FSDP one process runs, and PyTorch fakes the others."""
+    for world, changes in MEMORY:
+
+        def work(joined: ranks.Ranks, world=world, changes=changes) -> None:
+            fake = world > joined.world
+            if fake:
+                torch.distributed.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+            options = {"seq": 128, "batch": 16, "optimizer": "torch", **changes}
+            options["model"] = LARGER | options.get("model", {})
+            found, predicted = _peak(place, ranks.Ranks(0, world) if fake else joined, options)
+            print(
+                f"{world} {changes}: {found:,} bytes, predicted {predicted:,}, ratio {predicted / found:.3f}",
+                flush=True,
+            )
+            assert abs(predicted / found - 1) < 0.05
+
+        processes = 1 if changes.get("sharding") == "fsdp" else world
+        assert forked(processes, work) == [0] * processes
+
+
+def _peak(place: Place, joined: ranks.Ranks, options: dict) -> tuple[int, int]:
+    """The most that is allocated in the third step, as PyTorch's profiler sees it, and what the plan says."""
+    mark = 12_345_679  # bytes of a tensor that is there for a moment before that step
+    with torch.profiler.profile(profile_memory=True) as record:
+        trainer = place.trainer("run", joined, **options)
+        trainer.train_step()
+        trainer.train_step()
+        torch.empty(mark, dtype=torch.uint8)
+        trainer.train_step()
+    file = place.folder / f"trace{joined.rank}.json"
+    record.export_chrome_trace(str(file))
+    events = [event for event in json.loads(file.read_text())["traceEvents"] if event.get("name") == "[memory]"]
+    events = [event["args"] for event in sorted(events, key=lambda event: event["ts"])]
+    before = events[0]["Total Allocated"] - events[0]["Bytes"]
+    third = max(number for number, event in enumerate(events) if abs(event["Bytes"]) == mark)
+    found = max(event["Total Allocated"] for event in events[third + 1 :]) - before
+    config = plan.accounting_config("tiny", trainer.settings.model)
+    return found, plan.step_memory(config, trainer.settings, joined.world).total_bytes
+
+
+CASES = {case.__name__: case for case in (equal, moved, resumed, full, lost, memory)}
 
 
 def main() -> None:

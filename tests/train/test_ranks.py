@@ -6,7 +6,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("cases", [("equal", "resumed"), ("moved", "full", "lost")])
+@pytest.mark.parametrize("cases", [("equal", "resumed"), ("moved", "full", "lost"), ("memory",)])
 def test_several_processes(cases):
     """tests/train/ranks.py says what the cases are; each start of Python and PyTorch costs seconds."""
     command = [sys.executable, "-W", "error::UserWarning", "-m", "tests.train.ranks", *cases]
