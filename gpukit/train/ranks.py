@@ -151,12 +151,17 @@ def started() -> Ranks:
 @contextlib.contextmanager
 def joined(device_type: str):
     """The ranks of this process, connected to the others for as long as the block lasts. Where another process dies or stops
-    answering inside the block, this process says so and ends with status 1."""
+    answering inside the block, this process says so and ends with status 1. Raises CourseError where there are too few GPUs."""
     ranks = started()
     if ranks.world == 1:
         yield ranks
         return
     if device_type == "cuda":
+        if ranks.local_rank >= torch.cuda.device_count():
+            raise CourseError(
+                f"torchrun started process {ranks.local_rank} (counted from 0) on this machine, and each needs a GPU of its own: "
+                f"--nproc-per-node can be at most {torch.cuda.device_count()} here"
+            )
         torch.cuda.set_device(ranks.local_rank)
     # gloo carries what lies in the CPU's memory, such as what checkpoints have to agree on.
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"

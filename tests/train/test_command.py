@@ -88,6 +88,26 @@ def test_the_tiny_preset_learns_in_a_few_steps(tmp_path):
     assert trainer.run() == 0 and trainer.evaluate() < before - 1
 
 
+def test_more_processes_than_gpus_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    for name, value in (("WORLD_SIZE", 4), ("RANK", 2), ("LOCAL_RANK", 2)):
+        monkeypatch.setenv(name, str(value))
+    assert cli.main(["train", "--preset", "gpt2"]) == 2
+    assert "each needs a GPU of its own: --nproc-per-node can be at most 2 here" in capsys.readouterr().err
+
+
+def test_the_plan_of_four_gpus_with_shares(monkeypatch, capsys):
+    options = ["train", "--preset", "llama-1b", "--dry-run", "--gpu", "h200", "--sharding", "fsdp"]
+    for name, value in (("WORLD_SIZE", 4), ("RANK", 0)):
+        monkeypatch.setenv(name, str(value))
+    assert cli.main(options) == 0
+    out = capsys.readouterr().out
+    assert "over 4 processes, each with a share of the model" in out and "gathered" in out
+    monkeypatch.setenv("RANK", "1")
+    assert cli.main(options) == 0 and not capsys.readouterr().out
+
+
 def test_a_small_model_runs_on_one_thread(monkeypatch):
     tiny, gpt2 = (presets.preset(name).settings for name in ("tiny", "gpt2"))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

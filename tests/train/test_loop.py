@@ -47,6 +47,20 @@ def test_a_run_is_recorded(tmp_path, text):
     assert len([line for line in said if "tokens/s" in line]) == 12
 
 
+def test_tensorboard_is_written_where_it_is_installed(tmp_path, text):
+    pytest.importorskip("tensorboard", exc_type=ImportError)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = trainer(tmp_path, text)
+    assert run.run() == 0
+    run.record.close()
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    rows = read_metrics(tmp_path / "run" / "metrics.csv")
+    for name in ("loss", "validation_loss"):
+        written = [(event.step, pytest.approx(event.value)) for event in events.Scalars(name)]
+        assert written == [(int(row["step"]), float(row[name])) for row in rows if row[name]]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
