@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from IPython.display import Markdown
 
-from gpukit import benchmark
 from gpukit.accounting import collectives
 from gpukit.accounting.models import parameters
 from gpukit.accounting.training import Schedule
-from gpukit.hardware import gpu
 from gpukit.lessons.course_map import course_map as _map
 from gpukit.train import data, plan, tokenizer
-from gpukit.train.ladder import RUNGS, how, predict
 from gpukit.train.model import GPT, GPTConfig, Operations
 from gpukit.train.presets import PRESETS, Settings
+from gpukit.widgets import ladder as view
 from gpukit.widgets import style
 from gpukit.widgets.predict import Reveal, reveal
 from gpukit.widgets.style import Picture, Table
-
-LADDER = benchmark.RESULTS / "h200" / "ladder-gpt2.csv"
 
 
 def course_map() -> Picture:
@@ -172,44 +166,12 @@ def reported_mfu() -> Table:
 
 
 def ladder() -> Reveal:
-    """The rungs of the ladder for GPT-2 on an H200, beside the prediction: what a step should take (modelled) and, where rows are
-    recorded, what it took (measured)."""
-    settings, h200 = PRESETS["gpt2"].settings, gpu("h200")
-    recorded = {row["rung"]: row for row in _rows(LADDER) if row["step_ms"]}
-    rows, times = [], []
-    for rung in RUNGS:
-        _, way = how([rung.name], passes=4)[rung.name]
-        row, modelled = recorded.get(rung.name), predict(settings, way, h200)[0] * 1e3
-        if not recorded:
-            rows.append((rung.name, rung.starts_from, rung.about, modelled))
-            times.append(modelled)
-        elif row:
-            ms, tokens, share = (float(row[name]) for name in ("step_ms", "tokens_per_s", "mfu"))
-            rows.append(
-                (rung.name, row["starts_from"], rung.about, modelled, ms, tokens, share, float(row["peak_bytes"]) / 1e9)
-            )
-            times.append(ms)
-    columns = {"rung": "", "starts from": "", "what changes": "", "modelled": "ms"}
-    if recorded:
-        columns |= {"measured": "ms", "tokens/s": "", "MFU": "", "memory": "GB"}
-    formats = {"modelled": ".0f", "measured": ".0f", "tokens/s": ",.0f", "MFU": ".1%", "memory": ".0f"}
-    s = settings
-    caption = f"GPT-2 on an H200, a step of {s.batch} sequences of {s.seq:,} tokens; a rung starts from the one above it, if no other is named"
-    if not recorded:
-        caption += "; modelled only, since no measured rows are recorded yet"
-    found = style.table(columns, rows, caption=caption, formats={k: f for k, f in formats.items() if k in columns})
+    """The rungs of the ladder for GPT-2 on an H200, beside the prediction: what a step should take (modelled) and what it took
+    (measured)."""
+    times = [float(row["step_ms"]) for row in view.rows("gpt2") if row["step_ms"]]
     return reveal(
-        "ladder", {"times as fast": times[0] / min(times)}, "measured" if recorded else "modelled", also=[found]
+        "ladder", {"times as fast": times[0] / min(times)}, "measured", also=[view.steps("gpt2"), view.table("gpt2")]
     )
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a recorded file; none where it has not been recorded yet."""
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
-    except FileNotFoundError:
-        return []
 
 
 # ---- several GPUs ----------------------------------------------------------------------------------------------------

@@ -50,14 +50,16 @@ def steps(preset: str, folder: Path | str = "h200") -> Picture | Missing:
         colours = [style.PEER if row["rung"].startswith("PyTorch") else style.YOURS for row in found]
         ax.barh(places, measured, color=colours, height=0.7)
         tokens = int(found[0]["batch"]) * int(found[0]["seq"])
-        for place, row, value in zip(places, found, measured, strict=True):
-            text = f"{value:,.0f}" + (f"   MFU {float(row['mfu']):.0%}" if row["mfu"] else "")
-            style.label(ax, value, place, text, va="center")
-            if row["predicted_ms"]:
-                modelled = tokens / float(row["predicted_ms"]) * 1e3
-                ax.plot([modelled, modelled], [place - 0.4, place + 0.4], color=style.BOUND, ls="--", lw=1.5)
+        modelled = [tokens / float(row["predicted_ms"]) * 1e3 if row["predicted_ms"] else 0.0 for row in found]
+        edge = 1.03 * max(*measured, *modelled)  # of the text, which the dashed lines must not cross
+        for place, row, value, expected in zip(places, found, measured, modelled, strict=True):
+            share = f"   MFU {float(row['mfu']):.0%}" if row["mfu"] else ""
+            style.label(ax, edge, place, f"{value:,.0f}{share}", va="center")
+            if expected:
+                ax.plot([expected, expected], [place - 0.4, place + 0.4], color=style.BOUND, ls="--", lw=1.5)
         ax.set_yticks(places, [row["rung"] for row in found])
-        ax.set_xlim(0, 1.35 * max(measured))
+        ax.set_xlim(0, 1.3 * edge)
+        ax.xaxis.set_major_formatter("{x:,.0f}")
         style.axes(ax, x="tokens per second", grid="x")
         ax.set_title("Measured (bars), and modelled before (dashed)")
     words = "; ".join(f"{row['rung']} {value:,.0f}" for row, value in zip(found, measured, strict=True))
@@ -73,9 +75,9 @@ def losses(preset: str, folder: Path | str = "h200") -> Picture | Missing:
         return Missing(f"No losses of {preset}'s ladder are recorded there yet.")
     with style.use():
         fig, ax = style.figure(height=3.8)
-        for (_, points), colour in zip(curves.items(), _COLOURS * len(curves), strict=False):
-            ax.plot(*zip(*points, strict=True), color=colour, lw=1.2)
-        style.names(ax, [(points[-1], name) for name, points in curves.items()])
+        for (name, points), colour in zip(curves.items(), _COLOURS * len(curves), strict=False):
+            ax.plot(*zip(*points, strict=True), color=colour, lw=1.2, label=name)
+        ax.legend(frameon=False)  # the curves end in one place, where names would cover each other
         style.axes(ax, x="step", y="loss (nats per token)", grid="y")
         ax.set_title("The loss of each step")
     ends = "; ".join(f"{name} ends at {points[-1][1]:.2f}" for name, points in curves.items())
