@@ -192,8 +192,17 @@ class Lab:
         self.wait_until_idle(timeout_s)
 
     def run_cell(self, cell_id: str, timeout_s: float = 120) -> str:
-        """Click into a cell and press Ctrl+Enter; what it then shows."""
-        self.cell(cell_id).locator(".jp-InputArea-editor").click()
+        """Click into a cell and press Ctrl+Enter; what it then shows. A cell whose source is hidden is chosen without a click,
+        which would unfold it."""
+        editor = self.cell(cell_id).locator(".jp-InputArea-editor")
+        if editor.count():
+            editor.click()
+        else:
+            self.page.evaluate(
+                "id => { const shown = jupyterapp.shell.currentWidget.content; shown.mode = 'command';"
+                " shown.activeCellIndex = shown.widgets.findIndex(cell => cell.model.id === id); shown.activate(); }",
+                cell_id,
+            )
         self.page.keyboard.press("Control+Enter")
         self.wait_until_idle(timeout_s)
         return self.cell_output(cell_id)

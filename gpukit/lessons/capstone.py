@@ -328,6 +328,9 @@ def verdict() -> Reveal:
         "loss near 0 is never good news.",
         "Suspects 1 and 5 are not among the runs. A learning rate that is far too small gives a curve that falls slowly and "
         "smoothly. Validation text that was trained on does not change the training loss at all.",
+        "Two of the three runs look better than the healthy one. The first losses say something too: ln 256 is 5.55, and the "
+        "healthy run begins a little below it, because the output head is the embedding table and so favors the byte that was "
+        "just read, and text repeats itself. Run C, which is asked for that very byte, begins far below.",
     )
     return reveal("detective", {"run A": 2, "run B": 3, "run C": 4}, how="planted", also=because)
 
