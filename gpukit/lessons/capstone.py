@@ -20,6 +20,7 @@ from gpukit.widgets import ladder as view
 from gpukit.widgets import style
 from gpukit.widgets.predict import Reveal, reveal
 from gpukit.widgets.style import Picture, Table
+from gpukit.widgets.versus import Missing
 
 
 def course_map() -> Picture:
@@ -168,10 +169,39 @@ def reported_mfu() -> Table:
 def ladder() -> Reveal:
     """The rungs of the ladder for GPT-2 on an H200, beside the prediction: what a step should take (modelled) and what it took
     (measured)."""
-    times = [float(row["step_ms"]) for row in view.rows("gpt2") if row["step_ms"]]
-    return reveal(
-        "ladder", {"times as fast": times[0] / min(times)}, "measured", also=[view.steps("gpt2"), view.table("gpt2")]
-    )
+    times = [ms for ms, _ in _steps().values()]
+    also = [view.table("gpt2"), _what_the_ladder_says()]
+    return reveal("ladder", {"times as fast": times[0] / min(times)}, "measured", also=also)
+
+
+def rungs() -> Picture | Missing:
+    return view.steps("gpt2")
+
+
+def rung_losses() -> Picture | Missing:
+    return view.losses("gpt2")
+
+
+def _steps() -> dict[str, tuple[float, str]]:
+    """The time of a step of each recorded rung in ms, and the rung that it starts from."""
+    return {row["rung"]: (float(row["step_ms"]), row["starts_from"]) for row in view.rows("gpt2") if row["step_ms"]}
+
+
+def _what_the_ladder_says() -> str:
+    steps = _steps()
+    gains = {name: steps[start][0] / ms for name, (ms, start) in steps.items() if start in steps}
+    best = sorted(gains, key=lambda name: -gains[name])[:4]
+    slower = [name for name in gains if gains[name] < 0.98]
+    said = ", ".join(f"{name} ({gains[name]:.2f} times as fast as the rung before)" for name in best)
+    text = f"**What you saw.** The rungs worth most are {said}. "
+    if slower:
+        said = ", ".join(f"{name} ({gains[name]:.2f})" for name in slower)
+        text += f"Some cost time when they are looked at alone: {said}. "
+    if {"chunked loss", "one pass"} <= gains.keys():
+        text += (
+            "The loss in chunks is one of those that make room: a step in fewer passes is what the memory is spent on. "
+        )
+    return text + "The modelled times come from gpukit/train/ladder.py and were computed before anything ran."
 
 
 # ---- several GPUs ----------------------------------------------------------------------------------------------------
