@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
 # ------------------------------------------------------------------------------------------------------------ inputs
 class _Matrices(Inputs):
+    def noise(self, M: int, N: int, K: int) -> tuple[Tensor, Tensor]:
+        """With all digits of float32."""
+        return self.normal(M, K), self.normal(K, N)
+
     def pair(self, M: int, N: int, K: int, dtype: str = "float32") -> tuple[Tensor, Tensor]:
-        return self.normal(M, K, dtype=dtype), self.normal(K, N, dtype=dtype)
+        return self.coarse(M, K, dtype=dtype), self.coarse(K, N, dtype=dtype)
 
 
 def _case(x: Tensor, y: Tensor, *rest: Any, tags: str = "", note: str = "") -> Case:
@@ -226,36 +230,36 @@ def _precision_cases(rng: Random) -> list[Case]:
 
     cases = []
     for way in WAYS:
-        cases.append(product(f"{way}, K 256", way, *make.pair(8, 8, 256), way))
-        a, b = make.pair(4, 6, 1024)
+        cases.append(product(f"{way}, K 256", way, *make.noise(8, 8, 256), way))
+        a, b = make.noise(4, 6, 1024)
         cases.append(product(f"{way}, K 1024, all positive", way, a.abs(), b.abs(), way, "positive"))
     for way in ("ieee", "bf16"):
-        a, b = make.pair(8, 8, 64)
+        a, b = make.noise(8, 8, 64)
         cases.append(product(f"{way}, numbers around 1e3", way, a * 1e3, b * 1e3, way, "scaled"))
     for way in ("fp16", "bf16"):  # below 6e-5 float16 has fewer digits
-        a, b = make.pair(8, 8, 64)
+        a, b = make.noise(8, 8, 64)
         cases.append(product(f"{way}, numbers around 1e-6", way, a * 1e-6, b, way, "small-numbers"))
     for way in ("tf32", "bf16 sums"):
-        a, b = make.pair(8, 8, 64)
+        a, b = make.noise(8, 8, 64)
         a[3], b[:, 5] = 0, 0
         a, b = make.layouts(a)[0][1], make.layouts(b)[1][1]
         cases.append(product(f"{way}, a row and a column of zeros, a transposed, b with gaps", way, a, b, way))
     a = b = make.torch.full((1, 1), 1 + 2.0**-9 + 2.0**-15)
     cases.append(product("bf16, one element", "bf16", a, b, "bf16"))
     cases.append(product("ieee, zeros alone", "ieee", 0 * a, b, "ieee", "several-fit"))
-    a, b = make.pair(8, 8, 64)
+    a, b = make.noise(8, 8, 64)
     a, b = a.repeat(1, 2), b.repeat(2, 1)
     a[:, 64:] *= -1
     a += 1e-2 * make.normal(8, 128)
     cases.append(product("ieee, terms that cancel", "ieee", a, b, "ieee", "cancel"))
-    a, b = (x.bfloat16().float() for x in make.pair(8, 8, 128))
+    a, b = (x.bfloat16().float() for x in make.noise(8, 8, 128))
     cases.append(product("numbers that bfloat16 holds exactly", "bf16", a, b, "ieee", "several-fit"))
-    a, b = (_read("fp16", _read("tf32", x)) for x in make.pair(8, 8, 128))
+    a, b = (_read("fp16", _read("tf32", x)) for x in make.noise(8, 8, 128))
     cases.append(product("numbers that float16 holds exactly", "fp16", a, b, "ieee", "several-fit"))
     # A little above what float16 holds, cutting gives what rounding gives; a little below what bfloat16 holds, both round up.
-    a, b = (_read("fp16", x) * (1 + 2**-13) for x in make.pair(8, 8, 128))
+    a, b = (_read("fp16", x) * (1 + 2**-13) for x in make.noise(8, 8, 128))
     cases.append(product("tf32, and float16 reads the same", "tf32", a, b, "several-fit"))
-    a, b = (x.bfloat16().float() * (1 - 2**-13) for x in make.pair(8, 8, 128))
+    a, b = (x.bfloat16().float() * (1 - 2**-13) for x in make.noise(8, 8, 128))
     cases.append(product("fp16, and bfloat16 reads the same", "fp16", a, b, "fp16", "several-fit"))
     return cases
 
@@ -502,9 +506,9 @@ def _epilogue_cases(rng: Random) -> list[Case]:
         (1, 1, 1, "float32", "ragged"),
         (64, 33, 40, "float16", "ragged"),
     ):
-        x, weight, bias = (make.normal(*shape, dtype=dtype) for shape in ((M, K), (N, K), (N,)))
+        x, weight, bias = (make.coarse(*shape, dtype=dtype) for shape in ((M, K), (N, K), (N,)))
         cases.append(_case(x, weight / K**0.5, bias, tags=tags))
-    x, weight, bias = make.normal(16, 32), make.normal(48, 32), make.normal(48)
+    x, weight, bias = make.coarse(16, 32), make.coarse(48, 32), make.coarse(48)
     cases.append(_case(x, weight, bias * 30, tags="large", note="bias around 30"))
     for dtype in ("float16", "bfloat16"):
         x, weight, bias = make.normal(7, 40, scale=0.1), make.normal(33, 40, scale=0.1), make.normal(33, scale=0.1)
@@ -577,12 +581,13 @@ def _int4_cases(rng: Random) -> list[Case]:
         (17, 33, 96, 32, "bfloat16", "groups ragged"),
         (1, 1, 128, 128, "float32", "ragged"),
     ):
-        x = make.normal(M, K, dtype=dtype)
+        x = make.coarse(M, K, dtype=dtype)
         packed = make.integers(0, 256, K // 2, N, dtype="uint8")
-        scales = make.normal(K // GROUP, N, dtype=dtype).abs() / 8
+        # Steps of 1/32 again: with the 3 bits of a weight all sums are exact in float32.
+        scales = make.integers(1, 13, K // GROUP, N).to(x.dtype) / 32
         cases.append(_case(x, packed, scales, tags=tags, note=f"groups of {GROUP}"))
-    x, packed = make.normal(2, 64), make.integers(0, 256, 32, 7, dtype="uint8")
-    scales = make.normal(2, 7)
+    x, packed = make.coarse(2, 64), make.integers(0, 256, 32, 7, dtype="uint8")
+    scales = make.integers(1, 13, 2, 7).float() / 32
     scales[0, 1:] *= -1
     scales[1, :3] = 0
     cases.append(_case(x, packed, scales, tags="groups", note="groups of 32, some scales 0 or negative"))

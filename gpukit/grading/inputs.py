@@ -37,6 +37,12 @@ class Inputs:
         x = self.torch.randn(shape, generator=self.generator).mul_(self.scale if scale is None else scale)
         return x.to(getattr(self.torch, dtype))
 
+    def coarse(self, *shape: int, dtype: str = "float32") -> Tensor:
+        """Normal noise in steps of 1/32, at most 4: float32 adds a thousand products of two such numbers exactly, in any order,
+        so that a right answer is right to the last bit. With noise of all digits one seed in hundreds makes terms that cancel,
+        and then another order of the sum would be outside the bound."""
+        return self.normal(*shape).mul_(32).round_().clamp_(-128, 128).div_(32).to(getattr(self.torch, dtype))
+
     def like(self, x: Tensor, *shape: int) -> Tensor:
         """What goes with x, such as a weight or an upstream gradient: noise of spread 1 in x's dtype, of x's shape unless
         another is given."""
