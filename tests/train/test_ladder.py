@@ -3,6 +3,8 @@
 import csv
 import itertools
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from gpukit.train import data, ladder, presets
 from tests.train import corpus
 
 H200 = hardware.gpu("h200")
+ROOT = Path(__file__).parents[2]
 
 
 def test_each_rung_changes_what_its_start_was():
@@ -59,6 +62,13 @@ def test_the_recorded_rungs_exist_and_agree_with_their_times(name):
         tokens = int(row["batch"]) * int(row["seq"])
         assert int(row["tokens_per_s"]) == pytest.approx(tokens / float(row["step_ms"]) * 1e3, rel=1e-3)
         assert float(row["mfu"]) == pytest.approx(int(row["tokens_per_s"]) * flops / H200.peak("bf16"), abs=1e-3)
+
+
+def test_the_readme_shows_recorded_rows():
+    with (ladder.benchmark.RESULTS / "h200" / "ladder-gpt2.csv").open(newline="") as file:
+        recorded = {(int(row["tokens_per_s"]), f"{float(row['mfu']):.1%}") for row in csv.DictReader(file)}
+    rows = re.findall(r"\| ([\d,]+) \| ([\d.]+) % \|", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(rows) == 8 and {(int(tokens.replace(",", "")), f"{share}%") for tokens, share in rows} <= recorded
 
 
 def test_all_ways_train_the_same_model(tmp_path):
