@@ -241,7 +241,7 @@ def memory(place: Place) -> None:
 def _peak(place: Place, joined: ranks.Ranks, options: dict) -> tuple[int, int]:
     """The most that is allocated in the third step, as PyTorch's profiler sees it, and what the plan says."""
     mark = 12_345_679  # bytes of a tensor that is there for a moment before that step
-    with torch.profiler.profile(profile_memory=True) as record:
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as record:
         trainer = place.trainer("run", joined, **options)
         trainer.train_step()
         trainer.train_step()
