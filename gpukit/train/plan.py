@@ -64,8 +64,9 @@ def mfu_formula(config: models.Config, settings: Settings, gpu: hardware.Gpu | N
     )
 
 
-def step_memory(config: models.Config, settings: Settings, world: int = 1) -> memory.Memory:
-    """What each process holds at the worst moment of a step, modelled. Raises ValueError where the batch cannot be shared out.
+def step_memory(config: models.Config, settings: Settings, world: int = 1, *, on_cpu: bool = False) -> memory.Memory:
+    """What each process holds at the worst moment of a step, modelled, on a GPU unless `on_cpu`. Raises ValueError where the batch
+    cannot be shared out.
 
     Weights, gradients and AdamW's two moments are float32, and so is the residual stream; the rest of the activations is in the
     run's dtype. Gradients are freed after the update, unless DDP keeps them or an earlier pass of the step has added some. So the
@@ -88,6 +89,11 @@ def step_memory(config: models.Config, settings: Settings, world: int = 1) -> me
         # result is copied into another order of dimensions, that of q being another one than without RoPE.
         kept += memory.tensor_bytes(sequences * s.seq * (2 * c.heads + c.kv_heads) * c.qk_size, s.dtype)
     working = memory.working_memory(c, sequences, s.seq, run)
+    logits = (2 if bf16 else 0) * sequences * s.seq * c.vocab_size
+    if (
+        not on_cpu
+    ):  # CUDA's autocast leaves the log-softmax inside cross_entropy in bf16, and the CPU's makes it float32
+        working["loss"] -= logits
     # FSDP gathers the tables and the last norm in float32 for the whole pass, and one block; in the backward pass the next one
     # as well, with gradients of the head and of the block, and after the first block what is being sent of the one before.
     width = 2 if bf16 else 4
@@ -110,7 +116,6 @@ def step_memory(config: models.Config, settings: Settings, world: int = 1) -> me
         at("backward", after, kept, working["backward"], first + 4 * block, 0),
     ]
     if s.recompute == "full" and bf16:  # the copies are gone before the logits' gradient comes
-        logits = 2 * sequences * s.seq * c.vocab_size
         moments[0] = at("loss", before, all_kept, working["loss"] - logits, loss, copies)
         moments.append(at("loss", before, all_kept, working["loss"], loss, 2 * head))
     return max(moments, key=lambda found: found.total_bytes)
@@ -132,7 +137,7 @@ def measured_flops_per_s() -> float:
 def lines(settings: Settings, gpu: hardware.Gpu | None, world: int = 1) -> list[str]:
     """The plan, to be printed; gpu None is this CPU. Raises ValueError for a run that cannot be laid out."""
     c = accounting_config(settings.preset, settings.model)
-    needed = step_memory(c, settings, world)
+    needed = step_memory(c, settings, world, on_cpu=gpu is None)
     flops = flops_per_token(c, settings.seq) * settings.tokens_per_step * settings.steps
     passes = f" in {settings.micro_batches} passes" if settings.micro_batches > 1 else ""
     held = {"ddp": "each with a copy of the model", "fsdp": "each with a share of the model"}[settings.sharding]

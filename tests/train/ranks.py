@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -209,7 +210,6 @@ MEMORY = (
     (1, {"dtype": "bf16"}),
     (1, {"dtype": "bf16", "recompute": "full"}),
     (1, {"dtype": "bf16", "micro_batches": 4, "model": ROPE}),
-    (2, {"dtype": "bf16"}),
     (2, {"sharding": "fsdp"}),
     (4, {"sharding": "fsdp", "dtype": "bf16", "model": ROPE}),
     (4, {"sharding": "fsdp", "dtype": "bf16", "recompute": "full"}),
@@ -218,36 +218,36 @@ MEMORY = (
 
 
 def memory(place: Place) -> None:
-    """What PyTorch allocates in a step is what the plan says. With FSDP one process runs, and PyTorch fakes the others."""
+    """What PyTorch allocates in a step is what the plan says. Of several processes one runs, and PyTorch fakes the others."""
     for world, changes in MEMORY:
 
         def work(joined: ranks.Ranks, world=world, changes=changes) -> None:
-            fake = world > joined.world
-            if fake:
+            if world > 1:
                 torch.distributed.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
             options = {"seq": 128, "batch": 16, "optimizer": "torch", **changes}
             options["model"] = LARGER | options.get("model", {})
-            found, predicted = _peak(place, ranks.Ranks(0, world) if fake else joined, options)
+            found, predicted = _peak(place, ranks.Ranks(0, world), options)
             print(
                 f"{world} {changes}: {found:,} bytes, predicted {predicted:,}, ratio {predicted / found:.3f}",
                 flush=True,
             )
             assert abs(predicted / found - 1) < 0.05
 
-        processes = 1 if changes.get("sharding") == "fsdp" else world
-        assert forked(processes, work) == [0] * processes
+        assert forked(1, work) == [0]
 
 
 def _peak(place: Place, joined: ranks.Ranks, options: dict) -> tuple[int, int]:
     """The most that is allocated in the third step, as PyTorch's profiler sees it, and what the plan says."""
-    mark = 12_345_679  # bytes of a tensor that is there for a moment before that step
+    mark = 1_234_567  # bytes of a tensor that is there for a moment before that step
     with torch.profiler.profile(profile_memory=True, acc_events=True) as record:
         trainer = place.trainer("run", joined, **options)
         trainer.train_step()
         trainer.train_step()
+        time.sleep(0.02)  # the profiler's clock counts in microseconds
         torch.empty(mark, dtype=torch.uint8)
+        time.sleep(0.02)
         trainer.train_step()
-    file = place.folder / f"trace{joined.rank}.json"
+    file = place.folder / "trace.json"
     record.export_chrome_trace(str(file))
     events = [event for event in json.loads(file.read_text())["traceEvents"] if event.get("name") == "[memory]"]
     events = [event["args"] for event in sorted(events, key=lambda event: event["ts"])]
@@ -255,7 +255,7 @@ def _peak(place: Place, joined: ranks.Ranks, options: dict) -> tuple[int, int]:
     third = max(number for number, event in enumerate(events) if abs(event["Bytes"]) == mark)
     found = max(event["Total Allocated"] for event in events[third + 1 :]) - before
     config = plan.accounting_config("tiny", trainer.settings.model)
-    return found, plan.step_memory(config, trainer.settings, joined.world).total_bytes
+    return found, plan.step_memory(config, trainer.settings, joined.world, on_cpu=True).total_bytes
 
 
 CASES = {case.__name__: case for case in (equal, moved, resumed, full, lost, memory)}

@@ -63,7 +63,7 @@ def measured(preset: str, engine: str, steps: int, device: str) -> dict:
         record = profiling.profile(trainer.train_step, calls=PROFILED, warmup=0)
         busy = [dataclasses.replace(record, spans=spans).busy_us for spans in _parted(record)]
         config = plan.accounting_config(preset, settings.model)
-        predicted = plan.step_memory(config, settings, joined.world).total_bytes
+        predicted = plan.step_memory(config, settings, joined.world, on_cpu=not on_gpu).total_bytes
         tokens_per_s = settings.tokens_per_step / seconds
         name = torch.cuda.get_device_name() if on_gpu else "cpu"
         row = {

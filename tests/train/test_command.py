@@ -1,12 +1,13 @@
 """`gpukit train`: what it says before it starts, and what it refuses, each in a sentence."""
 
+import csv
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from gpukit import cli, hardware, kernels
+from gpukit import benchmark, cli, hardware, kernels
 from gpukit.accounting import models
 from gpukit.train import data, plan, presets
 from gpukit.train.loop import Trainer
@@ -26,6 +27,15 @@ def test_flops_per_token_are_those_of_the_formula():
     assert plan.flops_per_token(config, 1024) == 6 * (124_439_808 - 1024 * 768) + 12 * 12 * 768 * 1024
     untied = models.preset("llama3-8b")
     assert plan.multiplied_parameters(untied) == models.parameters(untied).total - 128256 * 4096
+
+
+def test_the_memory_of_gpt2_is_what_an_h200_took():
+    """In 8 passes: gpukit/results/h200/ladder-gpt2.csv, rung "fused AdamW", which has 9.2 GB."""
+    settings = presets.preset("gpt2").settings.replace(micro_batches=8)
+    config = plan.accounting_config("gpt2", settings.model)
+    with open(benchmark.RESULTS / "h200" / "ladder-gpt2.csv", newline="") as file:
+        found = next(int(row["peak_bytes"]) for row in csv.DictReader(file) if row["rung"] == "fused AdamW")
+    assert plan.step_memory(config, settings).total_bytes == pytest.approx(found, rel=0.05)
 
 
 def test_mfu_is_said_with_its_formula_and_peak():
