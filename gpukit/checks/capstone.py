@@ -476,7 +476,8 @@ RING = FunctionExercise(
 
 
 # --------------------------------------------------------------------------------------------------------- capstone.dq
-_FAR = 1 << 23  # rows of which three heads are more than 2^31 elements
+# More than 2^31 elements, in many heads: programs that walked over millions of tokens would not come to an end.
+_MANY = (3 << 14, 512, 128)
 _NUMBERS = 64  # bytes that a call may allocate beside its results: single numbers
 
 
@@ -601,10 +602,7 @@ DQ = KernelExercise(
     returns=("dq",),
     cases=_dq_cases,
     reference=_dq,
-    huge=lambda: (
-        *(far(3, _FAR, 128),) * 4,
-        *(far(3, _FAR, dtype="float32"),) * 2,
-    ),
+    huge=lambda: (*(far(*_MANY),) * 4, *(far(*_MANY[:2], dtype="float32"),) * 2),
     traffic=Traffic(
         reads=lambda q, k, v, do, lse, delta: nbytes(q, do, lse, delta) + _seen_bytes(q),
         writes=1,
@@ -731,7 +729,7 @@ ATTENTION = KernelExercise(
     cases=_attention_cases,
     reference=_attention,
     gradients=3,
-    huge=lambda: (*(far(3, _FAR, 128),) * 4,),
+    huge=lambda: (far(*_MANY),) * 4,
     traffic=Traffic(
         reads=lambda *args: _attention_traffic(*args)[0],
         writes=lambda *args: _attention_traffic(*args)[1],
