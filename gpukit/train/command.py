@@ -57,6 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", choices=presets.DTYPES, help="of the matrix products")
     parser.add_argument("--optimizer", choices=presets.OPTIMIZERS, help="whose AdamW")
+    parser.add_argument("--kernels", choices=presets.KERNELS, help="whose attention and loss")
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        default=None,
+        help="let torch.compile fuse the model's operators: the first step takes a minute, the others less time",
+    )
     parser.add_argument(
         "--sharding",
         choices=presets.SHARDINGS,
@@ -75,7 +82,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def changes(args: argparse.Namespace) -> dict[str, object]:
     """The settings that were given on the command line."""
-    names = ("text", "dtype", "optimizer", "sharding", "recompute", *(name for name, *_ in _NUMBERS))
+    names = (
+        "text",
+        "dtype",
+        "optimizer",
+        "kernels",
+        "compile",
+        "sharding",
+        "recompute",
+        *(name for name, *_ in _NUMBERS),
+    )
     given = {name: getattr(args, name) for name in names}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -90,6 +106,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.rungs and not args.ladder:
+        raise CourseError("--rungs names changes of the ladder: add --ladder")
+    if args.ladder:
+        return _ladder(args, presets.preset(args.preset or "tiny").settings)
     folder = Path(args.folder or Path("runs", args.preset or "tiny"))
     settings = _resumed(args, folder) if args.resume else presets.preset(args.preset or "tiny").settings
     settings = settings.replace(**changes(args))
@@ -97,11 +117,6 @@ def _run(args: argparse.Namespace) -> int:
         raise CourseError("--gpu plans for a GPU that need not be here: add --dry-run")
     if not args.resume and not args.dry_run and (folder / "config.json").exists():
         raise CourseError(f"{folder} holds a run already: --resume goes on with it, and --run names another folder")
-
-    if args.rungs and not args.ladder:
-        raise CourseError("--rungs names changes of the ladder: add --ladder")
-    if args.ladder:
-        return _ladder(args, settings)
 
     from gpukit import hardware
     from gpukit.train import plan

@@ -297,12 +297,11 @@ class Trained:
             from gpukit.train.fp8 import to_fp8
 
             to_fp8(self.model)
-        if way.recompute != "none":
-            kept = (
-                {"context_fn": partial(create_selective_checkpoint_contexts, _kept)} if way.recompute == "cheap" else {}
-            )
+        self.model.recompute = way.recompute == "blocks"
+        if way.recompute == "cheap":
+            contexts = partial(create_selective_checkpoint_contexts, _kept)
             for block in self.model.blocks:
-                block.forward = partial(checkpoint, block.forward, use_reentrant=False, **kept)
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
         # "high" lets float32 products round to TF32; bf16 products are the same either way.
         torch.set_float32_matmul_precision("highest" if way.precision == "fp32" else "high")
         mode = "reduce-overhead" if way.graphs else None

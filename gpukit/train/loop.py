@@ -41,7 +41,7 @@ class Trainer:
     settings     what is trained;  folder: where it is recorded;  corpus: the text
     device       torch.device("cpu"), or of a GPU, whose peak `gpu` is used for MFU (None: not known)
     ranks        which of several processes this is
-    operations   what the model calls for norms, attention, loss and so on
+    operations   what the model calls for norms, attention, loss and so on; None: as `settings.kernels` says
     say          is given each line of progress
     Raises ValueError for settings that do not fit, and CheckpointError where `resume` finds no checkpoint of this model.
     """
@@ -72,8 +72,14 @@ class Trainer:
         self.accounting = plan.accounting_config(settings.preset, settings.model)
         self.step = 0
         torch.manual_seed(settings.seed)  # the same weights in all processes
+        if operations is None and settings.kernels == "gpukit":
+            from gpukit import kernels  # here, since Triton is not on every system
+
+            operations = Operations(attention=kernels.flash_attention, loss=kernels.linear_cross_entropy)
         self.model = GPT(config, operations)
         self.model.recompute = settings.recompute == "full"
+        if settings.compile:
+            self.model.compile()  # what calls the model's forward() by that name still gets it as it is written
         torch.manual_seed(settings.seed + ranks.rank)  # dropout differs
         self.called = ranks.laid_out(self.model, self.device, settings.sharding, settings.dtype)
         # What this process holds of each. Within a pass of FSDP the model has the gathered ones in their places.
@@ -195,6 +201,8 @@ class Trainer:
         """The mean loss on sequences from the whole validation text, in nats per token; always the same ones."""
         s, ranks = self.settings, self.ranks
         self.model.eval()
+        # The last batch has another shape, for which torch.compile would compile again.
+        evaluated = self.model.forward if s.compile else self.model
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         batches = data.in_order(
             self.corpus.validation, self.sequences, s.seq, s.eval_sequences, rank=ranks.rank, world=ranks.world
@@ -207,7 +215,7 @@ class Trainer:
             if not ranks.largest(count):
                 break
             with self._autocast():
-                loss = self.model(self._to_device(inputs), self._to_device(targets))
+                loss = evaluated(self._to_device(inputs), self._to_device(targets))
             sums += torch.stack((loss.double() * count, sums.new_tensor(count)))
         total, count = ranks.sum(sums).tolist()
         return total / count

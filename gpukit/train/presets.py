@@ -14,6 +14,7 @@ from gpukit.accounting.arguments import choice, divides, whole
 
 DTYPES = ("fp32", "bf16")
 OPTIMIZERS = ("torch", "gpukit")
+KERNELS = ("torch", "gpukit")
 SHARDINGS = ("ddp", "fsdp")
 RECOMPUTE = ("none", "full")
 
@@ -33,6 +34,8 @@ class Settings:
     weight_decay, betas, clip   of AdamW; gradients are scaled down to the norm `clip` where theirs is larger
     dtype             "fp32", or "bf16": matrix products in bf16 (autocast), weights and optimizer in fp32
     optimizer         "torch" or "gpukit": whose AdamW
+    kernels           whose attention and loss the model calls: "torch", or "gpukit" (FlashAttention and a loss without logits)
+    compile           whether torch.compile fuses the model's other operators
     sharding          of several processes each holds the whole model ("ddp") or an equal share of it ("fsdp")
     recompute         "full": blocks keep only their inputs for the backward pass, which computes the rest again
     text              folder whose Python files are trained on; "" for Python's standard library
@@ -58,6 +61,8 @@ class Settings:
     clip: float = 1.0
     dtype: str = "bf16"
     optimizer: str = "torch"
+    kernels: str = "torch"
+    compile: bool = False
     sharding: str = "ddp"
     recompute: str = "none"
     text: str = ""
@@ -85,12 +90,17 @@ class Settings:
             raise ValueError(f"train: weight_decay must be 0 or more, got {self.weight_decay!r}")
         choice("train", "dtype", self.dtype, DTYPES)
         choice("train", "optimizer", self.optimizer, OPTIMIZERS)
+        choice("train", "kernels", self.kernels, KERNELS)
         choice("train", "sharding", self.sharding, SHARDINGS)
         choice("train", "recompute", self.recompute, RECOMPUTE)
         if self.sharding == "fsdp" and self.optimizer == "gpukit":
             raise ValueError(
                 "train: sharding fsdp needs optimizer torch: gpukit's AdamW computes the norm of the gradients that it clips in its "
                 "own kernel, from one process's share alone"
+            )
+        if self.sharding == "fsdp" and self.compile:
+            raise ValueError(
+                "train: sharding fsdp needs compile off: its blocks gather their weights between the operators"
             )
         context = self.model["context"]
         if self.seq > context:

@@ -238,3 +238,19 @@ def test_two_processes_train_as_one_and_stop_at_a_signal(tmp_path):
     for a, b in zip(numbers(one), numbers(two), strict=True):
         for name in ("loss", "gradient_norm", "validation_loss"):
             assert a[name] == b[name] == "" or float(a[name]) == pytest.approx(float(b[name]), rel=1e-4)
+
+
+def test_gpukits_kernels_and_torch_compile_train_alike(tmp_path, monkeypatch):
+    """The losses are those of PyTorch's attention and loss, up to rounding; evaluation goes around the compiler."""
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled.append(module))
+    text, losses = corpus.prepared(tmp_path), {}
+    for name, changes in {"torch": {}, "gpukit": {"kernels": "gpukit", "compile": True}}.items():
+        trainer = Trainer(
+            corpus.settings(tmp_path / "text", steps=2, **changes), tmp_path / name, text, say=lambda line: None
+        )
+        losses[name] = [trainer.train_step()[0].item() for _ in range(2)] + [trainer.evaluate()]
+    assert losses["gpukit"] == pytest.approx(losses["torch"], rel=1e-5)
+    assert compiled == [trainer.model] and trainer.model.operations != Operations()
+    with pytest.raises(ValueError, match="sharding fsdp needs compile off"):
+        corpus.settings(tmp_path / "text", sharding="fsdp", compile=True)
