@@ -55,12 +55,12 @@ class watch(dispatch.Mode):
         self._phase = name
 
     def operation(self, func, args, kwargs):
+        op = func.name().removeprefix("aten::").partition(".")[0]
         for tensor in dispatch.tensors((args, kwargs)):
-            self._note(tensor, made_here=False)
+            self._note(tensor, made_here=op == "lift_fresh")  # torch.tensor(a list) is seen there first
         out = func(*args, **kwargs)
         for tensor in dispatch.tensors(out):
             self._note(tensor, made_here=True)
-        op = func.name().removeprefix("aten::").partition(".")[0]
         self.timeline.append(Moment(self._phase, op, self.bytes))
         return out
 

@@ -44,6 +44,15 @@ def test_views_and_what_was_there_before_count_nothing():
     assert view.shape[0] == 4
 
 
+def test_a_tensor_made_of_a_list_is_new():
+    numbers = [0.0] * (KIB // 4)
+    with live.watch() as memory:
+        new = [torch.tensor(numbers), torch.as_tensor(numbers), torch.zeros(1).new_tensor(numbers)]
+        assert memory.bytes == 3 * KIB
+        del new
+    assert memory.bytes == 0
+
+
 def test_a_graph_holds_what_it_saved_until_its_backward_pass():
     x, w = floats(8).requires_grad_(), floats(8)
     with live.watch() as memory:

@@ -282,8 +282,8 @@ class _File:
             return None  # Python says so
         self._read(node.attr, node.value)
         if (
-            isinstance(node.value, ast.Name)
-            and node.attr in self.setters.get(node.value.id, ())
+            ((isinstance(node.value, ast.Name) and node.value.id in self.classes) or _is_type(node.value))
+            and any(node.attr in setters for setters in self.setters.values())
             and node.attr not in METHODS
         ):
             raise _Refused(
@@ -357,7 +357,7 @@ class _File:
 
     def _pattern(self, node: ast.MatchClass) -> None:
         for name in node.kwd_attrs:
-            self._read(name)
+            self._read(name, None if getattr(node.cls, "id", "") in self.classes else node.cls)
         known = isinstance(node.cls, ast.Name) and (node.cls.id in _MATCHED or node.cls.id in self.classes)
         if node.patterns and not known:
             raise _Refused("a class pattern", instead="isinstance() and the attributes written out")
@@ -429,6 +429,11 @@ def _walked(tree: ast.AST) -> list[ast.AST]:
             elif isinstance(value, list):
                 nodes += [item for item in value if isinstance(item, ast.AST)]
     return nodes
+
+
+def _is_type(node: ast.expr) -> bool:
+    """Whether an expression is type(x)."""
+    return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "type"
 
 
 def _spread(nodes: Iterable[ast.expr]) -> Iterator[ast.expr]:

@@ -114,7 +114,7 @@ METHODS = frozenset(
 # Never, also where the file defines such a name itself: frames, code, what lies under a tensor or a block.
 NEVER = _names("""
     gi_frame gi_code gi_yieldfrom cr_frame cr_code cr_await ag_frame ag_code f_back f_globals f_locals f_builtins f_code f_trace
-    tb_frame tb_next co_code co_consts co_names mro handle storage untyped_storage set_ apply_ map_ map2_ resize_ ctypes tofile
+    tb_frame tb_next co_code co_consts co_names mro handle storage untyped_storage _typed_storage set_ apply_ map_ map2_ resize_ ctypes tofile
     register_hook format_map builtins os sys
 """)
 

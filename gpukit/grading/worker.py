@@ -155,15 +155,28 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
     from gpukit.testing import poison
 
     class Fresh(dispatch.Mode):
-        """What nobody has written holds NaN, not the zeros of memory that is new."""
+        """What nobody has written holds NaN, not the zeros of memory that is new. Numbers that Python keeps are memory too:
+        no more of them than were taken out of tensors, and than Python has more objects since the first one."""
+
+        taken = kept = before = 0
 
         def operation(self, func, args, kwargs):
             out = func(*args, **kwargs)
-            return poison(out) if func.name().removeprefix("aten::").partition(".")[0] in ALLOCATIONS else out
+            name = func.name().removeprefix("aten::").partition(".")[0]
+            if name == "_local_scalar_dense" and args[0].is_floating_point():  # integers are indices and counts
+                self.before = self.before or sys.getallocatedblocks()
+                self.taken += 1
+                self.kept = max(self.kept, min(self.taken, sys.getallocatedblocks() - self.before))
+            return poison(out) if name in ALLOCATIONS else out
 
-    with Fresh(), live.watch() as memory:
+    with Fresh() as numbers, live.watch() as memory:
         output = function(*args)
-    return Reply(output=_plain(output), peak_bytes=memory.peak_bytes)
+    return Reply(
+        output=_plain(output), peak_bytes=memory.peak_bytes + _NUMBER_BYTES * max(0, numbers.kept - _NUMBERS_FREE)
+    )
+
+
+_NUMBER_BYTES, _NUMBERS_FREE = 32, 64  # of a number in a list; some losses and norms may be kept as numbers
 
 
 def _plain(output: Any) -> Any:
