@@ -13,6 +13,7 @@ import json
 import os
 import random
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -176,32 +177,35 @@ class _Run:
             server = _server("cpu")
             if self.exercise.watched or "import torch" in self.source:
                 server.prepare()  # loads while the cases are made; else each worker would load it
-            cases = self.exercise.cases(random.Random(self.seed))
-            self.total = len(cases) + self.exercise.bounds
             if self.exercise.kernel:
                 _server("compile").prepare()
-            doubt: _Doubt | None = None
-            try:
-                outcomes = (
-                    self._run_apart(server, cases) if self.exercise.kernel else self._run_cases(server, "cpu", cases)
-                )
-            except _Doubt as found:  # what is wrong with it shows where the learner's Python sees the data
-                doubt, seen, self.detail = found, self.detail, ""  # what it printed was about tensors without data
-                outcomes = self._run_cases(server, "cpu", cases)
-            self._judge_outcomes(outcomes)
-            if self.exercise.kernel:
-                self.passed = self.total - 1
-                if self.beyond:
-                    raise self._raised(*self.beyond, beyond=True)
-                self._compiles(outcome.reply for outcome in outcomes)
-            if doubt:
-                self.detail += seen
-                raise doubt.found
-            if self.exercise.kernel and _gpu_present():
-                self._judge_on_gpu(cases)
+            with _one_thread():
+                cases = self.exercise.cases(random.Random(self.seed))
+            with _one_thread():  # the cases may have been what loads torch
+                self._judge_cases(server, cases)
         except Diagnosis as found:
             return found.state, found.label, found.lines
         return "pass", "", ()
+
+    def _judge_cases(self, server: Server, cases: list[Case]) -> None:
+        self.total = len(cases) + self.exercise.bounds
+        doubt: _Doubt | None = None
+        try:
+            outcomes = self._run_apart(server, cases) if self.exercise.kernel else self._run_cases(server, "cpu", cases)
+        except _Doubt as found:  # what is wrong with it shows where the learner's Python sees the data
+            doubt, seen, self.detail = found, self.detail, ""  # what it printed was about tensors without data
+            outcomes = self._run_cases(server, "cpu", cases)
+        self._judge_outcomes(outcomes)
+        if self.exercise.kernel:
+            self.passed = self.total - 1
+            if self.beyond:
+                raise self._raised(*self.beyond, beyond=True)
+            self._compiles(outcome.reply for outcome in outcomes)
+        if doubt:
+            self.detail += seen
+            raise doubt.found
+        if self.exercise.kernel and _gpu_present():
+            self._judge_on_gpu(cases)
 
     def _read(self) -> None:
         try:
@@ -505,6 +509,21 @@ class _Run:
                 raise self.say.on_cpu(outcome)
             if not outcome.reply.agree:
                 raise self.say.disagrees(outcome)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Cases and references are small: a second thread would mostly wait for the first, which on a busy machine takes many
+    times as much CPU as the work itself. Nothing to do before torch is loaded."""
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else 0
+    try:
+        if torch:
+            torch.set_num_threads(1)
+        yield
+    finally:
+        if torch:
+            torch.set_num_threads(before)
 
 
 def _server(device: str) -> Server:
