@@ -16,9 +16,10 @@ A tensor is [id of its storage, dtype, shape, stride, offset]. The arguments of 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -62,6 +63,22 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     if type(value) is dict:
         return {key: mapped(function, item) for key, item in value.items()}
     return function(value)
+
+
+@contextlib.contextmanager
+def numbers_kept() -> Iterator[None]:
+    """Where an argument is imaginary, `torch.tensor([...], device=x.device)` would forget its numbers."""
+    plain = torch.tensor
+
+    def tensor(data: Any, *, device: Any = None, **more: Any) -> torch.Tensor:
+        forgets = device is not None and torch.device(device).type == "meta"
+        return plain(data, device="cpu" if forgets else device, **more)
+
+    torch.tensor = tensor
+    try:
+        yield
+    finally:
+        torch.tensor = plain
 
 
 def _deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:

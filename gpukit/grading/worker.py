@@ -245,8 +245,10 @@ def _call_kernel(function: Any, args: tuple, job: Job) -> Reply:
     import torch
 
     if _imaginary(args):
+        from gpukit.grading.host import numbers_kept
+
         args = tuple(map(_on_meta, args))
-        with _host_watch(job.path):
+        with _host_watch(job.path), numbers_kept():
             return _on_addresses(lambda: _outputs(function, args, job, _argument_names(function, args, job)))
 
     from triton.runtime.errors import InterpreterError
@@ -308,9 +310,15 @@ def _seen(args: tuple, outputs: dict[str, Any], replay: dict[str, Any], traced: 
 
 def _call_on_host(function: Any, args: tuple, job: Job, recorder: Any) -> Reply:
     """One call on tensors without data, as the commands that the device carries out."""
+    from gpukit.grading.host import numbers_kept
+
     tensors = recorder.arguments(args)
     names = _argument_names(function, tensors, job)
-    with _within_limits() if _imaginary(args) else contextlib.nullcontext(), recorder:
+    with contextlib.ExitStack() as stack:
+        if _imaginary(args):
+            stack.enter_context(_within_limits())
+            stack.enter_context(numbers_kept())
+        stack.enter_context(recorder)
         outputs = _outputs(function, tensors, job, names)
     return Reply(tape=recorder.tape(outputs), host_ops=tuple(recorder.used))
 
