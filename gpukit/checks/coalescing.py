@@ -151,6 +151,8 @@ def _sector_cases(rng: Random) -> list[Case]:
         case("a column: 4 bytes every 4,096", strided(4, 1024)),
         case("all lanes one address", [base + 12] * WARP),
         case("a gather", [4 * rng.randrange(10_000) for _ in range(WARP)]),
+        case("neighbors from address 124 down to 0", [124 - 4 * lane for lane in range(WARP)], tags="zero"),
+        case("lane 0 at address 0, the others off", [0, *[None] * 31], tags="zero off"),
         case("lanes 0 to 12 of 32 on", off(strided(4), lambda lane: lane < 13), tags="off"),
         case("every third lane on", off(strided(8), lambda lane: lane % 3 == 0), tags="off"),
         case("all lanes off", [None] * WARP, tags="off"),
@@ -172,6 +174,7 @@ SECTORS = FunctionExercise(
             "packed-lines", gives=lambda addresses: (_units(addresses, SECTOR), cdiv(_units(addresses, SECTOR), 4))
         ),
         Misconception("off-lanes", gives=lambda addresses: _transactions([address or 0 for address in addresses])),
+        Misconception("zero-is-off", gives=lambda addresses: _transactions([address or None for address in addresses])),
         Misconception("unit", gives=lambda addresses: (_units(addresses, 4 * SECTOR), _units(addresses, 4 * LINE))),
         Misconception("unit/2", gives=lambda addresses: (_units(addresses, LINE), _units(addresses, LINE))),
         Misconception("order", gives=lambda addresses: _transactions(addresses)[::-1]),
@@ -357,6 +360,8 @@ def _bank_cases(rng: Random) -> list[Case]:
         case("a gather", [rng.randrange(2048) for _ in range(WARP)]),
         case("a gather from 48 words", [rng.randrange(48) for _ in range(WARP)], tags="broadcast"),
         case("every second word, half of the lanes off", half, tags="off"),
+        case("word 0, the other lanes off", [0, *[None] * 31], tags="off zero"),
+        case("words 0 and 32, and the others off", [0, 32, *[None] * 30], tags="off zero"),
         case("all lanes off", [None] * WARP, tags="off"),
     ]
 
@@ -367,6 +372,10 @@ BANK_PASSES = FunctionExercise(
     cases=_bank_cases,
     expected=_bank_passes,
     misconceptions=(
+        Misconception(
+            "zero-is-off",
+            gives=lambda words: _bank_passes([word or None for word in words]),
+        ),
         Misconception(
             "no-broadcast",
             gives=lambda words: max((sum(w % BANKS == b for w in _live(words)) for b in range(BANKS)), default=0),

@@ -32,6 +32,7 @@ def _decode_cases(rng: Random) -> list[Case]:
             ("negative", fmt.sign_bit | rng.randrange(1 << fmt.mantissa_bits, one), "negative"),
             ("subnormal", subnormal, "subnormal"),
             ("zero", 0, "zero"),
+            ("negative zero", fmt.sign_bit, "zero negative"),
             ("infinity", fmt.max_bits + 1, "special"),
             ("-infinity", fmt.sign_bit | fmt.max_bits + 1, "special negative"),
             ("NaN", fmt.encode(math.nan), "special"),

@@ -417,6 +417,7 @@ def _occupancy_cases(rng: Random) -> list[Case]:
     cases = []
     for what, num_warps, registers, shared, sm in (
         ("A100, nothing shared, few registers", 4, 32, 0, _A100),
+        ("an SM with little shared memory, nothing shared", 1, 16, 0, (64, 65536, 16_384)),
         ("A100, shared memory is short", 4, 64, 49_152, _A100),
         ("A100, one fits", 8, 128, 98_304, _A100),
         ("A100, registers are short", 8, 168, 16_384, _A100),

@@ -45,6 +45,10 @@ def plain(
         return None if actual == expected else wrong("values", f"expected {_short(expected)}, yours {_short(actual)}")
     if isinstance(actual, bool) or not isinstance(actual, int | float):
         return wrong("type", f"returned {_kind(actual)}, expected a number")
+    if isinstance(expected, int) and isinstance(actual, float) and actual == expected:
+        return wrong("values", f"expected {_number(expected)}{unit and ' '}{unit}, an int, yours {actual!r}, a float")
+    if actual == expected == 0 and math.copysign(1, expected) < 0 < math.copysign(1, actual):
+        return wrong("values", "expected -0.0, yours 0.0")
     if actual == expected or (actual != actual and expected != expected):
         return None
     if tolerance and _near(actual, expected, tolerance):

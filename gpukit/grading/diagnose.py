@@ -172,7 +172,10 @@ class Words:
 
     def input_changed(self, outcome: Outcome) -> Diagnosis:
         text = f"{' and '.join(outcome.reply.changed)} was changed by the call, in case {outcome.case.name}"
-        more = self._remark("input-changed") or ["the caller still needs it: store into a buffer of your own"]
+        instead = (
+            "store into a buffer of your own" if self.exercise.kernel else "work on a copy, and leave no gradient in it"
+        )
+        more = self._remark("input-changed") or [f"the caller still needs it: {instead}"]
         return self._found("fail", "input-changed", text, *more)
 
     def aliases_input(self, outcome: Outcome) -> Diagnosis:

@@ -9,6 +9,7 @@ which Triton kernels ran, what they loaded and stored, what the same calls give 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import importlib
 import importlib.util
@@ -148,8 +149,10 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
         module, _, name = job.setup.partition(":")
         args, counts = getattr(importlib.import_module(module), name)(*args)
         return Reply(output=_plain(function(*args)), counts=dict(vars(counts)))
+    before = copy.deepcopy(args)
     if not job.memory:
-        return Reply(output=_plain(function(*args)))
+        output = function(*args)
+        return Reply(output=_plain(output), changed=_touched(function, args, before, output, job))
     from gpukit import dispatch, live
     from gpukit.grading.host import ALLOCATIONS
     from gpukit.testing import poison
@@ -171,12 +174,30 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
 
     with Fresh() as numbers, live.watch() as memory:
         output = function(*args)
-    return Reply(
-        output=_plain(output), peak_bytes=memory.peak_bytes + _NUMBER_BYTES * max(0, numbers.kept - _NUMBERS_FREE)
-    )
+    touched = _touched(function, args, before, output, job)
+    kept = _NUMBER_BYTES * max(0, numbers.kept - _NUMBERS_FREE)
+    return Reply(output=_plain(output), peak_bytes=memory.peak_bytes + kept, changed=touched)
 
 
 _NUMBER_BYTES, _NUMBERS_FREE = 32, 64  # of a number in a list; some losses and norms may be kept as numbers
+
+
+def _touched(function: Any, args: tuple, before: tuple, output: Any, job: Job) -> tuple[str, ...]:
+    """The names of the arguments that a plain function left otherwise than it found them, and did not return."""
+    given = output if isinstance(output, list | tuple) else (output,)
+    return tuple(
+        name
+        for name, arg, old in zip(_argument_names(function, args, job), args, before, strict=True)
+        if not any(arg is result for result in given) and not _alike(arg, old)
+    )
+
+
+def _alike(arg: Any, old: Any) -> bool:
+    if isinstance(arg, list | tuple):
+        return len(arg) == len(old) and all(map(_alike, arg, old))
+    if hasattr(arg, "untyped_storage"):
+        return arg.grad is None and arg.requires_grad == old.requires_grad and _identical(arg, old)
+    return arg is old or arg == old or arg != arg
 
 
 def _plain(output: Any) -> Any:
@@ -341,9 +362,9 @@ def _call_on_device(device: Any, twins: list, told: tuple[tuple, str], job: Job)
     replays = []
     for twin, flip in zip(twins, (False, True), strict=True):
         copies = twin.arguments(mapped(lambda arg: _copied(arg, "cpu"), args))
-        for copy in copies if flip else ():
-            if isinstance(copy, torch.Tensor):
-                _bytes(copy).bitwise_not_()
+        for flipped in copies if flip else ():
+            if isinstance(flipped, torch.Tensor):
+                _bytes(flipped).bitwise_not_()
         outputs = _named(twin.play(tape, launching=False), names, job)
         replays.append(outputs | _changed_in_place(copies, job, names))
     args = device.arguments(args)
