@@ -105,6 +105,7 @@ def _update_cases(rng: Random) -> list[Case]:
         state(781, 20, beta1=0.9, tags="early decay tail"),
         state(600, 10, scale=1e-3, eps=0.01, wd=0.0, beta1=0.8, tags="early large-eps"),
         state(prime, 2, wd=0.2, tags="early decay"),
+        state(200, 4, scale=1e-7, wd=0.0, beta1=0.9, tags="early tiny"),
         state(long, 100_000, wd=0.0, beta1=0.9),
         state(333, 1_000_000, wd=0.2, beta1=0.9, scale=1e-3, eps=0.01, tags="decay large-eps"),
     ]
@@ -171,7 +172,9 @@ def _clip_cases(rng: Random) -> list[Case]:
         return tensor_case(g, max_norm, shown=f"g [{n:,}]", note=norm, tags=tags)
 
     one, prime, less, block, more, long = lengths(1024)
+    even = make.torch.full((100,), 3e-7)  # the norm is 3e-6
     return [
+        tensor_case(even, 3.3e-6, shown="g [100]", note="norm 3e-06, max_norm 3.3e-06", tags="small"),
         case(one, "float32", 1.0, 0.001),
         case(less, "float32", 1.0, 1.0),
         case(long, "float32", 10.0, 2.0),

@@ -32,8 +32,9 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return _gelu(x, "tanh")
 
 
-_bias_gelu = ideas.reference("gelu.bias_gelu_library", 2)
-_swiglu = ideas.reference("gelu.swiglu")
+# PyTorch's GELU in float32 is 0 below -5.5.
+_bias_gelu = ideas.in_float32(ideas.reference("gelu.bias_gelu_library", 2), "double")
+_swiglu = ideas.in_float32(ideas.reference("gelu.swiglu"))
 
 
 def _cumulative(h: Tensor) -> Tensor:
@@ -72,15 +73,32 @@ def _tanh_cases(rng: Random) -> list[Case]:
     ]
 
 
+def _steep(make: _Inputs, h: float) -> tuple[Tensor, Tensor]:
+    """x and bias whose sum, about h, has more digits than bfloat16; so far below 0 GELU changes by 1 % where h does by 0.1 %."""
+    x, bias = make.normal(6, 90, scale=0.1) + h, make.normal(90, scale=0.05)
+    return x.to(make.torch.bfloat16), bias.to(make.torch.bfloat16)
+
+
+def _steep_slope(make: _Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """x, bias and dy. The first column, from which no gradient comes, gives the rows of y their size."""
+    x, bias = _steep(make, -9.2)
+    dy = make.like(x).sign()
+    x[:, 0], dy[:, 0] = 4, 0
+    return x, bias, dy
+
+
 def _bias_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng, scale=2)
     normal = make.normal
 
-    def case(x: Tensor, BLOCK_M: int, BLOCK_N: int, tags: str = "", note: str = "") -> Case:
+    def tiled(x: Tensor, bias: Tensor, BLOCK_M: int, BLOCK_N: int, tags: str = "", note: str = "") -> Case:
         M, N = x.shape
         ends = "partial" if M % BLOCK_M or N % BLOCK_N else ""
         note = listed(f"tiles of {BLOCK_M} x {BLOCK_N}", note)
-        return tensor_case(x, make.like(x, N), BLOCK_M, BLOCK_N, tags=f"{tags} {ends}", note=note)
+        return tensor_case(x, bias, BLOCK_M, BLOCK_N, tags=f"{tags} {ends}", note=note)
+
+    def case(x: Tensor, *blocks: int, tags: str = "", note: str = "") -> Case:
+        return tiled(x, make.like(x, x.shape[1]), *blocks, tags=tags, note=note)
 
     heights = make.normal(4, 96)
     heights[0] += 300
@@ -97,8 +115,18 @@ def _bias_cases(rng: Random) -> list[Case]:
         case(heights, 2, 32, tags="large", note="rows around 300 and -300"),
         case(make.rows(97), 8, 64, tags="large", note="hard rows"),
         case(make.rows(130, "float16"), 16, 32, tags="large", note="hard rows"),
+        tiled(*_steep(make, -4.2), 8, 64, tags="digits", note="x + bias around -4.2"),
         case(normal(64, 256), 32, 128),
     ]
+
+
+def _cancelling(make: _Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """x, bias and dy in float16; dy of each row but for a little the opposite of the row before."""
+    x = make.normal(1, 48).abs().expand(20, 48) + 1
+    dy = make.normal(20, 48)
+    dy[::2] += 1000
+    dy[1::2] -= 1000
+    return x.half(), make.normal(48).half(), dy.half()
 
 
 def _backward_cases(rng: Random) -> list[Case]:
@@ -129,6 +157,8 @@ def _backward_cases(rng: Random) -> list[Case]:
         case(normal(9, 33), 3),
         case(normal(5, 64), 4),
         case(normal(19, 50), 5, tags="blocks"),
+        tensor_case(*_cancelling(make), tags="blocks cancel", note="gradients that all but cancel in a column"),
+        tensor_case(*_steep_slope(make), tags="digits", note="x + bias around -9.2"),
         case(normal(64, 256), tags="blocks"),
     ]
 
@@ -150,6 +180,10 @@ def _swiglu_cases(rng: Random) -> list[Case]:
     # dy times up is beyond float16, and their product with the slope is not.
     low, high = normal(3, 70, scale=0.2) - 6, normal(3, 70) + 1000
     far_up = tensor_case(low.half(), high.half(), normal(3, 70).half() + 100, tags="far", note="up around 1000, dy 100")
+    # Here sigmoid(gate) and silu(gate) are next to nothing in float16, and their products with up are not.
+    opens = tensor_case(
+        (low - 10).half(), (high * 30).half(), normal(3, 70).half() + 30, tags="far", note="gate around -16, up 30000"
+    )
 
     return [
         case(normal(1, 1, scale=0.25).abs() + 0.5, normal(1, 1)),
@@ -168,6 +202,7 @@ def _swiglu_cases(rng: Random) -> list[Case]:
         case(normal(3, 255), normal(3, 255), 5),
         case(normal(4, 100), normal(4, 200)[:, 100:], tags="strided", note="up half of a wider row"),
         far_up,
+        opens,
         halves(8, 512),  # the largest, whose bytes are counted: who copies the halves first must be seen
     ]
 
@@ -228,6 +263,7 @@ BIAS = KernelExercise(
         Misconception("bias-per-row", gives=lambda x, bias, *blocks: _gelu(x + bias[: len(x), None])),
         Misconception("erf-scale", gives=_of_h(lambda h: 0.5 * h * (1 + h.erf()))),
         Misconception("no-half", gives=_of_h(lambda h: 2 * _gelu(h))),
+        Misconception("low-precision", when=only("digits", "bfloat16", "float16")),
         Misconception("cumulative-only", gives=_of_h(_cumulative)),
     ),
 )
@@ -292,6 +328,7 @@ BACKWARD = KernelExercise(
             gives=lambda x, bias, dy: _with_dbias(dy * (_cumulative(y := _gelu(x + bias) + bias) + y * _density(y))),
         ),
         Misconception("sum-of-dy", gives=lambda x, bias, dy: {"dbias": dy.sum(0)}),
+        Misconception("low-precision", when=only("digits", "cancel", "bfloat16", "float16", kind="values")),
         Misconception("partial-missing", when=lambda evidence: evidence.kind == "nan" and evidence.output == "dbias"),
     ),
 )
@@ -334,6 +371,7 @@ SWIGLU = KernelExercise(
         ),
         Misconception("no-up", gives=_halves(lambda gate, s, up, dy: dy * (s + gate * s * (1 - s)))),
         Misconception("gate-itself", gives=_halves(dup=lambda gate, s, up, dy: dy * gate)),
+        Misconception("low-precision", when=only("far", kind="values")),
         Misconception(
             "exchanged",
             gives=_halves(

@@ -151,6 +151,13 @@ def _strides_cases(rng: Random) -> list[Case]:
         _case(
             normal(2, 64, 31), normal(2, 31, 32).mT.contiguous().mT, 32, tags="b-strides batched", note="b transposed"
         ),
+        _case(
+            normal(6, 20, 33)[::2],
+            normal(7, 33, 18)[::3],
+            16,
+            tags="a-strides b-strides batched",
+            note="every second matrix of a, every third of b",
+        ),
     ]
     for dtype, i in (("float16", 0), ("bfloat16", 1), ("float32", 2)):
         a, b = make.factors(9, 17, 70, dtype)

@@ -258,6 +258,8 @@ class _Packer(Packer):
             return ["tensor", self.recorder._tensor(value)]
         if isinstance(getattr(value, "base", None), torch.Tensor) and not hasattr(value, "block_shape"):
             return ["reinterpret", self.recorder._tensor(value.base), value.dtype.name]
+        if value is torch.Tensor:  # as an annotation
+            return ["import", "torch", "Tensor"]
         inner = getattr(value, "fn", None)
         if getattr(inner, "__module__", "") == "triton":  # triton.cdiv
             return ["import", "triton", inner.__name__]

@@ -25,15 +25,20 @@ def reference(name: str, arguments: int | None = None) -> Callable[..., Any]:
     return lambda *args: getattr(import_module(f"gpukit.reference.{module}"), function)(*args[:arguments])
 
 
-def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
+def in_float32(function: Callable[..., Any], wider: str = "float") -> Callable[..., Any]:
     """`function` of tensors in 16 bits, computed in float32 and rounded once to the dtype of the first: what an exercise asks
-    for whose arithmetic is in float32. PyTorch would round after each operation, and so might the learner."""
+    for whose arithmetic is in float32. PyTorch would round after each operation, and so might the learner.
+
+    wider  "double" where PyTorch's own float32 is coarser than a kernel's
+    """
 
     def wide(*args: Any) -> Any:
         narrow = args[0].dtype
         if narrow.itemsize > 2:
             return function(*args)
-        return function(*(arg.float() if getattr(arg, "dtype", None) == narrow else arg for arg in args)).to(narrow)
+        return function(*(getattr(arg, wider)() if getattr(arg, "dtype", None) == narrow else arg for arg in args)).to(
+            narrow
+        )
 
     return wide
 

@@ -275,7 +275,9 @@ class _Run:
     def _doubtful(self, error: Failure, case: Case | None) -> _Doubt:
         self.detail += error.traceback
         if error.type == "Refused" and error.line:  # the text of a kernel
-            return _Doubt(self.say.forbidden(error.line, error.message))
+            from gpukit.grading.kernel_text import instead
+
+            return _Doubt(self.say.forbidden(error.line, error.message, instead(error.message)))
         return self._doubt(f"{error.type}: {error.message}", case)
 
     def _doubt(self, why: str, case: Case | None) -> _Doubt:

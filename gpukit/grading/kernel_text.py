@@ -33,6 +33,23 @@ _PACKAGES = {"triton.language.extra": {"libdevice", "cuda"}, "triton.language.ex
 _INSIDE = frozenset({"to_ir", "mangle", "cache_key_part"})  # of the compiler's business
 
 
+INSTEAD = {
+    "a comprehension": "a check runs kernels without comprehensions: write the loop out",
+    "the keyword": "a check runs kernels without **: name each argument of the call",
+    "an assignment to": "a block is not changed in place: make a new one, with tl.where for some of its elements",
+    "the name": "a kernel knows its arguments, its own names, constants of the file that are tl.constexpr, and @triton.jit "
+    "functions beside it",
+}
+
+
+def instead(what: str) -> str:
+    """What to write in the place of something refused."""
+    known = (text for begin, text in INSTEAD.items() if what.startswith(begin))
+    return next(
+        known, "a check runs what kernels are made of: assignments, loops, if, return and the public names of tl"
+    )
+
+
 class Refused(ValueError):
     """A kernel says what the device does not run; `line` of its text, 0 where none is known."""
 
@@ -65,6 +82,8 @@ def _refused(
     node: ast.AST, root: ast.FunctionDef, own: set[str], known: Mapping[str, Any], fields: Collection[str]
 ) -> str:
     """What is not on the list, or an empty string."""
+    if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+        return "a comprehension"
     if not isinstance(node, _NODES) or (isinstance(node, ast.FunctionDef) and node is not root):
         return ast.unparse(node).partition("\n")[0][:60] if isinstance(node, ast.stmt | ast.expr) else "a comprehension"
     if isinstance(node, ast.Name | ast.arg):

@@ -99,6 +99,7 @@ TAGS = {
     "scaled": "with numbers around 1,000",
     "large-sums": "whose partial sums are beyond 65,504",
     "far": "far from 0",
+    "digits": "whose sums have more digits than 16 bits hold",
     "far-target": "whose targets are far below the rest",
     "below": "with values far below 0",
     "tiny": "whose numbers or results are tiny",

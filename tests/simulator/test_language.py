@@ -506,12 +506,17 @@ def custom_reductions_round_as_a_tree(x_ptr, y_ptr):
 TWO = tl.constexpr(2)
 
 
+@triton.jit
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return TWO * x
+
+
 @feature(one(16), lambda x: (2 * x - 2 / (2 + x * x), (2 > x).int()))
 @triton.jit
 def constants_left_of_a_block(x_ptr, y_ptr, z_ptr):
     i = tl.arange(0, 16)
     x = tl.load(x_ptr + i)
-    tl.store(y_ptr + i, (TWO * x - TWO / (TWO + x * x)).to(tl.float32))
+    tl.store(y_ptr + i, (doubled(x) - TWO / (TWO + x * x)).to(tl.float32))
     tl.store(z_ptr + i, (TWO > x).to(tl.int32))
 
 

@@ -492,6 +492,10 @@ class Packer:
         """`value` as [tag, ...], or None if it cannot be carried over."""
         if value is None or isinstance(value, (bool, int, float, str)):
             return ["value", value]
+        if isinstance(value, type) and hasattr(
+            value, "untyped_storage"
+        ):  # Tensor, as an annotation: no compiler needs it
+            return ["import", "builtins", "object"]
         if hasattr(value, "untyped_storage"):
             # A GPU's allocations begin on 256 bytes, so a view's offset decides, here as there.
             aligned = value.storage_offset() * value.element_size() % 16 == 0
