@@ -86,6 +86,14 @@ class _Inputs(Inputs):
         with an outlier, from which some take the distances of all others."""
         return self.rows(n)[[0, 1, 5, 6, 7, 10, 11]]
 
+    def cancelling(self) -> tuple[Tensor, Tensor, Tensor]:
+        """x, weight and dy in float16; of each two rows the normalized x is nearly the same, and dy nearly the opposite."""
+        x, dy = self.normal(20, 48), self.normal(20, 48)
+        x[1::2] = x[::2] * 1.37
+        dy[::2] += 1000
+        dy[1::2] -= 1000
+        return x.half(), self.normal(48).half(), dy.half()
+
     def vector(self, x: Tensor) -> Tensor:
         """As long as a row of x, as a weight is."""
         return self.like(x, x.shape[-1])
@@ -169,6 +177,7 @@ def _backward_cases(rng: Random) -> list[Case]:
         return _case(x, make.vector(x), programs, dy, tags=f"{rows} {tags}", note=note)
 
     normal, rows = make.normal, make.rows
+    x, weight, dy = make.cancelling()
     return [
         case(normal(1, 1) * 1e-3, 2, note="around 0.001"),
         case(rows(97), 5, 0, note="hard rows"),
@@ -179,6 +188,7 @@ def _backward_cases(rng: Random) -> list[Case]:
         case(normal(15, 70), 8, 5),
         case(normal(3, 1025), 3),
         case(normal(3, 96), 8, note="more programs than rows"),
+        _case(x, weight, 4, dy, tags="many-rows cancel", note="4 programs, terms of dweight that all but cancel"),
     ]
 
 
@@ -511,7 +521,7 @@ BACKWARD = KernelExercise(
     id="norms.backward",
     function="rms_norm_trained",
     cases=_backward_cases,
-    reference=ideas.reference("norms.rms_norm", 2),
+    reference=ideas.in_float32(ideas.reference("norms.rms_norm", 2)),
     huge=lambda: (far(140000, 16384), far(16384), 512, far(140000, 16384)),
     gradients=2,
     traffic=Traffic(
@@ -558,6 +568,7 @@ BACKWARD = KernelExercise(
             "not-normalised", gives=_gradients(dweight=lambda x_hat, rstd, weight, dy: (dy * x_hat / rstd).sum(0))
         ),
         Misconception("bias-gradient", gives=_gradients(dweight=lambda x_hat, rstd, weight, dy: dy.sum(0))),
+        Misconception("low-precision", when=only("cancel", kind="values")),
         Misconception("last-row-only", gives=_of_rows(lambda M, programs: slice(max(0, M - programs), M))),
         Misconception("one-partial", gives=_of_rows(lambda M, programs: slice(0, M, programs))),
         Misconception(
