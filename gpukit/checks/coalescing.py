@@ -310,7 +310,8 @@ def _gathered(ids: Tensor, table: Tensor) -> int:
 def _huge_gather() -> tuple:
     import torch
 
-    return torch.full((40_000,), 39_999), far(40_000, 65_536)  # the last rows of the table, and of y, begin beyond 2^31
+    # The last rows of the table, and of y, begin beyond 2^31; the tokens are more than one axis of a grid may have.
+    return torch.full((70_000,), 69_999), far(70_000, 65_536)
 
 
 GATHER = KernelExercise(

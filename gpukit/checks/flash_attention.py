@@ -362,6 +362,18 @@ def _forward_cases(rng: Random) -> list[Case]:
     ]
 
 
+def _in_float32(function: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """o, rounded once, and LSE of tensors in 16 bits. PyTorch would round the scores, and so might the learner."""
+
+    def wide(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if q.element_size() > 2:
+            return function(q, k, v)
+        o, lse = function(q.float(), k.float(), v.float())
+        return o.to(q.dtype), lse
+
+    return wide
+
+
 def _with_lse(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     s = _scores(q, k)
     return s.softmax(-1) @ v, _lse(s)
@@ -397,7 +409,7 @@ FORWARD = KernelExercise(
     function="attention",
     cases=_forward_cases,
     returns=("o", "LSE"),
-    reference=_with_lse,
+    reference=_in_float32(_with_lse),
     huge=lambda: (far(3, _FAR, 128), far(3, 64, 128), far(3, 64, 128)),
     traffic=Traffic(
         reads=lambda q, k, v: nbytes(q) + cdiv(q.shape[1], 32) * nbytes(k, v),
@@ -409,6 +421,8 @@ FORWARD = KernelExercise(
     ),
     misconceptions=(
         Misconception("padding-counts", gives=_padded),
+        # The mask of the first block is right for those who have no other.
+        Misconception("padding-counts", gives=lambda q, k, v: (_padded if k.shape[-2] > 16 else _with_lse)(q, k, v)),
         Misconception("one-key-too-many", gives=lambda q, k, v: _padded(q, k, v, most=1)),
         Misconception("last-key-missing", gives=_all_but_the_last),
         *(Misconception(name, gives=_walk_with(fault)) for name, fault in _WALKS),
@@ -422,6 +436,7 @@ FORWARD = KernelExercise(
             "lse-base-2/2",
             gives=lambda q, k, v: _only_lse(q, k, lambda s: s.amax(-1) + (s.logsumexp(-1) - s.amax(-1)) / math.log(2)),
         ),
+        Misconception("low-precision-sums/2", when=only("float16", "bfloat16", kind="values")),
         Misconception(
             "lse/3",
             when=lambda evidence: all(
@@ -548,7 +563,7 @@ CAUSAL = KernelExercise(
     function="attention_causal",
     cases=_causal_cases,
     returns=("o", "LSE"),
-    reference=_masked,
+    reference=_in_float32(_masked),
     huge=lambda: (far(3, _FAR, 128), far(3, 64, 128), far(3, 64, 128)),
     traffic=Traffic(
         reads=lambda q, k, v: nbytes(q) + len(q) * _visible_bytes(q.shape[1], *k.shape[1:], q.element_size()),

@@ -32,6 +32,13 @@ def _named(argument: str, cases: list[Case]) -> list[Case]:
     ]
 
 
+def _far_below(make: Inputs) -> Tensor:
+    """Rows below every number that one might take for -inf."""
+    x = make.torch.full((2, 97), -1e30)
+    x[1, 50] /= 2
+    return x
+
+
 def _fused_cases(rng: Random) -> list[Case]:
     make = Inputs(rng, scale=2)
     shifts = make.torch.tensor([[1e4], [300.0], [-1e4]])
@@ -45,6 +52,7 @@ def _fused_cases(rng: Random) -> list[Case]:
         _case(make.normal(2, 1025, dtype="bfloat16"), tags="long"),
         _case(make.normal(3, 128) + shifts, tags="large", note="rows around 1e4, 300 and -1e4"),
         _case(make.logits(97), tags="large", note="hard rows"),
+        _case(_far_below(make), tags="below", note="around -1e30"),
         _case(make.normal(2, 1000)),
         _case(masked, tags="masked", note="with -inf"),
         _case(make.logits(130, "float16"), tags="large", note="hard rows"),
@@ -83,6 +91,7 @@ def _strided_cases(rng: Random) -> list[Case]:
         _case(normal(6, 6).t(), tags="strided", note="transposed"),
         _case(normal(97, 5).t(), tags="strided", note="transposed"),
         _case(normal(2, 3, 40, dtype="bfloat16"), tags="leading"),
+        _case(_far_below(make), tags="below", note="around -1e30"),
         _case(heads, tags="strided leading", note="[B, T, H, D] seen as [B, H, T, D]"),
         _case(channels, tags="strided leading", note="[B, N, C] seen as [B, C, N]"),
         _case(last_first, tags="strided leading", note="its last dimension outermost in memory"),
@@ -113,6 +122,7 @@ def _online_cases(rng: Random) -> list[Case]:
         _case(normal(2, 1025), 256, tags="long", note="one element in the last block"),
         _case(normal(5, 781), 128, tags="long"),
         _case(masked, 64, tags="long masked", note="with blocks of -inf"),
+        _case(_far_below(make), 64, tags="long below", note="around -1e30"),
         _case(make.logits(97), 32, tags="long masked large", note="hard rows"),
         _case(make.logits(65, "float16"), 64, tags="long masked large", note="hard rows"),
         _case(make.logits(63, "bfloat16"), 16, tags="long masked large", note="hard rows"),
@@ -175,6 +185,7 @@ def _persistent_cases(rng: Random) -> list[Case]:
         case(make.normal(7, 1000), 4),
         case(make.normal(5, 1025, dtype="bfloat16"), 3),
         case(make.logits(97), 8, tags="large masked", note="hard rows"),
+        case(_far_below(make), 8, tags="below", note="around -1e30"),
         case(make.logits(130, "float16"), 3, tags="large masked", note="hard rows"),
         case(make.logits(64, "bfloat16"), 2, tags="large masked", note="hard rows"),
         case(make.normal(6, 33), 1, note="one program"),

@@ -304,10 +304,12 @@ class KernelExercise(Exercise):
         return [outcome for outcome in outcomes if outcome.wrong][:4]
 
     def explains(self, gives: Callable[..., Any], outcomes: list[Outcome]) -> bool:
-        """Nor may an idea be wrong where the learner's kernel is right."""
-        return super().explains(gives, outcomes) and all(
-            self._passes(gives, outcome) for outcome in outcomes if not outcome.wrong
-        )
+        """Nor may an idea be wrong in most of the cases in which the learner's kernel is right. In a few it may: the learner may
+        have thought of one of them, and a formula has corners of its own."""
+        if not super().explains(gives, outcomes):
+            return False
+        passes = [self._passes(gives, outcome) for outcome in outcomes if not outcome.wrong]
+        return 2 * sum(passes) >= len(passes)
 
     def _passes(self, gives: Callable[..., Any], outcome: Outcome) -> bool:
         """Whether what an idea gives is right in a case, as far as can be told: its formula may not apply there."""

@@ -138,7 +138,7 @@ def processes_below(pid: int) -> list[int]:
         ("return (a).__class__", "error", "forbidden"),
         ("import typing\nreturn typing.sys.exit()", "error", "forbidden"),
         ("return eval('a + b')", "error", "forbidden"),
-        ("return float(a + b)", "pass", ""),
+        ("return float(a + b)", "fail", "values"),
         ("return str(a + b)", "fail", "type"),
         ("return True", "fail", "type"),
         ("return float('nan')", "fail", "values"),

@@ -150,6 +150,8 @@ def test_numbers_are_written_until_they_differ():
     wrong = compare.plain(off[1:], off[:1])
     assert "expected 1, yours 1.000004" in wrong.text and "elements differ" not in wrong.text
     assert compare.plain((1, 3), (1, 2), names=("reads", "writes")).text == "writes: expected 2, yours 3"
+    assert compare.plain(2.0, 2, unit="bytes").text == "expected 2 bytes, an int, yours 2.0, a float"
+    assert compare.plain(0.0, -0.0).text == "expected -0.0, yours 0.0" and compare.plain(-0.0, 0.0) is None
 
 
 def test_words_fit_the_place_and_the_gap():
