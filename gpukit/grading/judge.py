@@ -270,9 +270,8 @@ class _Run:
             if self.exercise.huge:
                 case = self._far()
                 reply = ask(decoys(case.args), case)
-                far = (
-                    reply.tape
-                )  # none where something goes wrong, which proves nothing but for a grid that no GPU takes
+                far = reply.tape  # none where something goes wrong, which proves nothing
+                # But a grid that no GPU takes is as wrong as an address outside.
                 if reply.error and reply.error.message.startswith("the grid's axis"):
                     self.beyond = reply.error, case
         return tapes, far, looked
