@@ -49,9 +49,10 @@ def _gpu_alone(config) -> bool:
 
 
 def pytest_configure(config):
-    """Many processes on one GPU: none starts as many threads, or as many processes that compile, as there are cores."""
+    """Many processes on few cores: none starts as many threads, or as many processes that compile, as there are cores. What
+    the tests compute is small, and threads that wait for each other take more CPU than the work."""
+    os.environ.setdefault("OMP_NUM_THREADS", "2" if _gpu_alone(config) else "1")
     if _gpu_alone(config):
-        os.environ.setdefault("OMP_NUM_THREADS", "2")
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 

@@ -447,6 +447,25 @@ def test_a_signal_ends_a_run_with_its_report_and_no_process(real_course, tmp_pat
     until(lambda: not grading_processes(process.pid))
 
 
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGTERM"])
+@pytest.mark.parametrize("command", [("gpukit", "check"), ("pytest", "--nbval", "-p", "no:cacheprovider", "notebooks")])
+def test_a_signal_in_a_check_leaves_no_process(real_course, command, name):
+    (real_course / "exercises" / "start.py").write_text("while True:\n    pass\n")
+    source = 'import gpukit; gpukit.check("start.bytes_moved")'
+    cell = {"cell_type": "code", "id": "check", "metadata": {}, "execution_count": 1, "outputs": [], "source": source}
+    nb = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (real_course / "notebooks" / "00_start.ipynb").write_text(json.dumps(nb))
+    environment = {k: v for k, v in os.environ.items() if k != "GPUKIT_IMPL"} | {"PYTHONPATH": str(ROOT)}
+    plugin = [] if command[0] != "pytest" or _plugin_installed() else ["-p", "gpukit.grading.plugin"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command, *plugin], cwd=real_course, env=environment, stdout=subprocess.DEVNULL
+    )
+    until(lambda: len(grading_processes(process.pid)) > 1)
+    process.send_signal(getattr(signal, name))
+    assert process.wait(60) == -getattr(signal, name)
+    until(lambda: not grading_processes(process.pid))
+
+
 @pytest.mark.parametrize(
     ("shell", "status", "said"),
     [

@@ -261,6 +261,9 @@ def serve(control_fd: int, device: str, judge: int) -> None:
             workers.discard(pid)
             control.sendall(struct.pack("<i", _end(pid, workers)))
     _kill_children(set())
+    folder = Path(tempfile.gettempdir())
+    if folder.name.startswith("gpukit-"):  # ours, which a judge that was killed could not remove
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _become_worker(run, fence: Fence, server: int, cpu_s: int, sock_fd: int, stdout_fd: int) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -82,7 +83,22 @@ def test_a_compile_server_that_is_killed_or_stopped_is_replaced(number, monkeypa
     until(lambda: not os.path.exists(f"/proc/{before}"))
 
 
-HOLD = "time.sleep(600)"
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+def test_a_worker_that_somebody_kills_or_stops_costs_one_verdict(number):
+    server = server_pid()
+
+    def shoot() -> None:
+        until(lambda: grading_processes(os.getpid()) - ours)
+        os.kill((grading_processes(os.getpid()) - ours).pop(), number)
+
+    ours = {each._process.pid for each in judging._servers.values()}
+    thread = threading.Thread(target=shoot)
+    thread.start()
+    verdict = add("time.sleep(600)", timeout_s=5)
+    thread.join()
+    assert verdict.state == ("timeout" if number == signal.SIGSTOP else "crashed"), str(verdict)
+    assert server_pid() == server
+    only_the_server_is_left()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +145,7 @@ def test_one_exercise_costs_one_verdict(body, states):
         "try: os.fork() == 0 and os.setsid()\n    except OSError: pass\n    time.sleep(600)",
     ],
 )
-def test_a_killed_judge_leaves_no_process(loop, stopped):
+def test_a_killed_judge_leaves_no_process_and_no_folder(loop, stopped, tmp_path):
     """In the middle of a check, its server stopped or not."""
     script = (
         "from tests.grading.test_hostile import judging, replace, ADD\n"
@@ -137,13 +153,14 @@ def test_a_killed_judge_leaves_no_process(loop, stopped):
         f"judging.judge_source(ADD, '''import os, time\ndef add(a, b):\n    print(1)\n    {loop}''')\n"
     )
     root = str(Path(__file__).parents[2])
-    judge = subprocess.Popen([sys.executable, "-c", script], cwd=root)
+    judge = subprocess.Popen([sys.executable, "-c", script], cwd=root, env={**os.environ, "TMPDIR": str(tmp_path)})
     until(lambda: len(grading_processes(judge.pid)) > 1)
+    assert any(tmp_path.glob("gpukit-*"))
     if stopped:
         os.kill(min(grading_processes(judge.pid)), signal.SIGSTOP)
     judge.kill()
     judge.wait()
-    until(lambda: not grading_processes(judge.pid))
+    until(lambda: not grading_processes(judge.pid) and not any(tmp_path.glob("gpukit-*")))
 
 
 def test_a_server_finds_what_has_left_its_workers_group():
