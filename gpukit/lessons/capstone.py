@@ -182,6 +182,11 @@ def rung_losses() -> Picture | Missing:
     return view.losses("gpt2")
 
 
+def profile(rung: str) -> Table:
+    """The eight kernels in which a step of GPT-2's ladder spent the most time at that rung."""
+    return view.kernels("gpt2", rung, top=8)
+
+
 def _steps() -> dict[str, tuple[float, str]]:
     """The time of a step of each recorded rung in ms, and the rung that it starts from."""
     return {row["rung"]: (float(row["step_ms"]), row["starts_from"]) for row in view.rows("gpt2") if row["step_ms"]}

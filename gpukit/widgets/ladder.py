@@ -11,6 +11,7 @@ Both read what `gpukit train --ladder` recorded: gpukit/results/<gpu>/ladder-<pr
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 from gpukit import benchmark
@@ -103,5 +104,11 @@ def table(preset: str, folder: Path | str = "h200") -> Table:
 def kernels(preset: str, rung: str, folder: Path | str = "h200", top: int = 10) -> Table:
     """The kernels in which a step of the rung spent the most time, as a profiler recorded them."""
     found = [row for row in _read(folder, f"ladder-{preset}-kernels.csv") if row["rung"] == rung][:top]
-    lines = [[row["kernel"][:70], int(row["launches"]), float(row["us"]) / 1e3] for row in found]
+    lines = [[_short(row["kernel"]), int(row["launches"]), float(row["us"]) / 1e3] for row in found]
     return style.table({"kernel": "", "launches": "", "time": "ms"}, lines)
+
+
+def _short(name: str) -> str:
+    """A C++ kernel's name without its parameters and the namespaces around it."""
+    name = re.sub(r"^void |\(anonymous namespace\)::|cutlass::Kernel2<|at::native::", "", name)
+    return re.split(r"[>(]", name)[0][:70]
