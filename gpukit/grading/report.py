@@ -19,6 +19,7 @@ from gpukit.grading import registry
 from gpukit.grading.verdict import Verdict
 
 PROGRESS = ".gpukit/progress.json"
+_unsaved: set[Path] = set()  # courses whose progress could not be saved, which has been said
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")  # XML and terminals refuse these
 # A path from the root of the file system with at least one folder; what is left of it is the file's name.
@@ -170,8 +171,8 @@ class Report:
 def record(verdict: Verdict, root: Path) -> None:
     """Remember a learner's verdict in the course's .gpukit/progress.json, for `gpukit progress` and the progress panel.
 
-    Solutions are no progress and are not recorded. Nothing is raised, and a sentence is enough: a check in a read-only folder is
-    still a check.
+    Solutions are no progress and are not recorded. Nothing is raised, and a sentence is enough, once for a course: a check in a
+    read-only folder is still a check.
     """
     if verdict.impl != "exercises":
         return
@@ -180,8 +181,10 @@ def record(verdict: Verdict, root: Path) -> None:
     try:
         _write(root / PROGRESS, json.dumps({**_progress(root), verdict.id: graded}, indent=1, sort_keys=True) + "\n")
     except OSError as error:
-        with contextlib.suppress(OSError):
-            print(f"gpukit: progress is not saved in {PROGRESS}: {error.strerror or error}", file=sys.stderr)
+        if root not in _unsaved:
+            _unsaved.add(root)
+            with contextlib.suppress(OSError):
+                print(f"gpukit: progress is not saved in {PROGRESS}: {error.strerror or error}", file=sys.stderr)
 
 
 def recorded(root: Path) -> dict[str, dict]:

@@ -201,6 +201,7 @@ def test_damaged_progress_starts_again(course, text):
 
 def test_a_folder_that_cannot_be_written_is_no_error(course, capsys):
     (course / ".gpukit").write_text("a file where the folder should be")
-    record(verdict("alpha.first"), course)
+    for _ in range(2):  # and said once
+        record(verdict("alpha.first"), course)
     assert recorded(course) == {}
     assert capsys.readouterr().err == "gpukit: progress is not saved in .gpukit/progress.json: File exists\n"
