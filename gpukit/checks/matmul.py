@@ -26,7 +26,7 @@ class _Matrices(Inputs):
         return self.normal(M, K), self.normal(K, N)
 
     def pair(self, M: int, N: int, K: int, dtype: str = "float32") -> tuple[Tensor, Tensor]:
-        return self.coarse(M, K, dtype=dtype), self.coarse(K, N, dtype=dtype)
+        return self.coarse(M, K, dtype=dtype), self.coarse(K, N, dtype=dtype, bits=5)
 
 
 def _case(x: Tensor, y: Tensor, *rest: Any, tags: str = "", note: str = "") -> Case:
@@ -513,9 +513,14 @@ def _epilogue_cases(rng: Random) -> list[Case]:
         (1, 1, 1, "float32", "ragged"),
         (64, 33, 40, "float16", "ragged"),
     ):
-        x, weight, bias = (make.coarse(*shape, dtype=dtype) for shape in ((M, K), (N, K), (N,)))
-        cases.append(_case(x, weight / K**0.5, bias, tags=tags))
-    x, weight, bias = make.coarse(16, 32), make.coarse(48, 32), make.coarse(48)
+        x, weight, bias = (
+            make.coarse(M, K, dtype=dtype),
+            make.coarse(N, K, dtype=dtype, bits=5),
+            make.coarse(N, dtype=dtype, bits=5),
+        )
+        # About the root of K, by a power of two, which leaves the sums exact.
+        cases.append(_case(x, weight / 2 ** (K.bit_length() // 2), bias, tags=tags))
+    x, weight, bias = make.coarse(16, 32), make.coarse(48, 32, bits=5), make.coarse(48, bits=5)
     cases.append(_case(x, weight, bias * 30, tags="large", note="bias around 30"))
     for dtype in ("float16", "bfloat16"):
         x, weight, bias = make.normal(7, 40, scale=0.1), make.normal(33, 40, scale=0.1), make.normal(33, scale=0.1)
@@ -590,11 +595,11 @@ def _int4_cases(rng: Random) -> list[Case]:
     ):
         x = make.coarse(M, K, dtype=dtype)
         packed = make.integers(0, 256, K // 2, N, dtype="uint8")
-        # Steps of 1/32 again: with the 3 bits of a weight all sums are exact in float32.
-        scales = make.integers(1, 13, K // GROUP, N).to(x.dtype) / 32
+        # Powers of two, which cost no bits: all sums are exact in float32.
+        scales = 2.0 ** -make.integers(1, 4, K // GROUP, N).to(x.dtype)
         cases.append(_case(x, packed, scales, tags=tags, note=f"groups of {GROUP}"))
     x, packed = make.coarse(2, 64), make.integers(0, 256, 32, 7, dtype="uint8")
-    scales = make.integers(1, 13, 2, 7).float() / 32
+    scales = 2.0 ** -make.integers(1, 4, 2, 7).float()
     scales[0, 1:] *= -1
     scales[1, :3] = 0
     cases.append(_case(x, packed, scales, tags="groups", note="groups of 32, some scales 0 or negative"))

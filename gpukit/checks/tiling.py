@@ -99,7 +99,7 @@ def _matmul_cases(rng: Random) -> list[Case]:
     make = Inputs(rng)
 
     def case(M: int, N: int, K: int, BLOCK: int, dtype: str = "float32", note: str = "") -> Case:
-        return _case(make.coarse(M, K, dtype=dtype), make.coarse(K, N, dtype=dtype), BLOCK, note=note)
+        return _case(make.coarse(M, K, dtype=dtype), make.coarse(K, N, dtype=dtype, bits=5), BLOCK, note=note)
 
     def sums(M: int, N: int, K: int, BLOCK: int, dtype: str) -> Case:
         return _case(*make.factors(M, N, K, dtype), BLOCK, tags="large-sums", note="partial sums beyond 65,504")

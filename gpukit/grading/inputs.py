@@ -37,11 +37,19 @@ class Inputs:
         x = self.torch.randn(shape, generator=self.generator).mul_(self.scale if scale is None else scale)
         return x.to(getattr(self.torch, dtype))
 
-    def coarse(self, *shape: int, dtype: str = "float32") -> Tensor:
-        """Normal noise in steps of 1/32, at most 4: float32 adds a thousand products of two such numbers exactly, in any order,
-        so that a right answer is right to the last bit. With noise of all digits one seed in hundreds makes terms that cancel,
-        and then another order of the sum would be outside the bound."""
-        return self.normal(*shape).mul_(32).round_().clamp_(-128, 128).div_(32).to(getattr(self.torch, dtype))
+    def coarse(self, *shape: int, dtype: str = "float32", bits: int = 12) -> Tensor:
+        """Normal noise up to 4 in `bits` bits. float32 adds a hundred products of one with 12 bits, more than tf32 keeps, and
+        one with 5 exactly, in any order, so that a right answer is right to the last bit. With noise of all digits one seed in
+        hundreds makes terms that cancel, and then another order of the sum would be outside the bound."""
+        steps = 2.0 ** (bits - 2)
+        return (
+            self.normal(*shape)
+            .mul_(steps)
+            .round_()
+            .clamp_(-4 * steps, 4 * steps)
+            .div_(steps)
+            .to(getattr(self.torch, dtype))
+        )
 
     def like(self, x: Tensor, *shape: int) -> Tensor:
         """What goes with x, such as a weight or an upstream gradient: noise of spread 1 in x's dtype, of x's shape unless
