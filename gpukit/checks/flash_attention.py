@@ -52,6 +52,13 @@ class _Heads(Inputs):
             v[1] = v[1] * 1000 + 50_000
         return tuple(x.to(getattr(self.torch, dtype)) for x in (q, k, v))
 
+    def far(self, T_k: int) -> tuple:
+        """q [1, 32, 16], k and v [1, T_k, 16]: scores that are all -163,840: no number that stands for "no key", and none that a
+        maximum starts from, may lie above them. They are equal, since powers of 2 would have few digits left for a difference."""
+        q, k, v = self.torch.zeros(1, 32, 16), self.torch.zeros(1, T_k, 16), self.normal(1, T_k, 16) + 1
+        q[..., 0], k[..., 0] = -655_360, 1
+        return q, k, v
+
     def stalling(self) -> tuple:
         """Two heads of a query and 256 keys, in which sums in bfloat16 go wrong by more than rounding: 16 x 1.8125 again and
         again, where what is rounded away goes one way; and a key that has nearly all the weight before many that have each so
@@ -130,6 +137,9 @@ def _merge_cases(rng: Random) -> list[Case]:
         pair("2,000 apart", keys(3, 1000), keys(3, -1000), "falls large"),
         pair("2,000 apart, the other way round", keys(3, -1000), keys(3, 1000), "rises large"),
         pair("the largest float beside the smallest", [(1.7e308, 1.0)], [(-1.7e308, 1.0)], "falls large"),
+        # As low as floats go: a state of such keys is not one without keys.
+        pair("scores around -1e300, then higher", keys(2, -2e300), keys(2, -1e300), "rises large"),
+        pair("scores of -1e38 in both", [(-1e38, 1.5), (-1e38, 0.5)], [(-1e38, 2.0)], "equal large"),
         pair("no keys in the first", [], keys(4), "empty"),
         pair("no keys in the second", keys(4), [], "empty"),
         pair("no keys in either", [], [], "empty none"),
@@ -352,6 +362,7 @@ def _forward_cases(rng: Random) -> list[Case]:
         _case(*make.corners(37, "float16"), tags="late", note="scores from -720 to 1,600"),
         _case(*make.corners(33, "bfloat16"), tags="late", note="scores from -640 to 1,600"),
         _case(*make.stalling(), tags="many-blocks", note="what a block adds is small"),
+        _case(*make.far(37), tags="late", note="scores around -163,840"),
         _case(*qkv(1, 1, 1, 1)),
         _case(*qkv(1, 32, 48, 16, slope=-0.5), note="scores that fall"),
         _case(*qkv(2, 33, 13, 20)),
@@ -486,6 +497,7 @@ def _causal_cases(rng: Random) -> list[Case]:
     return [
         case(*make.corners(37), note="scores from -720 to 1,600"),
         case(*make.corners(37, "float16"), note="scores from -720 to 1,600"),
+        case(*make.far(37), note="scores around -163,840"),
         case(*qkv(1, 1, 1, 1)),
         case(*qkv(1, 16, 16, 16)),
         case(*qkv(2, 33, 33, 20, slope=0.3)),

@@ -64,6 +64,15 @@ class _Caches(Inputs):
             v[:, :, H_kv // 2 :] = v[:, :, H_kv // 2 :] * 1000 + 50_000
         return q, k, v, at
 
+    def far(self) -> tuple[Tensor, ...]:
+        """Two heads of 21 tokens, whose scores are all -163,840: no number that a maximum starts from, and none that stands for "no
+        token", may lie above them. They are equal, since powers of 2 would have few digits left for a difference."""
+        q, k, v, lengths = self.args(2, 16, 40, [21], "float32")
+        q.zero_()
+        k[:, :21] = 0
+        q[..., 0], k[:, :21, :, 0] = -655_360, 1
+        return q, k, v, lengths
+
     def stalling(self) -> tuple[Tensor, ...]:
         """Two heads of 512 tokens, in which sums in bfloat16 go wrong by more than rounding: 32 x 1.8125 again and again, where
         what is rounded away goes one way; and a token that has nearly all the weight before many that have each so little that a
@@ -387,6 +396,7 @@ def _decode_cases(rng: Random) -> list[Case]:
     q, k, v, lengths = make.corners(12, 33, [33], "bfloat16", True)
     cases.append(_case((q, k, _stored(v), lengths), "blocks strides stale", f"values stored as [B, H, T, D], {exact}"))
     cases.append(_case(make.stalling(), "blocks many-blocks", "what a block adds is small"))
+    cases.append(_case(make.far(), "blocks", "scores around -163,840"))
     q, k, v, lengths = make.args(3, 20, 40, [0, 40, 1], "float32", stale=True)
     (*_, (_, k)), ((_, v), *_) = (make.layouts(torch.cat((x, x[:1]))) for x in (k, v))
     cases.append(
