@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import sys
 import warnings
 
@@ -14,6 +15,12 @@ import gpukit  # noqa: F401  without a GPU it chooses Triton's interpreter, whic
 def pytest_sessionstart(session):
     """Warnings are errors, ours and those of the libraries that we call. Other plugins of the environment may warn: while
     they configure themselves, which is over here, and later in their own modules or (stacklevel=2) in pluggy, their caller."""
+    for number in (
+        signal.SIGINT,
+        signal.SIGHUP,
+    ):  # a shell's background and nohup ignore them, and so would what tests start
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     config = session.config
     plugins = {plugin.__name__.partition(".")[0] for plugin, _ in config.pluginmanager.list_plugin_distinfo()}
     filters = config.getini("filterwarnings")  # what pytest reads again for collection and for each test

@@ -563,7 +563,9 @@ def _dropout_cases(rng: Random) -> list[Case]:
         seed = rng.randrange(1, 1 << 31) if seed < 0 else seed
         blocks = "blocks" if x.numel() > 256 else ""
         dy = make.like(x) if dy is None else dy
-        return tensor_case(x, p, seed, dy, note=listed(f"p {p:g}", note), tags=f"{tags} {blocks}")
+        return tensor_case(
+            x, p, seed, dy, note=listed("" if tags == "tie" else f"p {p:g}", note), tags=f"{tags} {blocks}"
+        )
 
     normal = make.normal
     hard = make.rows(23)

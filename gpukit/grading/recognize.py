@@ -145,6 +145,19 @@ TAGS = {
     "tensors": "of more than one tensor",
     "exact": "whose numbers need no rounding",
     "stopped": "in which training stops and goes on",
+    "any-step": "with steps of any size",
+    "runs": "with the same token several times in a row",
+    "nothing": "in which there is nothing to join",
+    "rising": "in the warm-up",
+    "no-warm-up": "without a warm-up",
+    "end": "after the last step",
+    "padding": "with padding",
+    "counts-differ": "whose micro-batches have different counts of tokens",
+    "many": "of many micro-batches",
+    "gpus": "on several GPUs",
+    "one": "on a single GPU",
+    "ddp": "with DDP",
+    "fsdp": "with FSDP",
 }
 
 

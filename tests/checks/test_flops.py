@@ -219,7 +219,7 @@ def test_other_number_types_are_accepted():
 
 def step_flops(layers, d_model, d_ff, vocab, positions, tied, B, T):
     per_token = np.int64(layers) * (4 * d_model**2 + 2 * d_model * d_ff) + np.int64(vocab) * d_model
-    return np.float64(6.0) * B * T * (per_token + layers * 2 * T * d_model)
+    return np.int64(6) * B * T * (per_token + layers * 2 * T * d_model)
 """
     assert judge_source(AUDIT, source, seed=0).passed
 
