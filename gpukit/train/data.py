@@ -196,3 +196,8 @@ def _sequences(tokens: np.ndarray, starts: Iterable[int], length: int) -> tuple[
     rows = np.stack([tokens[start : start + length + 1] for start in starts]).astype(np.int64)
     together = torch.from_numpy(rows)
     return together[:, :-1].contiguous(), together[:, 1:].contiguous()
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device. From pinned memory a GPU fetches it by itself while the CPU goes on."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -251,7 +251,7 @@ def operations(way: How):
     chosen: dict[str, Callable] = {}
     if way.attention == "explicit":
         chosen["attention"] = explicit_attention
-    if "gpukit" in (way.attention, way.optimizer) or way.loss == "chunked" or way.kernels:
+    if way.attention == "gpukit" or way.loss == "chunked" or way.kernels:
         from gpukit import kernels
     if way.attention == "gpukit":
         chosen["attention"] = kernels.flash_attention
@@ -316,9 +316,11 @@ class Trained:
         """One optimizer step. Returns the mean loss, nats per token, on the device."""
         import torch
 
+        from gpukit.train.data import to_device
+
         total = torch.zeros((), device=self.device)
         for _ in range(self.way.passes):
-            inputs, targets = (self._moved(tensor) for tensor in next(self.batches))
+            inputs, targets = (to_device(tensor, self.device) for tensor in next(self.batches))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.way.precision == "autocast"):
                 loss = self.called(inputs, targets) / self.way.passes
             loss.backward()
@@ -326,9 +328,6 @@ class Trained:
         self.update(self.optimizer, self.schedule.rate(self.number), self.settings, norm_wanted=False)
         self.number += 1
         return total
-
-    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
 
 # ---- measured --------------------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ class Trainer:
         self.called.train()
         total = torch.zeros((), device=self.device)
         for number in range(1, s.micro_batches + 1):
-            inputs, targets = (self._to_device(tensor) for tensor in next(self.batches))
+            inputs, targets = (data.to_device(tensor, self.device) for tensor in next(self.batches))
             with self.ranks.averaging(self.called, on=number == s.micro_batches):
                 with self._autocast():
                     loss = self.called(inputs, targets) / s.micro_batches
@@ -116,12 +116,6 @@ class Trainer:
         norm = update(self.optimizer, self.schedule.rate(self.step), s, norm_wanted=norm_wanted)
         self.step += 1
         return total, norm
-
-    def _to_device(self, tensor: Tensor) -> Tensor:
-        """A copy on the device. From pinned memory a GPU fetches it by itself while the CPU goes on."""
-        if self.device.type == "cuda":
-            return tensor.pin_memory().to(self.device, non_blocking=True)
-        return tensor
 
     def _autocast(self):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.dtype == "bf16")
@@ -215,7 +209,7 @@ class Trainer:
             if not ranks.largest(count):
                 break
             with self._autocast():
-                loss = evaluated(self._to_device(inputs), self._to_device(targets))
+                loss = evaluated(data.to_device(inputs, self.device), data.to_device(targets, self.device))
             sums += torch.stack((loss.double() * count, sums.new_tensor(count)))
         total, count = ranks.sum(sums).tolist()
         return total / count
