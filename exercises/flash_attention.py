@@ -1,4 +1,4 @@
-"""FlashAttention: partial results that merge, tiles in PyTorch, Triton kernels with LSE, causal, packed; and gradients.
+"""FlashAttention: partial results that merge, tiles in PyTorch, Triton kernels (plain, causal, packed), and gradients.
 
 Eight exercises, from top to bottom; notebooks/13_flash_attention.ipynb explains them. For each query, o = softmax(s) v over
 its scores s = scale q k^T, and LSE = log(sum(exp(s))). T_q queries, T_k keys, scale 1 / sqrt(D). Kernels add up in float32;
@@ -17,11 +17,12 @@ from torch import Tensor
 
 # ----------------------------------------------------------------------------------------------- flash_attention.merge
 def merge(a: tuple[float, float, float], b: tuple[float, float, float]) -> tuple[float, float, float]:
-    """What one query knows of some keys, and what it knows of others, as one: (m, l, acc) each, and so is the result.
+    """The state of a query for the keys of a and of b together. a and b are states for different keys; so is the result.
 
-    Over the keys that a state stands for, with scores s and one number v for each: m = max(s), l = sum(exp(s - m)) and
-    acc = sum(exp(s - m) v). One key is (s, 1, v). No keys at all are (-inf, 0, 0), and they can be either argument, or both.
-    Scores may be any finite float: 1,000, for instance, of which exp is none. In the end o = acc / l and LSE = m + log(l).
+    A state is (m, l, acc). For keys with scores s and one number v each, m = max(s), l = sum(exp(s - m)) and
+    acc = sum(exp(s - m) v). The state of one key is (s, 1, v). The state of no keys at all is (-inf, 0, 0); either argument
+    may be that, or both. Scores may be any finite float, also one like 1,000, for which exp(s) is too large for a float.
+    From the state of all keys follow o = acc / l and LSE = m + log(l).
     """
     raise NotImplementedError("flash_attention.merge")  # your code here
 
@@ -30,8 +31,8 @@ def merge(a: tuple[float, float, float], b: tuple[float, float, float]) -> tuple
 def attention_tiles(q: Tensor, k: Tensor, v: Tensor, BLOCK: int) -> Tensor:
     """One head in PyTorch, float32: q [T_q, D], k and v [T_k, D] -> o [T_q, D]. Any lengths, T_k >= 1, and any strides.
 
-    Memory: besides o no more at a time than 16 blocks of BLOCK x BLOCK or BLOCK x D numbers, whichever is larger, and two
-    numbers for each query. The scores of a block of queries with all keys are too much.
+    Memory: beside o, at any time at most 16 blocks of BLOCK x BLOCK or BLOCK x D numbers, whichever is larger, and two
+    numbers per query. The scores of a block of queries with all keys would be too much.
     """
     (T_q, D), T_k = q.shape, k.shape[0]
     o = torch.zeros_like(q)
@@ -46,7 +47,7 @@ def one_query_kernel(
     T_q, T_k, scale,
     D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One program: one query, BLOCK_N keys at a time. All tensors are contiguous."""
+    """One program computes one query and takes BLOCK_N keys at a time. All tensors are contiguous."""
     query, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     offs_d = tl.arange(0, BLOCK_D)
     q = tl.load(q_ptr + (head * T_q + query) * D + offs_d, mask=offs_d < D, other=0.0).to(tl.float32)
@@ -81,8 +82,8 @@ def attention_by_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------- flash_attention.forward
 @triton.jit
 def load_rows(ptr, first, end, stride, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Rows first, first + 1, ... of a matrix whose rows begin `stride` elements apart, [ROWS, BLOCK_D]. What lies from row
-    `end` or from column D on is 0."""
+    """[ROWS, BLOCK_D]: the rows first, first + 1, ... of a matrix whose rows begin `stride` elements apart. Elements in row
+    `end` and beyond, and in column D and beyond, are 0."""
     rows = first + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK_D)[None, :]
     return tl.load(ptr + rows.to(tl.int64) * stride + columns, mask=(rows < end) & (columns < D), other=0.0)
@@ -90,7 +91,7 @@ def load_rows(ptr, first, end, stride, D: tl.constexpr, ROWS: tl.constexpr, BLOC
 
 @triton.jit
 def store_rows(ptr, x, first, end, stride, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The counterpart: x [ROWS, BLOCK_D] into the same places."""
+    """The counterpart of load_rows: stores x [ROWS, BLOCK_D] into the same places."""
     rows = first + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK_D)[None, :]
     tl.store(ptr + rows.to(tl.int64) * stride + columns, x, mask=(rows < end) & (columns < D))
@@ -98,7 +99,7 @@ def store_rows(ptr, x, first, end, stride, D: tl.constexpr, ROWS: tl.constexpr, 
 
 @triton.jit
 def update(acc, l, m, s, v):
-    """One more block of keys for BLOCK_M queries: returns acc, l, m with it.
+    """Merges one more block of keys into the states of BLOCK_M queries, and returns acc, l, m.
 
     acc [BLOCK_M, BLOCK_D], l and m [BLOCK_M], float32, are the state of each query; before the first block acc and l are 0
     and m is -inf. s [BLOCK_M, BLOCK_N], float32, are the new scores, -inf where a key does not count. v [BLOCK_N, BLOCK_D]
@@ -126,7 +127,7 @@ def attention_kernel(
     T_q, T_k, scale,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M queries of one head. All tensors are contiguous."""
+    """One program computes BLOCK_M queries of one head. All tensors are contiguous."""
     start_m, head = tl.program_id(0) * BLOCK_M, tl.program_id(1).to(tl.int64)
     q = load_rows(q_ptr + head * T_q * D, start_m, T_q, D, D, BLOCK_M, BLOCK_D)
     k_ptr += head * T_k * D
@@ -141,7 +142,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """q [H, T_q, D], k and v [H, T_k, D], contiguous, of one dtype, D up to 256 -> o [H, T_q, D] in that dtype and LSE
     [H, T_q] in float32.
 
-    Bound: q is loaded once, k and v once for each block of 32 queries, o and LSE are stored once. No scores in memory.
+    Bound: q is loaded once, k and v once per block of 32 queries, o and LSE are stored once. Scores never go to memory.
     """
     (H, T_q, D), T_k = q.shape, k.shape[1]
     o, lse = torch.empty_like(q), torch.empty(H, T_q, dtype=torch.float32, device=q.device)
@@ -157,7 +158,7 @@ def causal_kernel(
     T_q, T_k, scale,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M queries of one head. All tensors are contiguous."""
+    """One program computes BLOCK_M queries of one head. All tensors are contiguous."""
     start_m, head = tl.program_id(0) * BLOCK_M, tl.program_id(1).to(tl.int64)
     q = load_rows(q_ptr + head * T_q * D, start_m, T_q, D, D, BLOCK_M, BLOCK_D)
     k_ptr += head * T_k * D
@@ -200,13 +201,13 @@ def packed_kernel(
 
 
 def attention_packed(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, longest: int) -> Tensor:
-    """Sequences of several lengths, one behind the other: q [sum of T_q, H, D], k and v [sum of T_k, H_kv, D], contiguous,
-    of one dtype -> o like q. The queries of a sequence see its own keys, all of them, and no others.
+    """Attention of sequences that are packed one after the other: q [sum of T_q, H, D], k and v [sum of T_k, H_kv, D],
+    contiguous, of one dtype -> o like q. The queries of a sequence see all keys of their own sequence and no others.
 
-    cu_q, cu_k [sequences + 1], int32: where each sequence begins in q and in k, and at last where the last one ends. Every
-    sequence has a key, and may have no query. longest: the largest T_q. H_kv divides H: with H = 6 and H_kv = 2 the query
-    heads 0, 1 and 2 use head 0 of k and v, the others head 1. Bound: each head of k and v is loaded once for each block of
-    16 queries of each head that uses it, q once, o is stored once.
+    cu_q, cu_k [sequences + 1], int32: where each sequence begins in q and in k; the last number says where the last sequence
+    ends. Every sequence has at least one key; it may have no query. longest: the largest T_q. H_kv divides H: with H = 6 and
+    H_kv = 2, the query heads 0, 1 and 2 use head 0 of k and v, the others head 1. Bound: each head of k and v is loaded once
+    per block of 16 queries of each head that uses it, q is loaded once, and o is stored once.
     """
     H, H_kv, D = q.shape[1], k.shape[1], q.shape[2]
     o = torch.empty_like(q)
@@ -222,9 +223,9 @@ def gradient_tiles(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of one head in PyTorch, float32: q, o, do [T_q, D], k, v [T_k, D], lse [T_q] -> dq, dk, dv.
 
-    Backward of attention_tiles: o and lse are what forward kept, do is the gradient of o; all of any strides. Memory: besides dq, dk and dv no
-    more at a time than 16 blocks of BLOCK x BLOCK or BLOCK x D numbers, whichever is larger, a tensor as large as q, and two
-    numbers for each query.
+    This is the backward pass of attention_tiles: o and lse are what forward kept, do is the gradient of o; all may have any
+    strides. Memory: beside dq, dk and dv, at any time at most 16 blocks of BLOCK x BLOCK or BLOCK x D numbers, whichever is
+    larger, one tensor as large as q, and two numbers per query.
     """
     (T_q, D), T_k = q.shape, k.shape[0]
     scale = 1 / math.sqrt(D)
@@ -240,7 +241,7 @@ def dk_dv_kernel(
     T_q, T_k, scale,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_N keys of one head. All tensors are contiguous."""
+    """One program computes dk and dv of BLOCK_N keys of one head. All tensors are contiguous."""
     start_n, head = tl.program_id(0) * BLOCK_N, tl.program_id(1).to(tl.int64)
     q_ptr += head * T_q * D
     do_ptr += head * T_q * D
@@ -254,11 +255,11 @@ def dk_dv_kernel(
 
 
 def dk_dv(q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, delta: Tensor, dk: Tensor, dv: Tensor) -> None:
-    """Fills dk and dv. q, do [H, T_q, D], k, v, dk, dv [H, T_k, D], of one dtype, lse and delta = sum(o do) [H, T_q], float32;
-    all contiguous.
+    """Fills dk and dv. q and do are [H, T_q, D]; k, v, dk and dv are [H, T_k, D], all of one dtype; lse and delta = sum(o do)
+    are [H, T_q] in float32. All are contiguous.
 
-    Two runs agree to the bit: no atomics. Bound: k and v are loaded once, everything of the queries once for each block of
-    32 keys, dk and dv are stored once; four products for each pair of blocks.
+    Two runs agree to the bit, so there are no atomics. Bound: k and v are loaded once, everything of the queries once per
+    block of 32 keys, dk and dv are stored once, and there are four products per pair of blocks.
     """
     (H, T_q, D), T_k = q.shape, k.shape[1]
     blocks = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_D": max(16, triton.next_power_of_2(D))}

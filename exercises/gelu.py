@@ -1,7 +1,7 @@
-"""GELU and its relatives: kernels that work on each element alone, and a bias whose gradient does not.
+"""GELU and its relatives: kernels that work on each element alone, and a bias whose gradient needs whole columns.
 
-Four exercises, from top to bottom; notebooks/10_gelu.ipynb explains them. Every kernel computes in float32 and writes in
-the dtype of what it is given. The code outside the gaps is complete: allocation, launch grid, block sizes.
+Four exercises, in the order of notebooks/10_gelu.ipynb, which explains them. Every kernel computes in float32 and stores in
+the dtype of its arguments. The code outside the gaps is complete: allocation, launch grid, block sizes.
 """
 
 # What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
@@ -15,7 +15,7 @@ from torch import Tensor
 # -------------------------------------------------------------------------------------------------- gelu.detective
 @triton.jit
 def gelu_tanh_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    """y = 0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3). Triton has no tanh, so it is made of exp."""
+    """y = 0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3). triton.language has no tanh; this one is made of exp."""
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + offs, mask=offs < n).to(tl.float32)
     u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
@@ -25,9 +25,9 @@ def gelu_tanh_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """x contiguous, any shape, finite -> y of its shape. It agrees with PyTorch on small numbers: mend the rest.
+    """x contiguous, any shape, finite -> y of the same shape. The kernel agrees with PyTorch on small numbers: fix the rest.
 
-    Bound: x is read once, y is written once.
+    Bound: x is read once and y is written once.
     """
     y = torch.empty_like(x)
     gelu_tanh_kernel[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)
@@ -37,7 +37,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- gelu.bias
 @triton.jit
 def bias_gelu_kernel(x_ptr, bias_ptr, y_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """One program computes one tile [BLOCK_M, BLOCK_N] of y = gelu(x + bias)."""
+    """One program computes one tile [BLOCK_M, BLOCK_N] of y = gelu(x + bias), the form with erf."""
     pid_m = tl.program_id(0).to(tl.int64)
     pid_n = tl.program_id(1)
     raise NotImplementedError("gelu.bias")  # your code here
@@ -46,7 +46,7 @@ def bias_gelu_kernel(x_ptr, bias_ptr, y_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_
 def bias_gelu(x: Tensor, bias: Tensor, BLOCK_M: int = 16, BLOCK_N: int = 128) -> Tensor:
     """x [M, N] and bias [N], contiguous -> y [M, N] = h Phi(h), h = x + bias, Phi(h) = (1 + erf(h / sqrt(2))) / 2.
 
-    Bound: x is read once, y is written once, and bias is read once for each tile.
+    Bound: x is read once, y is written once, and each tile reads its row of bias once.
     """
     M, N = x.shape
     y = torch.empty_like(x)
@@ -60,7 +60,7 @@ def bias_gelu(x: Tensor, bias: Tensor, BLOCK_M: int = 16, BLOCK_N: int = 128) ->
 def bias_gelu_backward_kernel(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """One program computes one tile of dx, and adds up its columns: partial [tiles in a column, N], float32."""
+    """One program computes one tile of dx and sums its columns into one row of partial [tiles in a column, N], float32."""
     pid_m = tl.program_id(0).to(tl.int64)
     pid_n = tl.program_id(1)
     raise NotImplementedError("gelu.backward")  # your code here
@@ -68,7 +68,7 @@ def bias_gelu_backward_kernel(
 
 @triton.jit
 def column_sums_kernel(partial_ptr, out_ptr, P, N, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Complete: out [N] = the sums over the P rows of partial; BLOCK_P >= P."""
+    """Complete: out [N] = the sums of the columns of partial [P, N]; BLOCK_P >= P."""
     rows = tl.arange(0, BLOCK_P)[:, None]
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     part = tl.load(partial_ptr + rows * N + columns, mask=(rows < P) & (columns < N), other=0.0)
@@ -91,7 +91,7 @@ def bias_gelu_backward(
 
 
 class BiasGeluFunction(torch.autograd.Function):
-    """bias_gelu, known to autograd. `ctx` carries tensors from the forward pass to the backward pass."""
+    """bias_gelu for autograd. `ctx` carries tensors from the forward pass to the backward pass."""
 
     @staticmethod
     def forward(ctx, x: Tensor, bias: Tensor) -> Tensor:
@@ -103,10 +103,11 @@ class BiasGeluFunction(torch.autograd.Function):
 
 
 def bias_gelu_trained(x: Tensor, bias: Tensor) -> Tensor:
-    """x [M, N] and bias [N], contiguous -> y [M, N], differentiable by both. The same bits in every run: no atomics.
+    """x [M, N] and bias [N], contiguous -> y [M, N], with gradients for both. The same bits in every run, so no atomics.
 
-    The gradient of y comes with any strides: 0, if y was summed. Only such a one may be copied, and the copy is not counted.
-    Bound, forward and backward together: 3 reads and 2 writes of M x N elements, rows of bias and of sums aside; three
+    The gradient of y may come with any strides; they are 0 if y was summed. If it is not contiguous, it may be copied first,
+    and that copy is not counted.
+    Bound, forward and backward together: 3 reads and 2 writes of M x N elements, besides rows of bias and of sums; three
     launches.
     """
     return BiasGeluFunction.apply(x, bias)
@@ -125,14 +126,14 @@ def swiglu_kernel(gate_ptr, up_ptr, y_ptr, stride_gm, stride_um, N, BLOCK_N: tl.
 def swiglu_backward_kernel(
     dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, stride_gm, stride_um, N, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """BLOCK_N elements of one row of dgate and of dup, which are contiguous as dy is."""
+    """One program computes BLOCK_N elements of one row of dgate and of dup. Both are contiguous, and so is dy."""
     row = tl.program_id(0).to(tl.int64)
     offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     raise NotImplementedError("gelu.swiglu")  # your code here
 
 
 def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
-    """Launches the kernel: gate, up [M, N], the elements of a row beside each other -> y [M, N], contiguous."""
+    """Launches the kernel: gate, up [M, N], each row contiguous in itself -> y [M, N], contiguous."""
     M, N = gate.shape
     y = torch.empty((M, N), dtype=gate.dtype, device=gate.device)
     swiglu_kernel[(M, triton.cdiv(N, 256))](gate, up, y, gate.stride(0), up.stride(0), N, BLOCK_N=256)
@@ -160,10 +161,12 @@ class SwigluFunction(torch.autograd.Function):
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """gate, up [M, N] -> y [M, N] = gate sigmoid(gate) up, differentiable by both.
+    """gate, up [M, N] -> y [M, N] = gate sigmoid(gate) up, with gradients for both.
 
-    They may be the two halves of one matmul's result [M, 2 N]: rows lie further apart then, elements of a row do not.
-    The gradient of y comes with any strides: 0, if y was summed. Only such a one may be copied, and the copy is not counted.
+    gate and up may be the two halves of one product's result [M, 2 N]: then their rows are 2 N elements apart, and the
+    elements of a row are neighbors.
+    The gradient of y may come with any strides; they are 0 if y was summed. If it is not contiguous, it may be copied first,
+    and that copy is not counted.
     Bound, forward and backward together: 5 reads and 3 writes of M x N elements; two launches.
     """
     return SwigluFunction.apply(gate, up)

@@ -1,7 +1,8 @@
 """RMSNorm, LayerNorm, residual + RMSNorm and their gradients, and RoPE: kernels of whole rows.
 
-Six exercises, from top to bottom; notebooks/11_norms.ipynb explains them. Every kernel computes in float32 and writes in
-the dtype of what it is given. The code outside the gaps is complete: allocation, launch grid, block sizes.
+Six exercises, from top to bottom; notebooks/11_norms.ipynb explains them. Every kernel converts to float32 after the load,
+computes in float32 and stores in the dtype of its input. The code outside the gaps is complete: it allocates the results,
+chooses the block sizes and launches the kernels.
 """
 
 # What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
@@ -19,7 +20,7 @@ def num_warps_for(BLOCK_N: int) -> int:
 # -------------------------------------------------------------------------------------------------- norms.rms_norm
 @triton.jit
 def rms_norm_kernel(x_ptr, weight_ptr, y_ptr, rstd_ptr, N, eps, BLOCK_N: tl.constexpr):
-    """One program computes one row of y, and one number of rstd."""
+    """Program i computes row i of y, and number i of rstd. BLOCK_N is at least N."""
     row = tl.program_id(0).to(tl.int64)
     offs_n = tl.arange(0, BLOCK_N)
     raise NotImplementedError("norms.rms_norm")  # your code here
@@ -28,8 +29,8 @@ def rms_norm_kernel(x_ptr, weight_ptr, y_ptr, rstd_ptr, N, eps, BLOCK_N: tl.cons
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
     """x [M, N] and weight [N], contiguous, N <= 16384 -> y [M, N] and rstd [M], which is float32.
 
-    rstd[m] = 1 / sqrt(mean(x[m]^2) + eps), y[m] = x[m] rstd[m] weight. Bound: x and weight are loaded once for each row,
-    y is written once.
+    rstd[m] = 1 / sqrt(mean(x[m]^2) + eps), y[m] = x[m] * rstd[m] * weight. Bound: x and weight are loaded once for each
+    row, and y is written once.
     """
     M, N = x.shape
     y = torch.empty_like(x)
@@ -42,7 +43,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tens
 # ------------------------------------------------------------------------------------------------- norms.detective
 @triton.jit
 def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, N, eps, BLOCK_N: tl.constexpr):
-    """One program computes one row. It agrees with PyTorch on a model's activations, most of the time: mend that."""
+    """Program i computes row i. The results agree with PyTorch's for most rows, but not for all. Find the cause and fix it."""
     row = tl.program_id(0).to(tl.int64)
     offs_n = tl.arange(0, BLOCK_N)
     inside = offs_n < N
@@ -58,8 +59,8 @@ def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, N, eps, BLOCK_N: tl.co
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
     """x [M, N], weight [N] and bias [N], contiguous, N <= 16384 -> y [M, N].
 
-    y[m] = (x[m] - mean(x[m])) / sqrt(var(x[m]) + eps) weight + bias, var being the mean of (x[m] - mean(x[m]))^2.
-    Bound: x, weight and bias are loaded once for each row, y is written once.
+    y[m] = (x[m] - mean(x[m])) / sqrt(var(x[m]) + eps) * weight + bias, where var(x[m]) is the mean of
+    (x[m] - mean(x[m]))^2. Bound: x, weight and bias are loaded once for each row, and y is written once.
     """
     M, N = x.shape
     y = torch.empty_like(x)
@@ -71,7 +72,10 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
 # --------------------------------------------------------------------------------------------------- norms.welford
 @triton.jit
 def layer_norm_long_kernel(x_ptr, y_ptr, N, eps, BLOCK_N: tl.constexpr):
-    """One program computes one row in two passes over blocks of BLOCK_N elements; N may be any number of blocks."""
+    """Program i computes row i in two passes over blocks of BLOCK_N elements.
+
+    The row may have any number of blocks, and the last block need not be full.
+    """
     row = tl.program_id(0).to(tl.int64) * N
     offs_n = tl.arange(0, BLOCK_N)
     raise NotImplementedError("norms.welford")  # your code here
@@ -80,7 +84,7 @@ def layer_norm_long_kernel(x_ptr, y_ptr, N, eps, BLOCK_N: tl.constexpr):
 def layer_norm_long(x: Tensor, BLOCK_N: int = 4096, eps: float = 1e-5) -> Tensor:
     """x [M, N] contiguous, any N; BLOCK_N a power of two -> y [M, N] = (x - mean) / sqrt(var + eps), without weights.
 
-    Bound: x is read twice, y is written once.
+    Bound: x is read twice and y is written once.
     """
     M, N = x.shape
     y = torch.empty_like(x)
@@ -93,7 +97,7 @@ def layer_norm_long(x: Tensor, BLOCK_N: int = 4096, eps: float = 1e-5) -> Tensor
 def rms_norm_backward_kernel(
     dy_ptr, x_ptr, weight_ptr, rstd_ptr, dx_ptr, partial_ptr, M, N, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """A fixed number of programs share the M rows of dx. partial [programs, N], float32: a row for each program."""
+    """A fixed number of programs share the M rows. Each writes its rows of dx, and one row of partial [programs, N], float32."""
     pid = tl.program_id(0)
     offs_n = tl.arange(0, BLOCK_N)
     raise NotImplementedError("norms.backward")  # your code here
@@ -101,7 +105,7 @@ def rms_norm_backward_kernel(
 
 @triton.jit
 def sum_rows_kernel(partial_ptr, dweight_ptr, P, N, BLOCK_N: tl.constexpr):
-    """One program adds up BLOCK_N columns of partial [P, N]."""
+    """Each program adds up BLOCK_N columns of partial [P, N] and writes as many elements of dweight."""
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     raise NotImplementedError("norms.backward")  # your code here
 
@@ -120,7 +124,7 @@ def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, progr
 
 
 class RmsNormFunction(torch.autograd.Function):
-    """rms_norm, known to autograd: complete."""
+    """rms_norm as a function that autograd can differentiate. This class is complete."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, programs: int) -> Tensor:
@@ -136,12 +140,12 @@ class RmsNormFunction(torch.autograd.Function):
 
 
 def rms_norm_trained(x: Tensor, weight: Tensor, programs: int) -> Tensor:
-    """x [M, N] and weight [N], contiguous -> y [M, N], differentiable; `programs` of them make the gradients, M may be less.
-    Each program takes about as many rows as any other.
+    """x [M, N] and weight [N], contiguous -> y [M, N], differentiable.
 
-    dweight is the sum over all M rows of dy x rstd, the same to the last bit in every run: no atomics. Bound, forward and
-    backward together: 4 reads and 2 writes of M x N elements, weight once for each row (forward) and each program
-    (backward), one float32 row for each program; three launches.
+    `programs` is the number of programs that compute the gradients; it may be larger than M. The rows are shared evenly
+    among them. dweight is the sum over all M rows of dy * x * rstd, the same to the last bit in every run, so atomics are
+    not allowed. Bound, forward and backward together: 4 reads and 2 writes of M x N elements, weight once for each row
+    (forward) and once for each program (backward), one float32 row for each program; three launches.
     """
     return RmsNormFunction.apply(x, weight, programs)
 
@@ -149,7 +153,7 @@ def rms_norm_trained(x: Tensor, weight: Tensor, programs: int) -> Tensor:
 # -------------------------------------------------------------------------------------------------- norms.residual
 @triton.jit
 def residual_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, y_ptr, u_ptr, rstd_ptr, N, eps, BLOCK_N: tl.constexpr):
-    """One program computes one row of y and of u, and one number of rstd."""
+    """Program i computes row i of y and of u, and number i of rstd."""
     row = tl.program_id(0).to(tl.int64)
     offs_n = tl.arange(0, BLOCK_N)
     raise NotImplementedError("norms.residual")  # your code here
@@ -157,14 +161,14 @@ def residual_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, y_ptr, u_ptr, rstd
 
 @triton.jit
 def residual_rms_norm_backward_kernel(dy_ptr, du_ptr, u_ptr, weight_ptr, rstd_ptr, dx_ptr, N, BLOCK_N: tl.constexpr):
-    """One program computes one row of dx, which is the gradient of x and of the residual."""
+    """Program i computes row i of dx, which is the gradient of x and also of the residual."""
     row = tl.program_id(0).to(tl.int64)
     offs_n = tl.arange(0, BLOCK_N)
     raise NotImplementedError("norms.residual")  # your code here
 
 
 def residual_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
-    """x, residual [M, N] contiguous, weight [N] -> y, u [M, N], rstd [M]: u = x + residual, y = rms_norm(u) weight."""
+    """x, residual [M, N] contiguous, weight [N] -> y, u [M, N], rstd [M]: u = x + residual, y = u * rstd * weight."""
     M, N = x.shape
     y, u = torch.empty_like(x), torch.empty_like(x)
     rstd = torch.empty(M, dtype=torch.float32, device=x.device)
@@ -178,11 +182,11 @@ def residual_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 
 def residual_rms_norm_both_ways(
     x: Tensor, residual: Tensor, weight: Tensor, dy: Tensor, du: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What a training step does here: forward, then backward. All [M, N] contiguous, but weight [N] -> y, u, dx.
+    """What a training step does here: forward, then backward. All are [M, N] contiguous, weight is [N] -> y, u, dx.
 
-    dy and du: the gradients of the loss by y and by u, each of which goes on into the model on a way of its own. dx: the
-    gradient by x. Bound, weight aside: forward reads two and writes two of M x N elements, backward reads three and
-    writes one; a launch each.
+    y and u both go on into the model. dy and du are the gradients of the loss with respect to y and u, and dx is the
+    gradient with respect to x. Bound, without weight: forward reads two tensors of M x N elements and writes two,
+    backward reads three and writes one; one launch each.
     """
     y, u, rstd = residual_rms_norm(x, residual, weight)
     M, N = x.shape
@@ -204,12 +208,13 @@ def rope_kernel(
 ):  # fmt: skip
     """One program turns one token: all H heads of x[b, :, t]. x has any strides (in elements), y is contiguous.
 
-    HALF is half of a head's size. cos, sin [T, HALF], contiguous. BACKWARDS: turn by the same angles, the other way.
+    HALF is half of a head's size. cos and sin are [T, HALF], contiguous. With BACKWARDS, turn by the same angles in the
+    other direction.
     """
     b = (tl.program_id(0) // T).to(tl.int64)
     t = (tl.program_id(0) % T).to(tl.int64)
-    offs_h = tl.arange(0, BLOCK_H)[:, None]  # BLOCK_H >= H
-    offs_d = tl.arange(0, BLOCK_D)[None, :]  # BLOCK_D >= HALF
+    offs_h = tl.arange(0, BLOCK_H)[:, None].to(tl.int64)  # BLOCK_H >= H; 64 bits for what strides make of it
+    offs_d = tl.arange(0, BLOCK_D)[None, :].to(tl.int64)  # BLOCK_D >= HALF
     raise NotImplementedError("norms.rope")  # your code here
 
 

@@ -1,7 +1,7 @@
-"""Tiles: C [M, N] = A [M, K] B [K, N] cut into pieces of BLOCK_M x BLOCK_N, one program a piece.
+"""Tiles: the matrix product C [M, N] = A [M, K] B [K, N], with C cut into tiles of BLOCK_M x BLOCK_N, one program per tile.
 
-Six exercises, from top to bottom; notebooks/06_tiling.ipynb explains them. Five are arithmetic in plain Python, one is a
-kernel. All sizes are whole numbers, at least 1.
+Six exercises, from top to bottom; notebooks/07_tiling.ipynb explains them. Five are arithmetic in plain Python, and one is
+a kernel. All sizes are whole numbers, at least 1.
 """
 
 # What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
@@ -14,10 +14,10 @@ from torch import Tensor
 
 # ------------------------------------------------------------------------------------------------------ tiling.traffic
 def matmul_reads(M: int, N: int, K: int, BLOCK_M: int, BLOCK_N: int, itemsize: int) -> int:
-    """Bytes of A and B that all programs of a tiled matmul load, taken together.
+    """The bytes of A and B that all programs of a tiled matmul load together. An element has `itemsize` bytes.
 
-    A program loads the part of A and the part of B that its tile of C needs, each element once. Lanes beyond the edge of
-    a matrix are masked off and load nothing. What a cache may save is not subtracted.
+    A program loads the rows of A and the columns of B that its tile of C needs, each element once. Lanes beyond the edge
+    of a matrix are masked off and load nothing. Caches are ignored: a load counts even if a cache answers it.
     """
     raise NotImplementedError("tiling.traffic")  # your code here
 
@@ -39,8 +39,9 @@ def matmul_kernel(
 def matmul(a: Tensor, b: Tensor, BLOCK: int) -> Tensor:
     """a [M, K] and b [K, N], contiguous and of one dtype; BLOCK 16, 32, 64 or 128 -> c [M, N] in that dtype.
 
-    Products are added up in float32. For float32 inputs give tl.dot input_precision="ieee": its default on a GPU rounds
-    them to TF32. Bound: a is loaded ceil(N / BLOCK) times, b ceil(M / BLOCK) times, c is stored once.
+    Products are added up in float32. For float32 inputs pass input_precision="ieee" to tl.dot, because by default it rounds
+    them to TF32.
+    Bound: a is loaded ceil(N / BLOCK) times, b ceil(M / BLOCK) times, and c is stored once.
     """
     M, K = a.shape
     N = b.shape[1]
@@ -54,9 +55,9 @@ def matmul(a: Tensor, b: Tensor, BLOCK: int) -> Tensor:
 def waves(M: int, N: int, BLOCK_M: int, BLOCK_N: int, sms: int, programs_per_sm: int) -> tuple[int, int, float]:
     """(tiles, waves, efficiency) of C [M, N] in tiles of BLOCK_M x BLOCK_N, on `sms` SMs that hold programs_per_sm each.
 
-    Every tile takes equally long, whether it lies inside C or hangs over the edge. A wave is as many tiles as run at a
-    time; the last one takes as long as the others. efficiency is the share of what is paid for, over all waves and all
-    places on the GPU, that goes into elements of C: 1.0 where nothing is wasted.
+    Every tile takes equally long, whether it lies inside C or hangs over the edge. A wave is as many tiles as the GPU
+    computes at a time. The last wave takes as long as the others, even if it is not full. efficiency is the number of
+    elements of C over the number of elements that all places of all waves could hold: 1.0 where nothing is wasted.
     """
     raise NotImplementedError("tiling.waves")  # your code here
 
@@ -65,10 +66,10 @@ def waves(M: int, N: int, BLOCK_M: int, BLOCK_N: int, sms: int, programs_per_sm:
 def align_rows(N: int, itemsize: int, alignment: int) -> tuple[int, int]:
     """(widest, stride) for rows of N elements of `itemsize` bytes.
 
-    widest  the widest load in bytes, a power of two and at most `alignment`, that may begin every row of a matrix whose
-            rows lie one right after the other. A load of n bytes must begin at a multiple of n.
-    stride  the fewest elements, at least N, from the start of one row to the start of the next, so that every row begins
-            at a multiple of `alignment` bytes.
+    widest  in bytes: the widest load with which every row may begin if the rows lie one right after the other. It is a
+            power of two and at most `alignment`. A load of n bytes must begin at a multiple of n.
+    stride  in elements: the smallest distance from the start of one row to the start of the next, at least N, with which
+            every row begins at a multiple of `alignment` bytes.
 
     Row 0 begins at a multiple of `alignment`. itemsize and alignment are powers of two, itemsize <= alignment.
     """
@@ -77,10 +78,11 @@ def align_rows(N: int, itemsize: int, alignment: int) -> tuple[int, int]:
 
 # ------------------------------------------------------------------------------------------------------ tiling.grouped
 def grouped(pid: int, num_m: int, num_n: int, GROUP_M: int) -> tuple[int, int]:
-    """(pid_m, pid_n): which tile program `pid` computes, of num_m rows and num_n columns of tiles.
+    """(pid_m, pid_n): the row and the column of the tile that program `pid` computes, of num_m rows and num_n columns of
+    tiles.
 
-    Groups of GROUP_M whole rows of tiles are computed one after the other. Inside a group the programs go down the first
-    column of tiles, then down the second, to the last. The last group has the rows that are left.
+    The programs compute one group of GROUP_M rows of tiles after the other. Within a group they go down the first column
+    of tiles, then down the second, and so on to the last. The last group has the rows that are left.
     """
     raise NotImplementedError("tiling.grouped")  # your code here
 
@@ -89,12 +91,13 @@ def grouped(pid: int, num_m: int, num_n: int, GROUP_M: int) -> tuple[int, int]:
 def programs_per_sm(
     num_warps: int, registers: int, shared_bytes: int, max_warps: int, sm_registers: int, sm_shared_bytes: int
 ) -> int:
-    """How many programs are on one SM at a time.
+    """How many programs fit on one SM at a time.
 
-    A program    num_warps warps of 32 threads; `registers` registers for each thread; shared_bytes of shared memory, to
-                 which the system adds 1,024 for itself
-    An SM        max_warps warps; sm_registers registers; sm_shared_bytes of shared memory
+    A program needs    num_warps warps of 32 threads; `registers` registers per thread; shared_bytes bytes of shared memory,
+                       to which the system adds 1,024 for itself
+    An SM has          max_warps warps; sm_registers registers; sm_shared_bytes bytes of shared memory
 
-    Nothing is rounded up to what the hardware hands out; gpukit.simulator.compiler.occupancy does that too.
+    Real hardware hands out registers and shared memory in multiples of some size. That is ignored here;
+    gpukit.simulator.compiler.occupancy includes it.
     """
     raise NotImplementedError("tiling.occupancy")  # your code here

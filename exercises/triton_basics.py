@@ -1,7 +1,8 @@
-"""The Triton ladder: eleven small kernels, each with one new idea; notebooks/08_triton_basics.ipynb explains them.
+"""The Triton ladder: eleven small kernels, each with one new idea; notebooks/05_triton_basics.ipynb explains them.
 
-Docstrings say what a function must give. Outside the gaps the code is complete: allocation, launch grid, block sizes.
-BLOCK, BLOCK_M and BLOCK_N are powers of two; no size needs to be a multiple of them.
+Each docstring says what its function must return, and after "Bound" how much memory traffic and how many launches and
+programs the check allows. Everything outside the gaps is complete: allocation, launch grid, block sizes. BLOCK, BLOCK_M
+and BLOCK_N are powers of two. Other sizes need not be multiples of them.
 """
 
 # What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
@@ -30,7 +31,7 @@ def add_constant(x: Tensor, c: float, BLOCK: int = 1024) -> Tensor:
 # ------------------------------------------------------------------------------------------ triton_basics.vector_add
 @triton.jit
 def vector_add_kernel(x_ptr, y_ptr, z_ptr, n, BLOCK: tl.constexpr):
-    """As in add_constant, with two inputs."""
+    """As in add_constant, with two inputs: program 0 computes the first BLOCK elements, and so on."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     raise NotImplementedError("triton_basics.vector_add")  # your code here
 
@@ -38,7 +39,7 @@ def vector_add_kernel(x_ptr, y_ptr, z_ptr, n, BLOCK: tl.constexpr):
 def vector_add(x: Tensor, y: Tensor, BLOCK: int = 1024) -> Tensor:
     """x [n], y [n] contiguous -> z [n] = x + y.
 
-    Bound: one launch of no more programs than have something to do; x and y are read once, z is written once.
+    Bound: one launch, and no program without an element; x and y are read once, z is written once.
     """
     n = x.numel()
     z = torch.empty_like(x)
@@ -50,14 +51,16 @@ def vector_add(x: Tensor, y: Tensor, BLOCK: int = 1024) -> Tensor:
 # ------------------------------------------------------------------------------------------- triton_basics.outer_add
 @triton.jit
 def outer_add_kernel(x_ptr, y_ptr, z_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Program (i, j) computes the tile of z that is the i-th from the top and the j-th from the left."""
+    """Program (i, j) computes one tile of z, BLOCK_M rows high and BLOCK_N columns wide: the i-th tile from the top, the
+    j-th from the left."""
     raise NotImplementedError("triton_basics.outer_add")  # your code here
 
 
 def outer_add(x: Tensor, y: Tensor, BLOCK_M: int = 16, BLOCK_N: int = 64) -> Tensor:
     """x [M], y [N] contiguous -> z [M, N] contiguous, with z[m, n] = x[m] + y[n].
 
-    Bound: each tile reads its part of x and its part of y once, z is written once.
+    z may have more than 2^31 elements. An offset in 32 bits does not reach them; tl.program_id(0).to(tl.int64) has 64 bits.
+    Bound: each program reads its part of x and its part of y once, and z is written once.
     """
     (M,), (N,) = x.shape, y.shape
     z = torch.empty(M, N, dtype=x.dtype, device=x.device)
@@ -75,8 +78,9 @@ def mul_relu_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Program (i, j) computes one tile of y. x[m, n] lies m * stride_xm + n * stride_xn elements after x_ptr."""
-    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
-    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    # In 64 bits, because a product with a stride may be beyond 32.
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    offs_n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     mask = (offs_m < M) & (offs_n < N)
     raise NotImplementedError("triton_basics.mul_relu")  # your code here
 
@@ -88,15 +92,16 @@ def mul_relu_backward_kernel(
     stride_xm, stride_xn, stride_dym, stride_dyn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The same tiles; dy has strides of its own, 0 included. dx is contiguous."""
-    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
-    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    """The same tiles. dy has strides of its own, which may be 0; dx is contiguous."""
+    # In 64 bits, because a product with a stride may be beyond 32.
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    offs_n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     mask = (offs_m < M) & (offs_n < N)
     raise NotImplementedError("triton_basics.mul_relu")  # your code here
 
 
 class MulReluFunction(torch.autograd.Function):
-    """The two launches, known to autograd: complete."""
+    """Ties the two launches to autograd. It is complete."""
 
     @staticmethod
     def forward(ctx, x: Tensor, w: Tensor) -> Tensor:
@@ -122,9 +127,10 @@ class MulReluFunction(torch.autograd.Function):
 def mul_relu(x: Tensor, w: Tensor) -> Tensor:
     """x [M, N] with any strides, w [N] contiguous -> y [M, N] contiguous, y[m, n] = max(x[m, n] * w[n], 0).
 
-    Differentiable in x, w is a constant; dy may have any strides too. Where the product is 0 the gradient is 0, as in
-    PyTorch.
-    Bound, both passes together: x is read twice and dy once, w once for each row of tiles; y and dx are written once.
+    Differentiable with respect to x; w is a constant. dy may have any strides, too. Where the product is exactly 0 the
+    gradient is 0, as in PyTorch.
+    Bound for both passes together: x is read twice, dy once, and w once per row of tiles and pass; y and dx are written
+    once.
     """
     return MulReluFunction.apply(x, w)
 
@@ -139,7 +145,7 @@ def row_sum_kernel(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
 
 
 def row_sum(x: Tensor, BLOCK_N: int = 1024) -> Tensor:
-    """x [M, N] contiguous, any N -> y [M], y[m] = sum over n of x[m, n]; added up in float32.
+    """x [M, N] contiguous, any N -> y [M], y[m] = sum over n of x[m, n], added up in float32.
 
     Bound: x is read once, in one launch.
     """
@@ -152,15 +158,16 @@ def row_sum(x: Tensor, BLOCK_N: int = 1024) -> Tensor:
 # ------------------------------------------------------------------------------------------------- triton_basics.dot
 @triton.jit
 def dot_kernel(x_ptr, y_ptr, z_ptr, n, BLOCK: tl.constexpr):
-    """Each program multiplies and adds one block; all programs together make one number."""
+    """Each program multiplies one block of x by one block of y and adds up the products. All programs together make one
+    number."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     raise NotImplementedError("triton_basics.dot")  # your code here
 
 
 def dot(x: Tensor, y: Tensor, BLOCK: int = 1024) -> Tensor:
-    """x [n], y [n] contiguous -> z [1] float32, the sum of x[i] * y[i]; multiplied and added up in float32.
+    """x [n], y [n] contiguous -> z [1] float32, the sum of x[i] * y[i], multiplied and added up in float32.
 
-    Bound: x and y are read once, by as many programs as there are blocks.
+    Bound: x and y are read once, and each block has a program of its own.
     """
     n = x.numel()
     raise NotImplementedError("triton_basics.dot")  # your code here
@@ -171,14 +178,14 @@ def dot(x: Tensor, y: Tensor, BLOCK: int = 1024) -> Tensor:
 # ------------------------------------------------------------------------------------------ triton_basics.prefix_sum
 @triton.jit
 def prefix_sum_kernel(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
-    """One program walks along one row. tl.cumsum gives the running sums of one block."""
+    """One program walks along one row, block by block. tl.cumsum gives the running sums within one block."""
     row = tl.program_id(0).to(tl.int64) * N
     offs_n = tl.arange(0, BLOCK_N)
     raise NotImplementedError("triton_basics.prefix_sum")  # your code here
 
 
 def prefix_sum(x: Tensor, BLOCK_N: int = 1024) -> Tensor:
-    """x [M, N] contiguous, any N -> y [M, N], y[m, n] = x[m, 0] + ... + x[m, n]; added up in float32.
+    """x [M, N] contiguous, any N -> y [M, N], y[m, n] = x[m, 0] + ... + x[m, n], added up in float32.
 
     Bound: x is read once, y is written once.
     """
@@ -191,7 +198,7 @@ def prefix_sum(x: Tensor, BLOCK_N: int = 1024) -> Tensor:
 # ------------------------------------------------------------------------------------------- triton_basics.histogram
 @triton.jit
 def histogram_kernel(x_ptr, counts_ptr, n, num_bins, BLOCK: tl.constexpr):
-    """Each program counts one block of x into the counts that all programs share; they begin at 0."""
+    """Each program adds one block of x to the counts, which all programs share. The host sets them to 0 before the launch."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     raise NotImplementedError("triton_basics.histogram")  # your code here
 
@@ -199,8 +206,8 @@ def histogram_kernel(x_ptr, counts_ptr, n, num_bins, BLOCK: tl.constexpr):
 def histogram(x: Tensor, num_bins: int, BLOCK: int = 1024) -> Tensor:
     """x [n] int32, contiguous -> counts [num_bins] int32: how many elements of x are 0, 1, ..., num_bins - 1.
 
-    Elements outside that range, however far, are not counted. Bound: x is read once, by as many programs as there are
-    blocks.
+    Elements outside that range are not counted, however far outside they are.
+    Bound: x is read once, and each block has a program of its own.
     """
     n = x.numel()
     counts = torch.zeros(num_bins, dtype=torch.int32, device=x.device)
@@ -211,13 +218,13 @@ def histogram(x: Tensor, num_bins: int, BLOCK: int = 1024) -> Tensor:
 # --------------------------------------------------------------------------------------------- triton_basics.dropout
 @triton.jit
 def dropout_kernel(x_ptr, y_ptr, p, seed, n, BLOCK: tl.constexpr):
-    """tl.rand(seed, i) is a number in [0, 1), always the same for one seed and one i."""
+    """tl.rand(seed, i) is a number in [0, 1): always the same one for the same seed and the same i."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     raise NotImplementedError("triton_basics.dropout")  # your code here
 
 
 class DropoutFunction(torch.autograd.Function):
-    """`ctx` may carry p and seed; a tensor as large as x is not needed."""
+    """Ties the launches to autograd. `ctx` carries p and the seed; no tensor as large as x has to be saved."""
 
     @staticmethod
     def forward(ctx, x: Tensor, p: float, seed: int) -> Tensor:
@@ -239,9 +246,10 @@ class DropoutFunction(torch.autograd.Function):
 def dropout(x: Tensor, p: float, seed: int) -> Tensor:
     """x contiguous, any shape, 0 <= p <= 1 -> y of its shape, differentiable.
 
-    Element i of x, counted through memory, is kept where tl.rand(seed, i) >= p, and then divided by 1 - p; it becomes 0
-    elsewhere, also where x is an infinity or NaN. Bound, both passes together: 2 reads and 2 writes of x's size, one launch
-    each, and a copy of dy where it is not contiguous.
+    Number the elements of x by their order in memory. Element i is kept where tl.rand(seed, i) >= p, and then divided by
+    1 - p. Where it is not kept the result is 0, even if x is an infinity or NaN there.
+    Bound for both passes together: 2 reads and 2 writes of x's size, one launch per pass, and a copy of dy where it is not
+    contiguous.
     """
     return DropoutFunction.apply(x, p, seed)
 
@@ -249,7 +257,7 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
 # -------------------------------------------------------------------------------------- triton_basics.detective_slow
 @triton.jit
 def scale_rows_kernel(x_ptr, s_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
-    """y[m, n] = x[m, n] * s[m]. The results are right. The bytes are not: mend that."""
+    """y[m, n] = x[m, n] * s[m]. The results are right, but too many bytes move. Find out why and fix it."""
     pid_m = tl.program_id(0)
     row = pid_m.to(tl.int64) * N
     s = tl.load(s_ptr + pid_m)
@@ -270,7 +278,7 @@ def scale_rows(x: Tensor, s: Tensor, BLOCK_N: int = 1024) -> Tensor:
 # -------------------------------------------------------------------------------------- triton_basics.detective_race
 @triton.jit
 def neighbour_mean_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    """y[i] = (x[i] + x[i + 1]) / 2; the last element has no neighbour and stays as it is."""
+    """y[i] = (x[i] + x[i + 1]) / 2. The last element has no right neighbor and stays as it is."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + offs, mask=offs < n)
     neighbour = tl.load(x_ptr + offs + 1, mask=offs + 1 < n, other=0.0)
@@ -278,9 +286,9 @@ def neighbour_mean_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 
 def neighbour_mean(x: Tensor, BLOCK: int = 1024) -> Tensor:
-    """x [n] contiguous -> y [n]. The results look right; whether they are depends on the order of programs: mend that.
+    """x [n] contiguous -> y [n]. The results look right, but they depend on the order of the programs. Fix that.
 
-    Bound: y is written once, and each element of x is read twice, once as a neighbour.
+    Bound: y is written once, and each element of x is read twice, once for itself and once as a neighbor.
     """
     n = x.numel()
     y = x.clone()  # your code here

@@ -10,9 +10,9 @@ testing, timing     the tolerance rule; times that can be believed; live (tensor
 benchmark           providers side by side, recorded in results/, patched_models too; validation/: the simulator and real GPUs
 checks/, grading/   the exercises as data, and what judges them; integrity and mutants prove the checks
 widgets/, lessons/  what notebooks show: for all of them, and for one each; trace_report is `gpukit trace`
+side_by_side        your answer and the course's: `gpukit compare`; cheatsheet: formulas and GPUs on one page
 train/              a GPT, its tokenizer, its data and the loop that trains it: `gpukit train`
-doctor, lab         what starts and prepares: the machine, JupyterLab, notebooks (canonical files), bootstrap (the environment)
-cli                 the command `gpukit`
+doctor, lab, cli    what starts and prepares: the machine, JupyterLab, notebooks (files), bootstrap (packages); the command
 """
 
 import importlib
@@ -23,6 +23,7 @@ __version__ = "0.1.0"
 # Public names and the modules they live in: loaded at first use, so that `import gpukit` costs milliseconds.
 _PUBLIC = {
     "check": "gpukit.grading.judge",
+    "compare": "gpukit.side_by_side",
     "compile": "gpukit.simulator.compiler.compile",
     "exercise": "gpukit.course",
     "hint": "gpukit.grading.judge",
@@ -48,6 +49,11 @@ def _cuda_device_present() -> bool:
 if not _cuda_device_present():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 importlib.import_module("gpukit.simulator.interpreter.autoload").arm()
+
+
+def __dir__() -> list[str]:
+    """What completion offers: also the public names whose modules are not loaded yet."""
+    return sorted({*__all__, *globals()} - {"importlib", "os"})
 
 
 def __getattr__(name: str):

@@ -461,7 +461,7 @@ class _Bench:
         return timing, peak_bytes(call, arguments, self.device)
 
     def copy(self) -> None:
-        """What the memory system gives to the simplest kernel: the rate that the others are held against."""
+        """What the memory system gives to the simplest kernel: the rate that the others are checked against."""
         import torch
 
         from gpukit.timing import time_ms

@@ -81,6 +81,10 @@ def _parser() -> argparse.ArgumentParser:
         "number", nargs="?", type=int, default=1, metavar="N", help="1 to 3, each more explicit (default: 1)"
     )
 
+    added = command("compare", _compare, "show your answer beside the course's, once yours passes")
+    added.add_argument("id", metavar="ID")
+    added.add_argument("--gpu", default="h200", help="any GPU of the table (default: %(default)s)")
+
     added = command("progress", _progress, "list the exercises and what the last check of each said")
 
     added = command("grade", _grade, "grade all exercises and write reports; exit status 0 when all pass")
@@ -101,6 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--dtype", default="bf16", help="bf16, fp16, fp32 or fp64 (default: %(default)s)")
     added.add_argument("--gpu", default="h200", help="any GPU of the table (default: %(default)s)")
 
+    added = command("cheatsheet", _cheatsheet, "print the course's formulas and GPUs, or write them as a page")
+    added.add_argument("--html", metavar="FILE", help="write the page to be printed, on one sheet of paper")
+
     added = command("validate", _validate, "what the simulator says beside what was measured")
     added.add_argument("--gpu", default="h200", help="a GPU with recorded measurements (default: %(default)s)")
     added.add_argument("--misses", action="store_true", help="only the rows outside their bars")
@@ -112,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         command("train", training.run, "train a GPT, on a CPU or a GPU; go on with a run that was stopped")
     )
 
-    added = command("doctor", _doctor, "say what this machine has, what is missing and what mends it")
+    added = command("doctor", _doctor, "say what this machine has, what is missing and what to do about it")
 
     added = command("nb", None, "run notebooks, or put them in the form that git should hold")
     actions = added.add_subparsers(title="actions", metavar="ACTION", required=True)
@@ -162,13 +169,18 @@ def _add_impl(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
+    from gpukit.grading.example import offer
+    from gpukit.grading.verdict import in_color
+
     root = _root()
     impl = args.impl or course.impl()
     verdicts = []
-    for exercise_id in _chosen(args.ids):
+    ids = _chosen(args.ids)
+    for exercise_id in ids:
         verdict = _judge(exercise_id, impl, root, args.seed)
         verdicts.append(verdict)
-        print(verdict, flush=True)
+        more = offer(verdict, terminal=True) if len(ids) == 1 else ""
+        print(in_color(verdict.state, f"{verdict}{more}"), flush=True)
         if args.verbose:
             print(f"  {verdict.seconds:.1f} s, --seed {verdict.seed}")
             if verdict.detail:
@@ -198,10 +210,8 @@ def _chosen(names: list[str]) -> list[str]:
     from gpukit.grading import registry
 
     known = registry.exercises()
-    chosen: set[str] = set()
-    for name in names or ["all"]:
-        of_concept = [exercise_id for exercise_id, e in known.items() if name in ("all", e.concept)]
-        chosen.update(of_concept or [registry.exercise(name).id])
+    names = names or ["all"]
+    chosen = {*known} if "all" in names else {exercise_id for name in names for exercise_id in registry.named(name)}
     return [exercise_id for exercise_id in known if exercise_id in chosen]
 
 
@@ -215,6 +225,16 @@ def _hint(args: argparse.Namespace) -> int:
     if args.number < len(hints):
         print(f"next: gpukit hint {args.id} {args.number + 1}")
     return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from gpukit.grading.verdict import Shown
+    from gpukit.side_by_side import compare
+
+    _root()
+    found = compare(args.id, args.gpu)
+    print(found)
+    return int(isinstance(found, Shown))
 
 
 def _progress(args: argparse.Namespace) -> int:
@@ -373,6 +393,16 @@ def _trace(args: argparse.Namespace) -> int:
         print(trace_report.command(args.op, args.shape, args.dtype, args.gpu))
     except (ValueError, TypeError) as error:
         return _refuse(str(error))
+    return 0
+
+
+def _cheatsheet(args: argparse.Namespace) -> int:
+    from gpukit import cheatsheet
+
+    if args.html:
+        Path(args.html).write_text(cheatsheet.page(), encoding="utf-8")
+    else:
+        print(cheatsheet.text())
     return 0
 
 

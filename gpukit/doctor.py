@@ -1,4 +1,4 @@
-"""`gpukit doctor`: what this machine has, whether the course can run on it, and which command mends what is missing.
+"""`gpukit doctor`: what this machine has, whether the course can run on it, and which command installs what is missing.
 
 What is needed is read from gpukit's own metadata (pyproject.toml), so it is written down once. torch is not imported
 here: doctor must work where torch does not.

@@ -41,12 +41,23 @@ def command(root: Path, argv: list[str]) -> list[str]:
     """How JupyterLab is started. It takes the first free port from 8888 up."""
     options = [
         f"--ServerApp.root_dir={root}",
+        f"--ServerApp.jpserver_extensions={{'{__name__}': True}}",
+        "--LabApp.custom_css=True",
         f"--LabApp.default_url=/lab/tree/{FIRST}",
         "--Application.log_level=WARN",
     ]
     if hasattr(os, "geteuid") and os.geteuid() == 0:  # in a container; JupyterLab refuses root unless told
         options.append("--allow-root")
     return [sys.executable, "-m", "jupyterlab", *options, *argv]
+
+
+def _jupyter_server_extension_points() -> list[dict[str, str]]:
+    return [{"module": __name__}]
+
+
+def _load_jupyter_server_extension(server) -> None:
+    """Let JupyterLab find custom.css of this package, after the user's own if there is one: the look of pictures in the dark."""
+    server.web_app.settings["static_custom_path"].append(str(Path(__file__).parent / "widgets"))
 
 
 def environment() -> dict[str, str]:

@@ -37,7 +37,7 @@ class watch(dispatch.Mode):
     """A context manager that counts the tensors which were made inside it and are still alive.
 
     bytes       now; also right after the block, while what it made is still held
-    peak_bytes  the most at any time
+    peak_bytes  the most at any time; largest_bytes of a single tensor
     timeline    a Moment after each operation
 
     A tensor that existed before counts nothing, nor does a view: memory is counted once, however many tensors share it.
@@ -45,7 +45,7 @@ class watch(dispatch.Mode):
 
     def __init__(self, phase: str = "forward"):
         super().__init__()
-        self.bytes = self.peak_bytes = 0
+        self.bytes = self.peak_bytes = self.largest_bytes = 0
         self.timeline: list[Moment] = []
         self._phase = phase
         self._alive: dict[int, weakref.ref] = {}
@@ -79,6 +79,7 @@ class watch(dispatch.Mode):
         self._alive[key] = weakref.ref(storage, freed)
         self.bytes += size
         self.peak_bytes = max(self.peak_bytes, self.bytes)
+        self.largest_bytes = max(self.largest_bytes, size)
 
 
 @dataclass(frozen=True)

@@ -81,10 +81,11 @@ def mutants(source: str, first: int, last: int) -> list[Mutant]:
         )
 
     seen, found = {ast.dump(tree)}, []
+    rounded = _rounded(tree, bool(re.search(_IN_FLOAT32, (ast.get_docstring(tree) or "") + source[first:last])))
     for node in ast.walk(tree):
         if not isinstance(node, ast.expr | ast.stmt) or not inside(node):
             continue
-        for change, new in _changes(node, tree):
+        for change, new in (*_changes(node, tree), *rounded.get(node, ())):
             text = _spliced(source, node, new)
             try:
                 dump = ast.dump(ast.parse(text))
@@ -233,6 +234,168 @@ def _changes(node: ast.AST, tree: ast.AST) -> Iterator[tuple[str, str]]:
                     n.body[i], n.body[i + 1] = n.body[i + 1], n.body[i]
 
                 yield replaced(swap, f"lines {node.body[i].lineno} and {node.body[i + 1].lineno} swapped")
+
+
+# Functions of float32 whose argument may be rounded, and functions whose result is float32 where an argument is.
+_OF_FLOATS = frozenset("exp exp2 log log2 sqrt rsqrt erf sin cos sigmoid rand dot".split())
+_REDUCTIONS = frozenset("sum cumsum max".split())
+
+
+_IN_FLOAT32 = r"(?:computed?s?|arithmetic is|multiplied and added up)\s+in\s+float32"  # what docstrings promise
+
+
+def _rounded(tree: ast.AST, everything: bool) -> dict[ast.AST, list[tuple[str, str]]]:
+    """What no kernel may do that promises float32, as (change, text) for a node: an operand of arithmetic, the argument of a
+    function or the value that a name is given, rounded to the dtype of the kernel's tensors (`_Numbers.narrow`), which has 16
+    bits in some cases.
+
+    everything: else float32 is promised for sums alone, and rounded is what is added to in a loop.
+    None are made of what has those bits anyway, since it was loaded, nor of a name with one use, since that is the rounding
+    of its value.
+    """
+    found: dict[ast.AST, list[tuple[str, str]]] = {}
+    for kernel in ast.walk(tree):
+        if not isinstance(kernel, ast.FunctionDef) or "triton.jit" not in map(ast.unparse, kernel.decorator_list):
+            continue
+        numbers = _Numbers(kernel)
+        for parent in ast.walk(kernel):
+            if not (everything or numbers.narrow == "tl.bfloat16" or _adds_up(parent)):
+                continue
+            for node in filter(numbers.worth_rounding, _operands(parent, numbers)):
+                text = f"({ast.unparse(node)}).to({numbers.narrow}).to(tl.float32)"
+                found.setdefault(node, []).append((f"{ast.unparse(node)} in 16 bits", text))
+            if isinstance(parent, ast.AugAssign) and numbers.is_float(parent.target):
+                total = ast.unparse(ast.BinOp(left=parent.target, op=parent.op, right=parent.value))
+                name = ast.unparse(parent.target)
+                found[parent] = [(f"{name} in 16 bits", f"{name} = ({total}).to({numbers.narrow}).to(tl.float32)")]
+    return found
+
+
+def _adds_up(node: ast.AST) -> bool:
+    """Whether a name is given a number that is computed with the one that it had; or random numbers are compared."""
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _called(node.value) != "where":
+        return any(isinstance(n, ast.Name) and n.id == node.targets[0].id for n in ast.walk(node.value))
+    return isinstance(node, ast.AugAssign | ast.Compare)
+
+
+def _operands(node: ast.AST, numbers: _Numbers) -> list[ast.expr]:
+    """The float32 numbers that a node computes with, or gives a name to."""
+    match node:
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), right=right):
+            return [left, right] if numbers.is_float(node) else []
+        case ast.Compare(left=left, comparators=[right]):
+            return [x for x in (left, right) if isinstance(x, ast.Call) and numbers.is_float(x)]
+        case ast.Assign(value=value) | ast.Return(value=value):
+            values = value.elts if isinstance(value, ast.Tuple) else [value]
+            return [x for x in values if not isinstance(x, ast.Name) and numbers.is_float(x)]
+        case ast.AugAssign(value=value) if numbers.is_float(node.target):
+            return [value]
+        case ast.Call(func=ast.Attribute(attr=name), args=[argument, *_]) if name in _OF_FLOATS | _REDUCTIONS:
+            return [argument] if numbers.is_float(argument) and name not in ("rand", "dot") else []
+        case ast.Call(func=ast.Attribute(attr="atomic_add"), args=[_, value, *_]):
+            return [value] if numbers.is_float(value) else []
+    return []
+
+
+class _Numbers:
+    """Which names and expressions of a kernel are float32, as far as its text says.
+
+    narrow  the text of the type with 16 bits: that of the first tensor which the kernel loads and converts, or that of the
+            factors of tl.dot; in kernels of float32 alone bfloat16
+    """
+
+    def __init__(self, kernel: ast.FunctionDef):
+        self.uses = [n for n in ast.walk(kernel) if isinstance(n, ast.Name)]
+        parameters = [a.arg for a in kernel.args.args if not a.annotation]
+        pointers = [name for name in parameters if name.endswith("_ptr")]
+        self.floats = set() if pointers else set(parameters)  # those of a function that a kernel calls
+        pairs = []
+        for node in ast.walk(kernel):
+            if isinstance(node, ast.Assign | ast.AugAssign):
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                whole = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+                pairs += zip(target.elts, node.value.elts, strict=True) if whole else [(target, node.value)]
+        for _ in range(3):  # a name may be used above the line that makes it float32, in a loop
+            for target, value in pairs:
+                if self.is_float(value):
+                    self.floats |= {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
+        changed = {n.target.id for n in ast.walk(kernel) if isinstance(n, ast.AugAssign)}
+        self.narrowed = {ast.unparse(target) for target, _ in pairs} - changed
+        for _ in pairs:  # until none is left that is given another number
+            self.narrowed -= {ast.unparse(target) for target, value in pairs if not self.is_narrow(value)}
+        self.narrow = self._narrow(kernel, pointers, {ast.unparse(target): value for target, value in pairs})
+
+    def _narrow(self, kernel: ast.FunctionDef, pointers: list[str], made_of: dict[str, ast.expr]) -> str:
+        calls = sorted((n for n in ast.walk(kernel) if isinstance(n, ast.Call)), key=lambda n: (n.lineno, n.col_offset))
+        for call in calls:
+            if self.is_converted(call) and isinstance(call.func.value, ast.Call):
+                names = [n.id for n in ast.walk(call.func.value.args[0]) if isinstance(n, ast.Name)]
+                names = [n.id for x in names for n in ast.walk(made_of.get(x, ast.Name(x))) if isinstance(n, ast.Name)]
+                return f"{next((name for name in names if name in pointers), pointers[0])}.dtype.element_ty"
+        if any(ast.unparse(call.func) == "tl.dot" for call in calls):
+            asked = re.search(r"\.to\((\w+\.dtype)\)", ast.unparse(kernel))
+            return asked[1] if asked else f"{pointers[0]}.dtype.element_ty"
+        return "tl.bfloat16"
+
+    def is_float(self, node: ast.AST) -> bool:
+        match node:
+            case ast.Name(id=name):
+                return name in self.floats
+            case ast.BinOp(left=left, op=op, right=right):
+                return isinstance(op, ast.Div) or self.is_float(left) or self.is_float(right)
+            case ast.UnaryOp(op=ast.USub(), operand=value) | ast.Subscript(value=value):
+                return self.is_float(value)
+            case (
+                ast.Call(func=ast.Attribute(attr="to"), args=[kind])
+                | ast.Call(func=ast.Attribute(attr="cast"), args=[_, kind])
+            ):
+                return ast.unparse(kind) == "tl.float32"
+            case ast.Call(func=ast.Attribute(attr="zeros" | "full"), args=[*_, kind]):
+                return ast.unparse(kind) == "tl.float32"
+            case ast.Call(args=args):
+                name = _called(node)
+                return name in _OF_FLOATS or (name != "load" and any(map(self.is_float, args)))
+        return False
+
+    def worth_rounding(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.UnaryOp):
+            return self.worth_rounding(node.operand)
+        if isinstance(node, ast.Name):
+            uses = [type(n.ctx) for n in self.uses if n.id == node.id]
+            return node.id in self.floats - self.narrowed and not (uses.count(ast.Store) == 1 and len(uses) == 2)
+        return not self.is_narrow(node) and (_called(node) == "load" or self.is_float(node))
+
+    def is_narrow(self, node: ast.AST) -> bool:
+        """Whether it is made of numbers that were loaded, and of 0, 1 and infinity, without arithmetic."""
+        match node:
+            case ast.Name(id=name):
+                return name in self.narrowed
+            case ast.Constant(value=value):
+                return value in (0, 1)
+            case ast.UnaryOp(operand=value) | ast.Subscript(value=value):
+                return self.is_narrow(value)
+            case ast.Call(args=args):
+                name = _called(node)
+                if name in ("maximum", "minimum", "where"):
+                    return all(map(self.is_narrow, args[-2:]))
+                if name in ("max", "min", "abs", "full"):
+                    return self.is_narrow(args[1 if name == "full" else 0])
+                return name in ("zeros", "float") or self.is_converted(node)
+        return False
+
+    def is_converted(self, node: ast.AST) -> bool:
+        """Whether it is tl.load(...).to(tl.float32), or what a name that is no float32 holds, converted."""
+        match node:
+            case ast.Call(func=ast.Attribute(attr="to", value=ast.Call(func=ast.Attribute(attr="load")))):
+                return True
+            case ast.Call(func=ast.Attribute(attr="to", value=ast.Name(id=name))):
+                return name not in self.floats
+        return False
+
+
+def _called(node: ast.AST) -> str:
+    func = getattr(node, "func", None)
+    return func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
 
 
 def _independent(first: ast.stmt, second: ast.stmt) -> bool:

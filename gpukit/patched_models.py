@@ -8,7 +8,7 @@ The models are built from configs, with random weights in bfloat16. Their provid
     torch           the model as transformers makes it, with "sdpa" attention ("eager" where it has no other)
     compile         torch.compile of that
     liger           Liger's kernels in that, where liger_kernel is installed
-    gpukit          gpukit.patch(model)
+    gpukit          gpukit.patch(model), and GrowingCache where text is generated
     gpukit-compile  torch.compile of that
 
 and each is compared with torch first: the loss within 1 %, and where text is generated no comparison, since one rounding
@@ -139,7 +139,10 @@ def run(
             if run_model is None:
                 say(f"{provider} is not installed, skipped")
                 continue
-            calls[provider] = partial(_step if mode == "fwd+bwd" else _generate, run_model, ids)
+            ours = provider.startswith("gpukit")
+            calls[provider] = (
+                partial(_step, run_model, ids) if mode == "fwd+bwd" else partial(_generate, run_model, ids, ours)
+            )
             if mode == "fwd+bwd":
                 loss = float(calls[provider]())
                 true_loss = loss if true_loss is None else true_loss
@@ -167,10 +170,14 @@ def _step(model: Callable, ids: torch.Tensor) -> torch.Tensor:
     return loss.detach()
 
 
-def _generate(model: Callable, ids: torch.Tensor) -> torch.Tensor:
+def _generate(model: Callable, ids: torch.Tensor, ours: bool = False) -> torch.Tensor:
+    """ours: with gpukit's cache in place of transformers' own."""
+    from gpukit.huggingface.cache import GrowingCache
+
     return model.eval().generate(
-        ids, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0
-    )
+        ids, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0,
+        past_key_values=GrowingCache() if ours else None,
+    )  # fmt: skip
 
 
 def _cost(model: Model, mode: str, device: str) -> tuple[int, int]:

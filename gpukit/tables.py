@@ -1,4 +1,4 @@
-"""Text in columns: the one place where cells are aligned. What a number looks like is for whoever makes the cell to say."""
+"""Text in columns: the one place where cells are aligned. The code that makes a cell decides what its number looks like."""
 
 from __future__ import annotations
 

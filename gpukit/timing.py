@@ -1,7 +1,7 @@
 """How long a call takes, measured so that the number can be believed. The only caller of triton.testing.do_bench.
 
 On a GPU every run starts with a cold L2 cache, because a kernel inside a model finds somebody else's data there. Under
-about 20 us launching is a large share of the time: `graph=True` takes the CPU out of it, `wall=True` asks for it: the
+about 20 µs launching is a large share of the time: `graph=True` takes the CPU out of it, `wall=True` asks for it: the
 time from call to call that a training loop sees. Triton's interpreter is never timed: its time says nothing about a GPU.
 """
 
@@ -93,7 +93,7 @@ def time_ms(
     wall          time calls back to back by the host's clock, waiting for the GPU after each 2 ms of them: the longer of
                   what the host needs to issue a call and the GPU to do it. Inputs that fit the L2 stay there
     grad_to_none  tensors whose .grad is cleared before each run
-    cost, dtype   the least that fn must do, and in which dtype: held against the GPU's peaks
+    cost, dtype   the least that fn must do, and in which dtype: checked against the GPU's peaks
     device        "cpu" or "cuda", for a function without inputs
     prepare       in a graph: prepare(inputs) is the call to time instead of fn(*inputs), where it needs something before
                   it that shall not be timed, such as the forward pass of a gradient
@@ -153,7 +153,7 @@ def check_ms(**given_ms: float) -> None:
 def check_possible(median_ms: float, cost: Cost, dtype: torch.dtype | None, device: str) -> None:
     """Raise ImpossibleTime if `cost` in `median_ms` exceeds the bandwidth or the arithmetic peak of `device`.
 
-    fp32 is held against the tf32 peak, since a matmul may be allowed to use it. A GPU that gpukit.hardware does not
+    fp32 is checked against the tf32 peak, since a matmul may be allowed to use it. A GPU that gpukit.hardware does not
     know is not checked.
     """
     check_ms(median_ms=median_ms)

@@ -63,7 +63,7 @@ def adamw_update(
         v = beta2 v + (1 - beta2) g^2               v^ = v / (1 - beta2^step)
         p = p - lr weight_decay p - lr m^ / (sqrt(v^) + eps)
 
-    Bound: p, g, m and v are read once, p, m and v are written once, 28 bytes a parameter.
+    Bound: p, g, m and v are read once, p, m and v are written once, 28 bytes per parameter.
     """
     n = p.numel()
     decay, step_size, root = numbers(step, lr, beta1, beta2, weight_decay)
@@ -163,7 +163,8 @@ def adamw_many(
     """adamw.update for many tensors that lie in one buffer, each with a weight decay of its own.
 
     p, g, m and v [n] float32, contiguous; tensor i lies at starts[i] in each of them and has sizes[i] elements, perhaps
-    none. There are gaps between tensors, which stay as they are, and a tensor may lie before one with a smaller number. Bound: one launch, no program without work.
+    none. There are gaps between tensors, which stay as they are, and a tensor may lie before one with a smaller number.
+    Bound: one launch, no program without work.
     """
     owner, first = share_out(sizes, BLOCK)
     tables = [torch.tensor(table, dtype=torch.int64, device=p.device) for table in (starts, sizes, owner, first)]
@@ -192,9 +193,10 @@ def round_kernel(x_ptr, y_ptr, n, seed, BLOCK: tl.constexpr):
 def round_at_random(x: Tensor, seed: int) -> Tensor:
     """x [n] float32, contiguous, n < 2^31 -> y [n] int16, the bits of bfloat16 numbers; int16 because the check compares bits.
 
-    Each x lies between two bfloat16 numbers: y is the one away from zero with the probability of x's way towards it.
-    Element i takes the lower 16 of the 32 random bits of tl.randint(seed, i): their sum with those bits of x that bfloat16
-    does not keep decides, by carrying or not. No x is NaN.
+    Each x lies between two bfloat16 numbers. y is the one farther from zero with a probability that is the share of the way
+    from the nearer to the farther one that x has covered, and the nearer one otherwise. Element i takes the lower 16 of the
+    32 random bits of tl.randint(seed, i) and adds them to those bits of x that bfloat16 does not keep: y is the farther
+    number where this sum carries. No x is NaN.
     """
     y = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
     round_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, y, x.numel(), seed, BLOCK=BLOCK)
@@ -261,8 +263,8 @@ def train(
 ) -> tuple[Tensor, ...]:
     """What the check calls: trains copies of p and q [n] on gradients [steps, n] and resumes after `stop` steps.
 
-    All are contiguous. q has a gradient in the steps in which turns says so, perhaps in none. Returns p, q, and m and v of both, as a checkpoint
-    taken at the end holds them; NaN stands for what it does not hold.
+    All are contiguous. p has a gradient in every step, q in those in which turns says so, perhaps in none. Returns p, q, and
+    m and v of both as a checkpoint taken at the end holds them; NaN stands for what it does not hold.
     """
     params = [p.clone(), q.clone()]
     optimizer = AdamW(params, lr=lr, weight_decays=[weight_decay, 0.0])

@@ -1,7 +1,8 @@
-"""Coalescing: what a warp's memory instructions cost, and three kernels that move whole sectors.
+"""Coalescing: what the instructions of a warp cost, and three kernels that move whole sectors.
 
-In the order of notebooks/05_coalescing.ipynb, which explains them. The first three are plain Python and count for one warp
-or one block; the others are Triton kernels, checked for their values and for the 32-byte sectors that they touch.
+In the order of notebooks/06_coalescing.ipynb, which explains them. loop_cost, transactions and bank_passes are plain Python
+and count for one block or one warp. The others are Triton kernels; the checks compare their values, and count the sectors of
+32 bytes that they touch.
 """
 
 # What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
@@ -16,11 +17,11 @@ WARP = 32
 
 # ------------------------------------------------------------------------------------------------ coalescing.divergence
 def loop_cost(trips: list[int]) -> tuple[int, float]:
-    """What a loop costs whose thread i goes round trips[i] times; a round is one instruction.
+    """The cost of a loop in which thread i needs trips[i] rounds. A warp issues one instruction per round.
 
-    trips  one number for each thread of a block, thread 0 first; their count need not be a multiple of 32
-    The result: how many instructions the warps issue together, and how many lanes such an instruction keeps busy on
-    average (0.0 if none is issued).
+    trips  one number per thread of a block, thread 0 first; the number of threads need not be a multiple of 32
+    Returns two numbers: how many instructions all warps of the block issue together, and how many lanes an issued
+    instruction keeps busy on average (0.0 if none is issued).
     """
     # BEGIN SOLUTION
     issued = sum(max(trips[first : first + WARP]) for first in range(0, len(trips), WARP))
@@ -30,10 +31,10 @@ def loop_cost(trips: list[int]) -> tuple[int, float]:
 
 # --------------------------------------------------------------------------------------------------- coalescing.sectors
 def transactions(addresses: list[int | None]) -> tuple[int, int]:
-    """What one load of a warp costs: (sectors of 32 bytes moved, lines of 128 bytes looked up).
+    """The cost of one load of a warp: (sectors of 32 bytes that move, lines of 128 bytes that they belong to).
 
-    addresses  for each lane the byte address that it wants, a multiple of its element's size; None: the lane is off
-    Sectors and lines begin at multiples of their size.
+    addresses  for each lane the byte address that it wants, a multiple of the element's size; None: the lane is off
+    Sectors and lines begin at addresses that are multiples of their size.
     """
     # BEGIN SOLUTION
     wanted = [address for address in addresses if address is not None]
@@ -46,7 +47,7 @@ def transactions(addresses: list[int | None]) -> tuple[int, int]:
 # ------------------------------------------------------------------------------------------------- coalescing.detective
 @triton.jit
 def bias_relu_kernel(x_ptr, bias_ptr, y_ptr, M, N, BLOCK: tl.constexpr):
-    """One program computes BLOCK elements. The values are right; a profiler says that it is slow."""
+    """One program computes BLOCK elements. The values are right, but it moves eight times the sectors that it should."""
     pid = tl.program_id(0)
     # BEGIN SOLUTION
     # STUB: i = pid.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -64,7 +65,7 @@ def bias_relu_kernel(x_ptr, bias_ptr, y_ptr, M, N, BLOCK: tl.constexpr):
 def bias_relu(x: Tensor, bias: Tensor) -> Tensor:
     """x [M, N] and bias [N], float32, contiguous -> max(x + bias, 0) [M, N].
 
-    Bound: x and y in as few sectors as their bytes fill; x is read once, y is written once.
+    Bound: x is read once and y is written once, both in as few sectors as their bytes fill.
     """
     M, N = x.shape
     y = torch.empty_like(x)
@@ -76,7 +77,7 @@ def bias_relu(x: Tensor, bias: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------- coalescing.gather
 @triton.jit
 def embedding_kernel(ids_ptr, table_ptr, y_ptr, T, D, BLOCK: tl.constexpr):
-    """BLOCK is the length of a program's blocks, along whichever dimension you choose."""
+    """BLOCK is the number of elements of a program, along the dimension that you choose."""
     # BEGIN SOLUTION
     token = tl.program_id(0).to(tl.int64)
     offs_d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -88,10 +89,10 @@ def embedding_kernel(ids_ptr, table_ptr, y_ptr, T, D, BLOCK: tl.constexpr):
 
 
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
-    """ids [T], int64, each from 0 to V - 1; table [V, D], both contiguous -> y [T, D], row t is table[ids[t]].
+    """ids [T], int64, each from 0 to V - 1; table [V, D], both contiguous -> y [T, D], whose row t is table[ids[t]].
 
-    Bound: the rows that are asked for and y, in as few sectors as their bytes fill, each once; an id once for each block of
-    its row.
+    Bound: each row that is asked for is read once and y is written once, in as few sectors as their bytes fill. An id may be
+    read once for each block of its row.
     """
     (T,) = ids.shape
     _, D = table.shape
@@ -106,10 +107,10 @@ def embedding(ids: Tensor, table: Tensor) -> Tensor:
 
 # ----------------------------------------------------------------------------------------------------- coalescing.banks
 def bank_passes(words: list[int | None]) -> int:
-    """How many passes over shared memory one load of a warp takes.
+    """The number of passes over shared memory that one load of a warp takes.
 
     words  for each lane the number of the 4-byte word that it wants; None: the lane is off
-    Word w lies in bank w % 32. In a pass each bank hands out one word, to every lane that wants it.
+    Word w lies in bank w % 32. In one pass each bank hands out one word, to every lane that wants that word.
     """
     # BEGIN SOLUTION
     of_bank = [set() for _ in range(32)]
@@ -123,7 +124,7 @@ def bank_passes(words: list[int | None]) -> int:
 # ------------------------------------------------------------------------------------------------- coalescing.transpose
 @triton.jit
 def transpose_kernel(x_ptr, y_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """One program moves one tile of x, BLOCK_M rows by BLOCK_N columns, to where it belongs in y."""
+    """One program moves one tile of x, of BLOCK_M rows and BLOCK_N columns, to its place in y."""
     offs_m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     offs_n = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     # BEGIN SOLUTION
@@ -136,7 +137,7 @@ def transpose_kernel(x_ptr, y_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.cons
 def transpose(x: Tensor) -> Tensor:
     """x [M, N] contiguous, elements of 2 or 4 bytes -> y [N, M] contiguous, y[n, m] = x[m, n].
 
-    Bound: x and y in as few sectors as their bytes fill; x is read once, y is written once.
+    Bound: x is read once and y is written once, both in as few sectors as their bytes fill.
     """
     M, N = x.shape
     y = torch.empty(N, M, dtype=x.dtype, device=x.device)

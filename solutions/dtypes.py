@@ -1,7 +1,7 @@
 """Number formats: seven functions in plain Python, in the order of notebooks/01_dtypes.ipynb, which explains them.
 
-No tensors and no kernels here. A Python float is fp64 and holds every number of every smaller format exactly, so the
-only rounding is the one that you write.
+There are no tensors and no kernels here. A Python float is fp64, which holds every number of the smaller formats exactly.
+So nothing is rounded but by the code that you write.
 """
 
 # What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
@@ -13,7 +13,7 @@ import math
 def decode(bits: int, exponent_bits: int, mantissa_bits: int) -> float:
     """The value of a bit pattern of 1 + exponent_bits + mantissa_bits bits, by the rules of IEEE 754.
 
-    They have three cases: an exponent field of all ones, of all zeros, and the rest. The result may be infinite or NaN.
+    The rules have three cases: an exponent field of all ones, of all zeros, and any other. The result may be infinite or NaN.
     """
     sign = bits >> (exponent_bits + mantissa_bits)
     exponent = bits >> mantissa_bits & (1 << exponent_bits) - 1
@@ -34,7 +34,8 @@ def decode(bits: int, exponent_bits: int, mantissa_bits: int) -> float:
 def round_to(value: float, mantissa_bits: int) -> float:
     """The number nearest to `value` among 0 and all +-(1 + k / 2^mantissa_bits) x 2^e, where k and e are integers.
 
-    Halfway between two of them the one with the even k wins. `value` is finite; e has no limits here.
+    If `value` is in the middle between two of them, the result is the one with the even k. `value` is finite. The exponent e
+    has no limits here.
     """
     # BEGIN SOLUTION
     fraction, exponent = math.frexp(value)  # value = fraction x 2^exponent, 1/2 <= |fraction| < 1
@@ -45,10 +46,10 @@ def round_to(value: float, mantissa_bits: int) -> float:
 
 # -------------------------------------------------------------------------------------------------- dtypes.accumulate
 def stall(step: float, mantissa_bits: int) -> float:
-    """Where a running sum stops. It starts at 0, `step` > 0 is added for ever, and after each addition the sum is
-    rounded to `mantissa_bits` (to nearest, ties to even, as in round_to). The result is the value that it never leaves.
+    """The value at which a running sum stops. The sum starts at 0, `step` > 0 is added again and again, and after each addition
+    the sum is rounded to `mantissa_bits` (to nearest, ties to even, as in round_to). At the result it no longer changes.
 
-    `step` is such a number itself. Find the result without adding: some of these sums would take months.
+    `step` has no more than `mantissa_bits` mantissa bits. Find the result without adding: some of these sums would take months.
     """
     # BEGIN SOLUTION
     fraction, exponent = math.frexp(step)
@@ -60,10 +61,10 @@ def stall(step: float, mantissa_bits: int) -> float:
 
 # -------------------------------------------------------------------------------------------------- dtypes.stochastic
 def round_stochastic(value: float, mantissa_bits: int, u: float) -> float:
-    """One of the two neighbours of `value` among the numbers of round_to; `value` itself if it is one of them.
+    """One of the two neighbors of `value` among the numbers of round_to, or `value` itself if it is one of these numbers.
 
-    u is uniform in [0, 1). The neighbour further from zero is taken when u is less than its chance, and the chances are
-    such that the result is `value` on average.
+    u is a random number, uniform in [0, 1). The result is the neighbor further from zero if u is less than the probability of
+    that neighbor, and the other neighbor otherwise. The probability is such that the result is `value` on average.
     """
     # BEGIN SOLUTION
     fraction, exponent = math.frexp(abs(value))
@@ -77,10 +78,11 @@ def round_stochastic(value: float, mantissa_bits: int, u: float) -> float:
 
 # -------------------------------------------------------------------------------------------------- dtypes.loss_scale
 def loss_scale(overflowed: list[bool], scale: float, growth_interval: int) -> list[float]:
-    """The loss scale in force at every step, and the one after the last step: len(overflowed) + 1 numbers.
+    """The loss scale of every step, and of the step after the last: len(overflowed) + 1 numbers.
 
-    overflowed[i] says whether step i's scaled gradients held an infinity or NaN. Such a step is thrown away and the
-    scale is halved for the next one. After `growth_interval` good steps in a row at one scale it is doubled.
+    overflowed[i] says whether the scaled gradients of step i held an infinity or NaN. If they did, the step is thrown away and
+    the next step has half the scale. After `growth_interval` good steps in a row at one scale, the next step has twice the
+    scale. `scale` is the scale of the first step.
     """
     scales = [scale]
     # BEGIN SOLUTION
@@ -101,8 +103,9 @@ def loss_scale(overflowed: list[bool], scale: float, growth_interval: int) -> li
 def block_scale(values: list[float], max_exponent: int) -> int:
     """The exponent e of the scale 2^e that a block of numbers shares: element i is stored as values[i] / 2^e.
 
-    e makes the best use of the element format, whose largest binade is 2^max_exponent to 2^(max_exponent + 1): it takes
-    the block's largest magnitude there. Limits of an 8-bit scale: -127 <= e <= 127; a block of zeros gets -127.
+    The largest power of two in the element format is 2^max_exponent. Choose e so that the largest magnitude of the block,
+    divided by 2^e, is at least 2^max_exponent and below 2^(max_exponent + 1). The scale is stored in 8 bits, so e is limited
+    to -127 and 127. A block of zeros gets -127.
     """
     # BEGIN SOLUTION
     largest = max(abs(value) for value in values)
@@ -115,9 +118,10 @@ def block_scale(values: list[float], max_exponent: int) -> int:
 
 # --------------------------------------------------------------------------------------------------- dtypes.pack_int4
 def pack_int4(values: list[int]) -> list[int]:
-    """Bytes (0 to 255) that hold two integers of 4 bits each, in two's complement, -8 to 7.
+    """Bytes (0 to 255), each of which holds two of the integers from -8 to 7, in two's complement with 4 bits each.
 
-    The first of a pair is in the low half of its byte. An odd last one is followed by a zero.
+    The first number of a pair is in the low half of its byte. If the list has an odd length, the last number shares its byte
+    with a zero.
     """
     packed = []
     # BEGIN SOLUTION

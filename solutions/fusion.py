@@ -1,8 +1,9 @@
 """Fusion: fewer trips to memory for the same arithmetic.
 
-Six exercises, from top to bottom; notebooks/07_fusion.ipynb explains them. The first is arithmetic in plain Python, the
-others are kernels: they compute in float32 and write in the dtype of their first input. A bound counts the bytes of one
-tensor as one access; tensors are contiguous. Blocks are powers of two, no size needs to be a multiple of them.
+Six exercises, from top to bottom; notebooks/08_fusion.ipynb explains them. The first is arithmetic in plain Python. The
+others are kernels, which compute in float32 and write in the dtype of their first input. A bound counts reading or writing
+one whole tensor as one access. All tensors are contiguous. Blocks are powers of two, and no size has to be a multiple of
+its block.
 """
 
 # What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
@@ -15,15 +16,15 @@ from torch import Tensor
 
 # ----------------------------------------------------------------------------------------------------- fusion.accesses
 def accesses(ops: dict[str, list[str]], kernels: list[list[str]], needed: list[str]) -> tuple[int, int]:
-    """(tensors read, tensors written) by all kernels of a graph. All tensors are of one size.
+    """(tensors read, tensors written) by all kernels of a graph, added up. All tensors have the same size.
 
-    ops      tensor -> the tensors that it is computed from, in the order in which they run. A name that is in a list and
-             is no key is an input of the graph: it lies in memory from the start.
-    kernels  which tensors are computed together: one list a kernel, kernels in the order in which they run. What a kernel
-             has computed it may use without memory. Every key of ops is in exactly one of the lists.
-    needed   the tensors that somebody needs when all kernels have run
+    ops      tensor -> the tensors that it is computed from, in the order in which the operations run. A name that appears
+             in one of these lists and is not a key is an input of the graph; it is in memory from the start.
+    kernels  which tensors are computed together: one list per kernel, in the order in which the kernels run. A kernel can
+             use what it has computed itself without memory. Every key of ops is in exactly one of the lists.
+    needed   the tensors that are still needed when all kernels have run
 
-    A kernel reads no tensor twice, and neither reads nor writes one that it could leave alone.
+    A kernel reads no tensor twice, and it neither reads nor writes a tensor that it could leave alone.
     """
     # BEGIN SOLUTION
     reads = writes = 0
@@ -39,7 +40,7 @@ def accesses(ops: dict[str, list[str]], kernels: list[list[str]], needed: list[s
 # ------------------------------------------------------------------------------------------------------ fusion.sin_cos
 @triton.jit
 def sin_cos_kernel(x_ptr, y_ptr, a, b, n, BLOCK: tl.constexpr):
-    """Program 0 computes the first BLOCK elements, program 1 the next BLOCK. a and b are numbers, not pointers."""
+    """Program 0 computes the first BLOCK elements, program 1 the next BLOCK, and so on. a and b are numbers, not pointers."""
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     # BEGIN SOLUTION
     x = tl.load(x_ptr + offs, mask=offs < n).to(tl.float32)
@@ -49,7 +50,7 @@ def sin_cos_kernel(x_ptr, y_ptr, a, b, n, BLOCK: tl.constexpr):
 
 
 def sin_cos(x: Tensor, a: float, b: float, BLOCK: int = 1024) -> Tensor:
-    """x of any shape -> y of its shape, y = a sin(x)**2 + b cos(x)**2. Bound: one launch; x read once, y written once."""
+    """x of any shape -> y of the same shape, y = a sin(x)**2 + b cos(x)**2. Bound: one launch; x read once, y written once."""
     n = x.numel()
     y = torch.empty_like(x)
     sin_cos_kernel[(triton.cdiv(n, BLOCK),)](x, y, a, b, n, BLOCK=BLOCK)
@@ -59,7 +60,7 @@ def sin_cos(x: Tensor, a: float, b: float, BLOCK: int = 1024) -> Tensor:
 # --------------------------------------------------------------------------------------------------------- fusion.gate
 @triton.jit
 def gate_kernel(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
-    """One program computes one row. BLOCK_N is the smallest power of two that is at least N."""
+    """One program computes one row. BLOCK_N is the smallest power of two that is not less than N."""
     row = tl.program_id(0).to(tl.int64) * N
     offs_n = tl.arange(0, BLOCK_N)
     # BEGIN SOLUTION
@@ -74,7 +75,7 @@ def gate_kernel(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
 def gate(x: Tensor) -> Tensor:
     """x [M, N], N <= 65536 -> y [M, N]: sigmoid(x), divided by the sum of its row. Each row has an x above -80.
 
-    The router of a mixture of experts weighs experts like this. Bound: one launch; x read once, y written once.
+    The router of a mixture-of-experts model weights its experts like this. Bound: one launch; x read once, y written once.
     """
     M, N = x.shape
     y = torch.empty_like(x)
@@ -91,7 +92,7 @@ def sigmoid(x):
 
 @triton.jit
 def three_sigmoids_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    """y = sigmoid(sigmoid(sigmoid(x))): complete."""
+    """y = sigmoid(sigmoid(sigmoid(x))). This kernel is complete."""
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + offs, mask=offs < n).to(tl.float32)
     tl.store(y_ptr + offs, sigmoid(sigmoid(sigmoid(x))), mask=offs < n)
@@ -99,7 +100,7 @@ def three_sigmoids_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def three_sigmoids_backward_kernel(saved_ptr, dy_ptr, dx_ptr, n, BLOCK: tl.constexpr):
-    """dx from dy and the one tensor that the forward pass has saved. s = sigmoid(z) has the derivative s (1 - s)."""
+    """dx from dy and the one tensor that the forward pass saved. The derivative of s = sigmoid(z) is s (1 - s)."""
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     # BEGIN SOLUTION
     x = tl.load(saved_ptr + offs, mask=offs < n).to(tl.float32)
@@ -124,16 +125,16 @@ class ThreeSigmoidsFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy: Tensor) -> Tensor:
         (saved,) = ctx.saved_tensors
-        dy = dy.contiguous()  # that of y.sum() is one number, expanded
+        dy = dy.contiguous()  # the gradient of y.sum() is one number, expanded
         dx = torch.empty_like(dy)
         three_sigmoids_backward_kernel[(triton.cdiv(dy.numel(), 1024),)](saved, dy, dx, dy.numel(), BLOCK=1024)
         return dx
 
 
 def three_sigmoids(x: Tensor) -> Tensor:
-    """x of any shape -> y of its shape, differentiable.
+    """x of any shape -> y of the same shape, differentiable.
 
-    Bound, both passes together: 5 accesses, 3 of them reads; one launch each.
+    Bound for both passes together: 5 accesses, 3 of them reads, and one launch per pass.
     """
     return ThreeSigmoidsFunction.apply(x)
 
@@ -165,9 +166,9 @@ def epilogue_kernel(
 def epilogue(a: Tensor, b: Tensor, scale: Tensor, residual: Tensor, BLOCK: int = 32) -> Tensor:
     """a [M, K], b [K, N], scale [N], residual [M, N], all of one dtype, K <= 128 -> y [M, N].
 
-    y[m, n] = max((a @ b)[m, n] * scale[n] + residual[m, n], 0): what a linear layer with quantised weights does.
-    Bound: one launch. a is read N / BLOCK times and b M / BLOCK times, as in any tiled product; residual is read once and y
-    written once; scale is small.
+    y[m, n] = max((a @ b)[m, n] * scale[n] + residual[m, n], 0), as in a linear layer with quantized weights.
+    Bound: one launch. a is read N / BLOCK times and b M / BLOCK times, as in any tiled product. residual is read once and y
+    is written once. scale is small and does not matter.
     """
     (M, K), N = a.shape, b.shape[1]
     y = torch.empty(M, N, dtype=a.dtype, device=a.device)
@@ -180,7 +181,7 @@ def epilogue(a: Tensor, b: Tensor, scale: Tensor, residual: Tensor, BLOCK: int =
 # ---------------------------------------------------------------------------------------------------- fusion.detective
 @triton.jit
 def soft_cap_kernel(x_ptr, y_ptr, n, CAP: tl.constexpr, BLOCK: tl.constexpr):
-    """tanh(u) is 1 - 2 / (exp(2 u) + 1). One block a program."""
+    """tanh(u) is computed as 1 - 2 / (exp(2 u) + 1). One program computes one block."""
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     # BEGIN SOLUTION
     # STUB: x = tl.load(x_ptr + offs, mask=offs < n)
@@ -190,10 +191,10 @@ def soft_cap_kernel(x_ptr, y_ptr, n, CAP: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """x of any shape -> y of its shape and dtype, y = cap tanh(x / cap): no score of an attention leaves -cap to cap.
+    """x of any shape -> y of its shape and dtype, y = cap tanh(x / cap). It keeps attention scores between -cap and cap.
 
-    It is fused, it is one launch, its values are right, and it moves five times the bytes: mend that. Whatever the dtype of
-    x, arithmetic is in float32. Bound: one launch; x read once, y written once.
+    The kernel is one launch and its values are right, but for x in 16 bits the function moves five times the bytes that it
+    should: fix that. Arithmetic is in float32 whatever the dtype of x. Bound: one launch; x read once, y written once.
     """
     n = x.numel()
     # BEGIN SOLUTION

@@ -1,4 +1,4 @@
-"""Decoding with a cache of keys and values: what is seen, tokens a second, one token's attention, heads, splits, 8 bits.
+"""Decoding with a cache of keys and values: what is seen, tokens per second, one token's attention, heads, splits, 8 bits.
 
 Six exercises, from top to bottom; notebooks/14_kv_cache.ipynb explains them. A cache is [B, T_max, H_kv, D]: token t of
 sequence b lies at [b, t]. What lies behind a sequence's last token was never written: it may be anything, NaN included.
@@ -50,7 +50,7 @@ def tokens_per_second(
                 and one for its values
     prompt      tokens in each sequence's cache before the first step, 0 or more
     new         steps; each appends a token to every sequence and then reads all that is cached, the new token included
-    hbm_gbps    10^9 bytes a second
+    hbm_gbps    10^9 bytes per second
     """
     # BEGIN SOLUTION
     scale_bytes = 4 if cache_bits == 8 else 0
@@ -73,7 +73,7 @@ def decode_kernel(
     """One program: one head of one sequence. q and o are contiguous; of the caches only the strides are known."""
     row = tl.program_id(0).to(tl.int64)
     b, h = row // H, row % H
-    offs_d = tl.arange(0, BLOCK_D)
+    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # 64 bits for what stride_kd and stride_vd make of it
     mask_d = offs_d < D
     q = tl.load(q_ptr + row * D + offs_d, mask=mask_d, other=0.0).to(tl.float32) * scale
     length = tl.load(lengths_ptr + b)

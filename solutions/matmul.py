@@ -267,7 +267,7 @@ def int4_kernel(
 
 
 def int4_linear(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
-    """x [M, K] times a weight [K, N] of 4-bit integers -> y [M, N] in x's dtype; all tensors are contiguous.
+    """x [M, K] times the weight [K, N] of 4-bit integers -> y [M, N] in x's dtype; all tensors are contiguous.
 
     packed [K / 2, N] uint8: row j holds row 2 j of the weight in its low four bits and row 2 j + 1 in its high four, each
     as q + 8 with q from -8 to 7. scales [K / GROUP, N]: the weight is q times the scale of its group, GROUP rows of its

@@ -1,7 +1,7 @@
-"""Memory: seven functions, in the order of notebooks/02_memory.ipynb, which explains them.
+"""Memory: seven functions; notebooks/02_memory.ipynb explains them.
 
-Six count in plain Python: what is there, how often, how many bytes each. The last one runs a small model and holds too
-much. Whole numbers throughout: a count of bytes is never rounded.
+Six of them compute in plain Python how many parameters or bytes there are. The last one runs a small model and holds more
+memory than it needs. All other results are whole numbers: compute with integers.
 """
 
 # What may be imported: torch, triton, einops, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
@@ -11,10 +11,12 @@ import torch
 
 # -------------------------------------------------------------------------------------------------------- memory.gpt2
 def gpt2(vocab: int, positions: int, h: int, layers: int, tied: bool) -> int:
-    """Parameters of GPT-2: a learned vector of width h for each token and each position, `layers` blocks, LayerNorm, head.
+    """How many parameters a GPT-2 has.
 
-    A block: LayerNorm, attention (q, k, v and the output, h x h each), LayerNorm, MLP (h -> 4 h -> h). Its matrices and
-    norms have biases. The head, h -> vocab without bias, is the table of token vectors itself if `tied`.
+    In order: a learned vector of width h for each token of the vocabulary and for each position, `layers` blocks, a
+    LayerNorm, the head. A block has a LayerNorm, attention (q, k, v and the output, h x h each), another LayerNorm, and an
+    MLP (h -> 4 h -> h). All matrices of a block have a bias; a LayerNorm has a gain and a bias. The head, h -> vocab, has
+    no bias; if `tied`, it is the table of token vectors itself.
     """
     # BEGIN SOLUTION
     # STUB: return h * vocab + layers * (12 * h**2 + 13 * h) + 2 * h
@@ -27,11 +29,12 @@ def gpt2(vocab: int, positions: int, h: int, layers: int, tied: bool) -> int:
 
 # ------------------------------------------------------------------------------------------------------- memory.llama
 def llama(vocab: int, h: int, layers: int, heads: int, kv_heads: int, head_size: int, ffn: int, tied: bool) -> int:
-    """Parameters of a Llama: a table of token vectors of width h, `layers` blocks, RMSNorm, head.
+    """How many parameters a Llama has.
 
-    A block: RMSNorm, attention in which `heads` heads of queries share `kv_heads` heads of keys and values, RMSNorm, a
-    SwiGLU MLP of inner width `ffn`. No biases; positions are rotations, which are computed. The head is the table itself
-    if `tied`.
+    In order: a table of token vectors of width h, `layers` blocks, an RMSNorm, the head. A block has an RMSNorm, attention
+    in which `heads` heads of queries share `kv_heads` heads of keys and values, each head of `head_size` numbers, another
+    RMSNorm, and a SwiGLU MLP of inner width `ffn`. There are no biases, and positions are rotations without parameters. If
+    `tied`, the head is the table of token vectors itself.
     """
     # BEGIN SOLUTION
     queries_and_output = 2 * h * heads * head_size
@@ -45,13 +48,14 @@ def llama(vocab: int, h: int, layers: int, heads: int, kv_heads: int, head_size:
 
 # ------------------------------------------------------------------------------------------------------- memory.state
 def state_bytes(trained: int, frozen: int, recipe: str, gpus: int, stage: int) -> int:
-    """Bytes of weights, gradients and optimizer state on each of `gpus` data-parallel GPUs, just before AdamW's step.
+    """Bytes of weights, gradients and optimizer states on each of `gpus` data-parallel GPUs, just before AdamW's step.
 
-    trained, frozen  parameters that the optimizer moves, and others, which only take part (LoRA). `gpus` divides both
+    trained, frozen  parameters that the optimizer changes, and others that only take part in the passes (as with LoRA).
+                     Both are divisible by `gpus`
     recipe           "fp32": everything in fp32
-                     "mixed": weights and gradients in bf16; both moments and a copy of the weights for the step in fp32
-                     "bf16": everything in bf16
-    stage            of ZeRO, 0 to 3: what is cut in equal parts, a part for each GPU, instead of repeated on all of them
+                     "mixed": weights and gradients in bf16; AdamW's two averages and a copy of the weights in fp32
+                     "bf16": everything in bf16, without a copy
+    stage            of ZeRO, 0 to 3: what is sharded, one equal part per GPU, and what every GPU keeps whole
     """
     # BEGIN SOLUTION
     weight, gradient, optimizer = {"fp32": (4, 4, 4 + 4), "mixed": (2, 2, 4 + 4 + 4), "bf16": (2, 2, 2 + 2)}[recipe]
@@ -68,13 +72,14 @@ def saved_bytes(
 ) -> int:
     """Bytes that autograd keeps from the forward pass of `operations` to their backward pass.
 
-    operations  (kind, names of the inputs, name of the output), in the order they ran. The kinds: matmul, add, mul
-                (elementwise), scale (by a constant), view (another shape), relu, gelu, silu, exp, sigmoid, softmax
-    elements    name -> how many, each of `itemsize` bytes
-    weights     names of parameters: in memory anyway, so they do not count
+    operations  (kind, names of the inputs, name of the output), in the order in which they ran. The kinds: matmul, add,
+                mul (elementwise), scale (by a constant), view (another shape for the same memory), relu, gelu, silu, exp,
+                sigmoid, softmax
+    elements    name of a tensor -> how many elements it has, each of `itemsize` bytes
+    weights     names of parameters: they are in memory anyway, so they do not count
 
-    Every tensor needs a gradient. An operation keeps what its derivatives need; where its input or its output would do,
-    PyTorch keeps the output.
+    Every tensor needs a gradient. An operation keeps what its derivatives contain. Where either its input or its output
+    would be enough, PyTorch keeps the output.
     """
     # BEGIN SOLUTION
     base = {}  # view -> the tensor whose memory it shows
@@ -93,14 +98,14 @@ def saved_bytes(
 
 # --------------------------------------------------------------------------------------------------- memory.recompute
 def recompute_peak(layers: int, every: int, input_bytes: int, block_bytes: int) -> int:
-    """The most bytes of activations at any time of the backward pass, if most of them are computed a second time.
+    """The most bytes of activations that are alive at any time of the backward pass, with recomputation.
 
-    The forward pass keeps the input of every `every`-th block, the first one's included, and nothing else: that cuts the
-    `layers` blocks into segments, of which the last may be shorter. The backward pass goes from the last segment to the
-    first. It runs a segment forward again from its kept input, this time keeping all that the blocks need, then backward,
-    and then nothing of that segment is left.
+    The `layers` blocks are cut into segments of `every` blocks; the last segment may be shorter. The forward pass keeps
+    the input of the first block of each segment and nothing else. The backward pass goes from the last segment to the
+    first. It runs each segment forward again from its kept input, this time keeping everything that its blocks need, then
+    goes backward through it, and then nothing of that segment is left.
 
-    A block needs block_bytes for its backward pass, of which input_bytes are its own input.
+    A block needs block_bytes for its backward pass; input_bytes of these are its own input.
     """
     # BEGIN SOLUTION
     peak = 0
@@ -115,10 +120,10 @@ def recompute_peak(layers: int, every: int, input_bytes: int, block_bytes: int) 
 def sequences(
     gpu_bytes: int, parameters: int, layers: int, heads: int, kv_heads: int, head_size: int, tokens: int, page: int
 ) -> int:
-    """How many sequences of `tokens` tokens a GPU of gpu_bytes can hold in its KV cache at once, beside the weights.
+    """How many sequences of `tokens` tokens each fit into the KV cache of a GPU of gpu_bytes at once, beside the weights.
 
     Weights and cache are in bf16, and nothing else is on the GPU. `heads` heads of queries share `kv_heads` heads of keys
-    and values. Memory is handed to a sequence in pages, each with room for `page` of its tokens in all layers.
+    and values. A sequence gets its memory in pages; each page has room for `page` of its tokens in all layers.
     """
     # BEGIN SOLUTION
     token_bytes = 2 * 2 * layers * kv_heads * head_size  # keys and values, 2 bytes each
@@ -137,10 +142,10 @@ def squared_error(x: torch.Tensor, target: torch.Tensor, weights: list[torch.Ten
 
 
 def gradient_norms(x: torch.Tensor, target: torch.Tensor, weights: list[torch.Tensor], micro_batch: int) -> list[float]:
-    """The norm of the gradient of each weight, for the mean squared error over all of x [N, D], target [N, D].
+    """The norm of the gradient of each weight, for the mean squared error over all elements of x [N, D], target [N, D].
 
-    The rows are taken `micro_batch` at a time, the last time perhaps fewer, so that a batch of any size can be trained on:
-    no more than one micro-batch's activations may be in memory at any time.
+    The rows are taken `micro_batch` at a time, the last time perhaps fewer. The activations of at most one micro-batch may
+    be in memory at any time, so that a batch of any size can be trained on.
     """
     weights = [weight.clone().requires_grad_() for weight in weights]
     # BEGIN SOLUTION

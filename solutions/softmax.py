@@ -1,7 +1,8 @@
 """Softmax of the last dimension: y = exp(x - m) / sum(exp(x - m)), with m the row's maximum.
 
-Five exercises, from top to bottom; notebooks/09_softmax.ipynb explains them. Every kernel computes in float32 and
-writes in the dtype of x. The code outside the gaps is complete: allocation, launch grid, block sizes.
+Five exercises, from top to bottom; notebooks/09_softmax.ipynb explains them. Every kernel converts to float32 after the
+load, computes in float32 and stores in the dtype of x. A row of nothing but -inf gives NaN, as 0 / 0 does. The code
+outside the gaps is complete: it allocates the result, chooses the block size and launches the kernel.
 """
 
 # What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
@@ -19,7 +20,7 @@ def num_warps_for(BLOCK_N: int) -> int:
 # ---------------------------------------------------------------------------------------------------- softmax.fused
 @triton.jit
 def softmax_fused_kernel(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
-    """One program computes one row. BLOCK_N is the smallest power of two that is at least N."""
+    """Program i computes row i of y. BLOCK_N is the smallest power of two that is at least N."""
     pid_m = tl.program_id(0)
     offs_n = tl.arange(0, BLOCK_N)
     # BEGIN SOLUTION
@@ -34,7 +35,10 @@ def softmax_fused_kernel(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
 
 
 def softmax_fused(x: Tensor) -> Tensor:
-    """x [M, N] contiguous, 1 <= N <= 65536 -> y [M, N]. Bound: x is read once, y is written once."""
+    """x [M, N] contiguous, 1 <= N <= 65536 -> y [M, N].
+
+    Bound: x is read once and y is written once, in one launch.
+    """
     M, N = x.shape
     y = torch.empty_like(x)
     BLOCK_N = triton.next_power_of_2(N)
@@ -50,7 +54,10 @@ def softmax_strided_kernel(
     stride_xa, stride_xb, stride_xc, stride_xn,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One program computes one row of x [A, B, C, N]. x has any strides (in elements), y is contiguous."""
+    """Program i computes row i of the A B C rows of x [A, B, C, N], counted as they lie in y.
+
+    x has any strides, counted in elements. y is contiguous.
+    """
     pid = tl.program_id(0)
     offs_n = tl.arange(0, BLOCK_N)
     # BEGIN SOLUTION
@@ -69,7 +76,7 @@ def softmax_strided_kernel(
 def softmax_strided(x: Tensor) -> Tensor:
     """x [N], [C, N], [B, C, N] or [A, B, C, N] with any strides, N <= 65536 -> y, contiguous, of the same shape.
 
-    Bound: x is read once, y is written once. A copy of x would be a second read.
+    Bound: x is read once and y is written once. A copy of x would be a second read.
     """
     if not 1 <= x.ndim <= 4:
         raise ValueError(f"softmax_strided: x must have 1 to 4 dimensions, got {list(x.shape)}")
@@ -86,7 +93,10 @@ def softmax_strided(x: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------------- softmax.online
 @triton.jit
 def softmax_online_kernel(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
-    """One program computes one row in two passes over blocks of BLOCK_N elements; N may be any number of blocks."""
+    """Program i computes row i in two passes over blocks of BLOCK_N elements.
+
+    The row may have any number of blocks, and the last block need not be full.
+    """
     pid_m = tl.program_id(0)
     offs_n = tl.arange(0, BLOCK_N)
     # BEGIN SOLUTION
@@ -109,7 +119,10 @@ def softmax_online_kernel(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
 
 
 def softmax_online(x: Tensor, BLOCK_N: int = 4096) -> Tensor:
-    """x [M, N] contiguous, any N; BLOCK_N a power of two -> y [M, N]. Bound: x is read twice, y is written once."""
+    """x [M, N] contiguous, any N; BLOCK_N a power of two -> y [M, N].
+
+    Bound: x is read twice and y is written once.
+    """
     M, N = x.shape
     y = torch.empty_like(x)
     softmax_online_kernel[(M,)](x, y, N, BLOCK_N=BLOCK_N, num_warps=num_warps_for(BLOCK_N))
@@ -119,7 +132,7 @@ def softmax_online(x: Tensor, BLOCK_N: int = 4096) -> Tensor:
 # ------------------------------------------------------------------------------------------------- softmax.backward
 @triton.jit
 def softmax_backward_kernel(y_ptr, dy_ptr, dx_ptr, stride_dym, stride_dyn, N, BLOCK_N: tl.constexpr):
-    """One program computes one row of dx from y and dy. y and dx are contiguous; dy has any strides, 0 included."""
+    """Program i computes row i of dx from y and dy. y and dx are contiguous; dy has any strides, and they may be 0."""
     pid_m = tl.program_id(0)
     offs_n = tl.arange(0, BLOCK_N)
     # BEGIN SOLUTION
@@ -142,7 +155,10 @@ def softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
 
 
 class SoftmaxFunction(torch.autograd.Function):
-    """softmax_fused, known to autograd. `ctx` carries tensors from the forward pass to the backward pass."""
+    """softmax_fused as a function that autograd can differentiate.
+
+    `ctx` carries tensors from the forward pass to the backward pass.
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -161,8 +177,9 @@ class SoftmaxFunction(torch.autograd.Function):
 
 
 def softmax(x: Tensor) -> Tensor:
-    """x [M, N] contiguous -> y [M, N], differentiable. The gradient of y comes with any strides: 0, if y was summed.
+    """x [M, N] contiguous -> y [M, N], differentiable.
 
+    The gradient that arrives for y may have any strides. If y was summed, its strides are 0.
     Bound, forward and backward together: 3 reads and 2 writes of M x N elements, one launch each.
     """
     return SoftmaxFunction.apply(x)
@@ -171,7 +188,9 @@ def softmax(x: Tensor) -> Tensor:
 # ----------------------------------------------------------------------------------------------- softmax.persistent
 @triton.jit
 def softmax_persistent_kernel(x_ptr, y_ptr, M, N, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr):
-    """A fixed number of programs share the M rows; NUM_STAGES rows of a program may be in flight at a time."""
+    """A fixed number of programs share the M rows. NUM_STAGES is for tl.range: it lets the loads of a program's next
+    rows begin while this row is computed.
+    """
     offs_n = tl.arange(0, BLOCK_N)
     # BEGIN SOLUTION
     mask_n = offs_n < N
@@ -185,10 +204,10 @@ def softmax_persistent_kernel(x_ptr, y_ptr, M, N, BLOCK_N: tl.constexpr, NUM_STA
 
 def softmax_persistent(x: Tensor, max_programs: int) -> Tensor:
     """x [M, N] contiguous, M >= 1, N <= 65536 -> y [M, N], in one launch of at most max_programs programs.
-    No program takes more rows than M / max_programs, rounded up.
 
-    max_programs is what the GPU can hold at a time: its number of SMs times the programs that fit on one.
-    Bound: x is read once, y is written once.
+    No program takes more rows than M / max_programs, rounded up. max_programs is how many programs the GPU can hold at a
+    time: the number of its SMs times the programs that fit on one SM.
+    Bound: x is read once and y is written once.
     """
     M, N = x.shape
     y = torch.empty_like(x)

@@ -1,4 +1,4 @@
-"""Notebook 00, the first check: mend one line, save, run the check again."""
+"""Notebook 00, the first check: fix one line, save the file, run the check again."""
 
 # What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
 # fractions, functools, heapq, itertools, math, numbers, operator, random, statistics, string, struct, types and typing.
@@ -6,12 +6,13 @@
 
 # --------------------------------------------------------------------------------------------------- start.bytes_moved
 def bytes_moved(M: int, N: int, itemsize: int) -> int:
-    """Bytes that travel between memory and chip to turn x [M, N] into y [M, N].
+    """The bytes that a good kernel moves between memory (HBM) and the SMs to make y [M, N] from x [M, N].
 
-    Each element of x and of y takes `itemsize` bytes. The kernel is a good
-    one: it fetches what it needs once and stores what it makes once. Any
-    function of one element at a time is like this (a copy, ReLU, GELU), and
-    so is a softmax along the rows, if it is written well.
+    M, N      the numbers of rows and columns
+    itemsize  the bytes of one element, the same for x and for y
+
+    A good kernel loads each element of x once and stores each element of y once. A copy, ReLU and GELU can do so, since
+    each result needs one element of x. A well-written softmax along the rows can do so, too.
     """
     # BEGIN SOLUTION
     # STUB: return M * N * itemsize

@@ -16,7 +16,7 @@ from gpukit import cli, course, doctor
 from gpukit.grading import registry
 from gpukit.grading.exercise import Label
 from gpukit.grading.report import recorded
-from gpukit.grading.verdict import Verdict
+from gpukit.grading.verdict import Verdict, in_color
 from tests.grading.test_hostile import grading_processes
 from tests.waiting import until
 
@@ -26,7 +26,13 @@ ROOT = Path(__file__).resolve().parents[1]
 def exercise(exercise_id):
     concept = exercise_id.partition(".")[0]
     hints = ("ask", "name", "describe")
-    facts = {"title": "Do it", "notebook": f"01_{concept}", "label": Label(2, 10, "doing"), "hints": hints}
+    facts = {
+        "kernel": exercise_id == "alpha.first",
+        "title": "Do it",
+        "notebook": f"01_{concept}",
+        "label": Label(2, 10, "doing"),
+        "hints": hints,
+    }
     return types.SimpleNamespace(id=exercise_id, concept=concept, function=concept, **facts)
 
 
@@ -74,6 +80,20 @@ def test_check_says_what_the_notebook_says(tiny, capsys):
     assert "an instructor's run, not a grade" in capsys.readouterr().out
     assert cli.main(["check"]) == 1
     assert "2 of 3 exercises pass" in capsys.readouterr().out
+    assert cli.main(["check", "alpha.first"]) == 0  # a kernel that passes has something to be compared with
+    assert capsys.readouterr().out == "PASS alpha.first  1/1  next: gpukit compare alpha.first\n"
+
+
+def test_verdicts_are_colored_in_a_terminal_only(tiny, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert (in_color("pass", "PASS x"), in_color("todo", "x\n  why")) == (
+        "\x1b[32mPASS x\x1b[0m",
+        "\x1b[33mx\x1b[0m\n  why",
+    )
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert in_color("fail", "x") == "x"
 
 
 def test_impl_comes_from_the_environment_too(tiny, monkeypatch):
@@ -510,3 +530,12 @@ def test_validate_without_measurements(capsys, monkeypatch, tmp_path):
     assert capsys.readouterr().out.count("nothing is recorded") == 2
     assert cli.main(["validate", "--gpu", "h3000"]) == 2
     assert "no GPU is called 'h3000'" in capsys.readouterr().err
+
+
+def test_completion_knows_the_public_names_and_loads_nothing():
+    code = (
+        "import sys, gpukit; print(*dir(gpukit)); print([m for m in ('torch', 'triton', 'numpy') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    names = set("check compare compile exercise hint patch predict trace unpatch use".split())
+    assert names <= set(out[0].split()) and out[1] == "[]"

@@ -44,6 +44,8 @@ LAYERS = {
     "gpukit.notebooks": 5,
     "gpukit.lessons": 5,
     "gpukit.bootstrap": 5,
+    "gpukit.side_by_side": 5,
+    "gpukit.cheatsheet": 5,
     "gpukit.cli": 6,
     "gpukit.__main__": 7,
     "gpukit.train.__main__": 7,  # `gpukit train` for torchrun

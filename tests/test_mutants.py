@@ -57,3 +57,41 @@ def test_a_first_assignment_is_not_left_out():
     """Without it nothing would run, and a check that rejects a NameError proves nothing."""
     left_out = [m for m in mutants.mutants(SOURCE, 0, len(SOURCE)) if m.change == "statement left out"]
     assert [m.line for m in left_out] == [6, 7]
+
+
+KERNEL = """\"\"\"Kernels {}.\"\"\"
+import triton
+
+
+@triton.jit
+def kernel(x_ptr, scale_ptr, y_ptr, N, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    # BEGIN SOLUTION
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, N, BLOCK):
+        x = tl.load(x_ptr + start + offs, mask=start + offs < N, other=0.0).to(tl.float32)
+        top = tl.max(x, axis=0)
+        p = tl.exp(x - top) * tl.load(scale_ptr)
+        acc += p * x
+    tl.store(y_ptr + offs, acc / N)
+    # END SOLUTION
+"""
+
+
+def rounded(promise: str) -> set[str]:
+    found = changes(KERNEL.format(promise))
+    return {change.removesuffix(" in 16 bits") for change in found if change.endswith(" in 16 bits")}
+
+
+def test_numbers_of_kernels_that_promise_float32_are_rounded():
+    found = changes(KERNEL.format("compute in float32"))
+    assert rounded("compute in float32") == {
+        "x - top", "tl.exp(x - top)", "tl.load(scale_ptr)", "tl.exp(x - top) * tl.load(scale_ptr)", "p * x", "acc"
+    }  # fmt: skip
+    assert "acc = (acc + p * x).to(x_ptr.dtype.element_ty).to(tl.float32)" in found["acc in 16 bits"] or (
+        "((acc).to(x_ptr.dtype.element_ty).to(tl.float32)) / N" in found["acc in 16 bits"]
+    )
+
+
+def test_where_sums_alone_are_promised_they_alone_are_rounded():
+    assert rounded("add up in float32") == {"p * x", "acc"}

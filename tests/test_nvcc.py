@@ -102,16 +102,27 @@ def test_launch_passes_addresses_and_reports_errors(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(nvcc.find() is None, reason="no nvcc")
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
-def test_gelu_in_cuda(dtype):
-    x = torch.randn(5000, device="cuda", dtype=dtype)
+@pytest.mark.parametrize("name", ("gelu", "gelu_vector"))
+@pytest.mark.parametrize("n", (5000, 5001, 7))
+def test_gelu_in_cuda(name, dtype, n):
+    x = torch.randn(n, device="cuda", dtype=dtype)
     y = torch.empty_like(x)
     library = nvcc.build(ROOT / "gpukit" / "kernels" / "fusion.cu")
-    library.launch(f"gelu_{str(dtype).removeprefix('torch.')}", x, y, x.numel())
+    library.launch(f"{name}_{str(dtype).removeprefix('torch.')}", x, y, x.numel())
     torch.testing.assert_close(y, torch.nn.functional.gelu(x, approximate="tanh"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(nvcc.find() is None, reason="no nvcc")
+def test_loads_of_16_bytes_refuse_other_addresses():
+    x = torch.randn(5001, device="cuda")[1:]
+    library = nvcc.build(ROOT / "gpukit" / "kernels" / "fusion.cu")
+    with pytest.raises(RuntimeError, match="the launch failed with CUDA error 716"):
+        library.launch("gelu_vector_float32", x, torch.empty_like(x), x.numel())
 
 
 def test_the_notebook_builds_with_the_options_its_source_names():
     source = (ROOT / "gpukit" / "kernels" / "fusion.cu").read_text()
     assert f"nvcc {' '.join(nvcc.OPTIONS)} fusion.cu" in source
-    cells = json.loads((ROOT / "notebooks" / "07_fusion.ipynb").read_text(encoding="utf-8"))["cells"]
+    cells = json.loads((ROOT / "notebooks" / "08_fusion.ipynb").read_text(encoding="utf-8"))["cells"]
     assert any("nvcc.build(" in "".join(cell["source"]) for cell in cells)

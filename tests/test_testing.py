@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpukit.testing import assert_close, compare, guarded, guarded_empty
+from gpukit.testing import assert_close, compare, compare_rounded, guarded, guarded_empty
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -19,6 +19,20 @@ def test_accepts_pytorch_and_a_single_rounding_of_the_truth(dtype):
     _, truth, native = softmax_case(dtype)
     assert compare(native, truth, native) is None
     assert compare(truth.to(dtype), truth, native) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_one_rounding_of_float32_and_no_second_one(dtype):
+    x, truth, _ = softmax_case(dtype, 5)
+    single = torch.softmax(x.float(), -1)
+    assert compare_rounded(single.to(dtype), truth, single) is None
+    assert compare_rounded((single * (1 + 1e-6)).to(dtype), truth, single) is None, "float32 may be a little off"
+    numerator = torch.exp(x.float() - x.float().amax(-1, keepdim=True))
+    early = (numerator.to(dtype).float() / numerator.sum(-1, keepdim=True)).to(dtype)
+    assert compare(early, truth, torch.softmax(x, -1)) is None
+    assert compare_rounded(early, truth, single) is not None
+    assert compare_rounded(single, truth, single) is None, "nothing to say of float32"
+    assert compare_rounded(early[:0], truth[:0], single[:0]) is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,4 +1,4 @@
-"""What one step of decoding reads, and how many tokens a second that allows.
+"""What one step of decoding reads, and how many tokens per second that allows.
 
 A step makes the next token of every sequence in a batch. Its FLOPs are few, so that it takes as long as its bytes take to
 come: the weights, once for the whole batch, and each sequence's own keys and values. Pope et al. 2022,

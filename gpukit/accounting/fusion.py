@@ -1,4 +1,4 @@
-"""What a graph of operations moves through device memory, for any choice of which neighbours share a kernel.
+"""What a graph of operations moves through device memory, for any choice of which neighbors share a kernel.
 
 A kernel reads each tensor that it needs and has not made itself, once, and writes each tensor that somebody needs after
 it; whatever else it makes stays in registers. Nothing is run. Times are the larger of bytes over the memory's peak rate and
@@ -81,7 +81,7 @@ class Graph:
 
     @property
     def boundaries(self) -> int:
-        """How many pairs of neighbouring operations there are, each of which may be fused."""
+        """How many pairs of neighboring operations there are, each of which may be fused."""
         return len(self.ops) - 1
 
     @property

@@ -3,7 +3,7 @@
     days = 6 N D / (GPUs x dense peak x MFU) / 86,400
 
 MFU, model FLOPs utilization, is the share of the peak that the model's own FLOPs reach: Chowdhery et al. 2022,
-https://arxiv.org/abs/2204.02311, appendix B. The peak is the dense one. A datasheet's «with sparsity» is twice that, and
+https://arxiv.org/abs/2204.02311, appendix B. The peak is the dense one. A datasheet's "with sparsity" is twice that, and
 a run planned with it takes twice as long as planned.
 """
 
@@ -94,7 +94,7 @@ def mfu(
 def tokens_per_s(
     parameters: int, gpu: hardware.Gpu | str, gpus: int = 1, mfu: float = 0.4, dtype: str = "bf16"
 ) -> float:
-    """Training tokens a second at that MFU, with 6 N FLOPs a token. Raises ValueError."""
+    """Training tokens per second at that MFU, with 6 N FLOPs per token. Raises ValueError."""
     return 1 / training_cost(parameters, 1, gpu, gpus, mfu, dtype=dtype).seconds
 
 
@@ -107,7 +107,7 @@ def tokens_from_budget(
 
 
 def chinchilla_tokens(parameters: int) -> int:
-    """20 tokens a parameter: about the best use of a fixed number of FLOPs, where the model's later use costs nothing."""
+    """20 tokens per parameter: about the best use of a fixed number of FLOPs, where the model's later use costs nothing."""
     return CHINCHILLA * whole("chinchilla_tokens", "parameters", parameters, 1, MOST_PARAMETERS)
 
 

@@ -1,5 +1,5 @@
-"""The exercises of notebook 04: a benchmark of one's own, the queue, impossible rates, a benchmark that lies, a program
-that does. Those that measure get the simulated GPU of gpukit.simulator.queue_model: the same times on every machine."""
+"""The exercises of notebook 04: a benchmark of one's own, the queue, impossible rates, a profiler's table, a benchmark that
+lies, a program that does. Those that measure get the simulated GPU of gpukit.simulator.queue_model: the same times on every machine."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _all(evidence: Evidence, rule: Callable[[float, float, dict], bool]) -> bool
 
 
 def _off_by(low: float, high: float) -> Callable[[Evidence], bool]:
-    """Every failed case is too large by `low` to `high` us."""
+    """Every failed case is too large by `low` to `high` µs."""
     return lambda evidence: _all(evidence, lambda yours, right, _: low <= yours - right <= high)
 
 
@@ -111,7 +111,7 @@ BENCHMARK = FunctionExercise(
     expected=_cold_us,
     setup=f"{_DEVICE}:one_function",
     tolerance=0.03,
-    unit="us",
+    unit="µs",
     misconceptions=(
         Misconception("milliseconds", when=_times(0.0009, 0.0013)),
         Misconception("no-synchronise", when=_constant),
@@ -190,7 +190,7 @@ TIMELINE = FunctionExercise(
     expected=_timeline,
     tolerance=1e-9,
     returns=("total", "idle"),
-    unit="us",
+    unit="µs",
     misconceptions=(
         Misconception("host-waits", gives=partial(_timeline, waits=True)),
         Misconception("host-waits", gives=partial(_timeline, waits=True, in_graph=None)),
@@ -341,6 +341,131 @@ def _first_ratio(evidence: Evidence, index: int) -> float | None:
     return float(f"{yours / right:.6g}")
 
 
+# ------------------------------------------------------------------------------------------------------------ profile
+Event = tuple[str, int, float, float]
+
+
+def _profile_row(
+    events: list[Event], name: str,
+    *, inside: str = "children", totals: str = "outermost", launched: str = "all", outer_only: bool = False, mean: bool = False,
+) -> tuple[int, float, float, float, float]:  # fmt: skip
+    """The right row, or what errs in what the keywords say.
+
+    inside    what self CPU leaves out: "children", "nothing", "all" that is below, however deep, or "kernels" as well
+    totals    which calls they add up: the "outermost", "every" one, or those whose "parent" has another name
+    launched  whose kernels CUDA total has: of "all" that is below, of the calls and their "children", of all calls' "own"
+    """
+    above = [_above(events, i) for i in range(len(events))]
+    mine = [
+        i
+        for i, event in enumerate(events)
+        if event[0] == name and not (outer_only and name in _names(events, above[i]))
+    ]
+    below = {i: [j for j, found in enumerate(above) if i in found] for i in mine}
+    children = {i: [j for j in below[i] if events[j][1] == i] for i in mine}
+    left_out = {"children": children, "kernels": children, "all": below, "nothing": dict.fromkeys(mine, ())}[inside]
+    self_cpu = sum(events[i][2] - sum(events[j][2] for j in left_out[i]) for i in mine)
+    self_cuda = sum(events[i][3] for i in mine)
+    self_cpu -= self_cuda if inside == "kernels" else 0.0
+    kept = {
+        "outermost": lambda i: name not in _names(events, above[i]),
+        "parent": lambda i: name not in _names(events, above[i][:1]),
+        "every": lambda i: True,
+    }[totals]
+    counted = [i for i in mine if kept(i)]
+    kernels = children if launched == "children" else below
+    cpu_total = sum(events[i][2] for i in counted)
+    cuda_total = sum(events[i][3] + sum(events[j][3] for j in kernels[i]) for i in counted)
+    cuda_total = self_cuda if launched == "own" else cuda_total
+    each = len(mine) if mean and mine else 1
+    return len(mine), *(us / each for us in (self_cpu, float(cpu_total), float(self_cuda), float(cuda_total)))
+
+
+def _above(events: list[Event], i: int) -> list[int]:
+    """The calls around call i, the nearest first."""
+    found = []
+    while (i := events[i][1]) >= 0:
+        found.append(i)
+    return found
+
+
+def _names(events: list[Event], calls: list[int]) -> set[str]:
+    return {events[i][0] for i in calls}
+
+
+def _profile_cases(rng: Random) -> list[Case]:
+    def us(low: int, high: int) -> float:
+        return rng.randrange(8 * low, 8 * high) / 8  # sums of eighths are exact
+
+    def tree(*calls: tuple[str, int, float]) -> list[Event]:
+        """Events from (name, parent, cuda us): the host spends some time in each, and the time of what is inside."""
+        spent = [us(1, 9) for _ in calls]
+        for i in reversed(range(len(calls))):
+            if calls[i][1] >= 0:
+                spent[calls[i][1]] += spent[i]
+        return [(name, parent, cpu, cuda) for (name, parent, cuda), cpu in zip(calls, spent, strict=True)]
+
+    def layer(at: int, parent: int = -1) -> list[tuple[str, int, float]]:
+        return [
+            ("layer", parent, 0.0), ("aten::linear", at, 0.0), ("aten::t", at + 1, 0.0), ("aten::transpose", at + 2, 0.0),
+            ("aten::addmm", at + 1, us(5, 40)), ("cudaLaunchKernel", at + 4, 0.0),
+        ]  # fmt: skip
+
+    nested = tree(("aten::div", -1, us(1, 3)), ("aten::div", 0, us(4, 9)), ("cudaLaunchKernel", 1, us(10, 20)))
+    apart = tree(
+        ("step", -1, 0.0), ("forward", 0, us(1, 3)), ("step", 1, us(4, 9)), ("aten::mm", 2, us(10, 20)), ("step", -1, us(2, 4)),
+    )  # fmt: skip
+    four = tree(*(call for i in range(4) for call in layer(6 * i)))
+    mixed = tree(
+        ("aten::mean", -1, us(1, 4)), ("aten::sum", 0, us(5, 9)), ("aten::div", 0, us(1, 4)), ("aten::fill_", 2, us(2, 6)),
+        ("aten::sum", -1, us(3, 8)),
+    )  # fmt: skip
+    names = ("aten::linear", "aten::addmm", "aten::gelu", "aten::sum", "cudaLaunchKernel")
+    many = [(rng.choice(names), rng.randrange(max(-1, i - 12), i), us(0, 9) * rng.randrange(2)) for i in range(200)]
+    return [
+        Case("one call with nothing inside", (tree(("aten::gelu", -1, us(3, 9))), "aten::gelu")),
+        Case("a layer: aten::addmm, with the launch inside", (tree(*layer(0)), "aten::addmm")),
+        Case("a layer: aten::linear, whose kernel another call launches", (tree(*layer(0)), "aten::linear")),
+        Case("a layer: all of it", (tree(*layer(0)), "layer")),
+        Case("four layers: aten::linear", (four, "aten::linear")),
+        Case("four layers: aten::addmm", (four, "aten::addmm")),
+        Case("a call that launches kernels itself and has others inside", (mixed, "aten::mean")),
+        Case("one call at the top, one inside another", (mixed, "aten::sum"), frozenset({"several"})),
+        Case("a call in a call of its own name", (nested, "aten::div"), frozenset({"nested"})),
+        Case("a call in a call of its own name, another between", (apart, "step"), frozenset({"nested"})),
+        Case("a name that never occurs", (four, "aten::softmax"), frozenset({"none"})),
+        Case("200 calls", (tree(*many), "aten::addmm"), frozenset({"nested"})),
+    ]
+
+
+PROFILE = FunctionExercise(
+    id="benchmarking.profile",
+    function="profile_row",
+    cases=_profile_cases,
+    expected=_profile_row,
+    tolerance=1e-9,
+    returns=("calls", "self CPU", "CPU total", "self CUDA", "CUDA total"),
+    misconceptions=(
+        Misconception("total-for-self", gives=partial(_profile_row, inside="nothing")),
+        Misconception("all-levels", gives=partial(_profile_row, inside="all")),
+        Misconception("kernels-on-host", gives=partial(_profile_row, inside="kernels")),
+        Misconception("own-kernels", gives=partial(_profile_row, launched="own")),
+        Misconception("children-kernels", gives=partial(_profile_row, launched="children")),
+        Misconception("nested-twice", gives=partial(_profile_row, totals="every")),
+        Misconception("nested-parent", gives=partial(_profile_row, totals="parent")),
+        Misconception("outer-only", gives=partial(_profile_row, outer_only=True)),
+        Misconception("mean", gives=partial(_profile_row, mean=True)),
+        Misconception("swapped", gives=lambda *case: _swapped(*_profile_row(*case))),
+    ),
+    timeout_s=20.0,
+)
+
+
+def _swapped(calls: int, self_cpu: float, cpu_total: float, self_cuda: float, cuda_total: float) -> tuple[float, ...]:
+    """CPU behind CUDA."""
+    return calls, self_cuda, cuda_total, self_cpu, cpu_total
+
+
 # ---------------------------------------------------------------------------------------------------------- detective
 _STEADY = {"slow": 1.0, "disturbed_every": 0, "jitter": 0.02, "dram_gbps": 400.0, "l2_gbps": 1_000.0}
 
@@ -439,7 +564,7 @@ HONEST = FunctionExercise(
     expected=_honest_us,
     setup=f"{_DEVICE}:one_program",
     tolerance=0.06,
-    unit="us",
+    unit="µs",
     misconceptions=(
         Misconception("side-stream", when=lambda e: all("side" in o.case.tags for o in e.outcomes if o.wrong)),
         Misconception(
@@ -468,4 +593,4 @@ HONEST = FunctionExercise(
     timeout_s=20.0,
 )
 
-EXERCISES = [BENCHMARK, TIMELINE, RATE, DETECTIVE, HONEST]
+EXERCISES = [BENCHMARK, TIMELINE, RATE, PROFILE, DETECTIVE, HONEST]

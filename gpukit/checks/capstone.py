@@ -524,7 +524,7 @@ def _weights(q: Tensor, k: Tensor, fault: str = "") -> tuple[Tensor, Tensor, Ten
 
 
 def _dq(q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, delta: Tensor, fault: str = "") -> Tensor:
-    """The formula, in the dtype of the case as PyTorch would compute it."""
+    """The formula: factors in the dtype of the case, sums in float32, as PyTorch's own attention computes it."""
     import torch
 
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -537,7 +537,8 @@ def _dq(q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, delta: Tensor,
     if fault == "plus delta":
         ds = p * (dp + delta.to(wide)[..., None])
     scale = {"no scale": 1.0, "scale twice": 1 / q.shape[-1]}.get(fault, 1 / math.sqrt(q.shape[-1]))
-    return ds.to(q.dtype) @ (v if fault == "times v" else k)[use] * scale
+    keys = (v if fault == "times v" else k)[use].to(wide)
+    return (ds.to(q.dtype).to(wide) @ keys * scale).to(q.dtype)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, fault: str = "") -> tuple[Tensor, Tensor]:
@@ -549,17 +550,21 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, fault: str = "") -> tuple[Tensor, 
 def _dq_cases(rng: Random) -> list[Case]:
     make = _Heads(rng)
 
-    def given(*shape: int, dtype: str = "float32") -> Case:
+    def given(*shape: int, dtype: str = "float32", far: bool = False) -> Case:
+        """far: the sums are beyond float16 before they are multiplied with scale, and not behind it."""
         q, k, v = make.qkv(*shape, dtype)
         # A row of ds adds up to 0. Where a query has few keys, or one of them has nearly all the weight, dp - delta cancels to
         # rounding, which has no right value: so scores are small, and the first queries have a gradient of 0.
         q, do = q / 4, make.normal(*q.shape)
         do -= do.mean(-1, keepdim=True)
         do[:, : min(q.shape[1] // 2, 6)] = 0
+        if far:
+            q, k, v, do = q / 256, k * 256, v * 16, do * 16
+            do[:, :20] = 0
         do = do.to(q.dtype)
         o, lse = _forward(q.double(), k.double(), v.double())
         delta = (o * do.double()).sum(-1)
-        return _attention_case((q, k, v, do, lse.float(), delta.float()))
+        return _attention_case((q, k, v, do, lse.float(), delta.float()), tags="far" * far)
 
     return [
         given(1, 1, 12, 8),
@@ -571,6 +576,7 @@ def _dq_cases(rng: Random) -> list[Case]:
         given(4, 1, 32, 16),
         given(1, 1, 65, 16),
         given(2, 1, 9, 80, dtype="float16"),
+        given(1, 1, 40, 16, dtype="float16", far=True),
     ]
 
 
@@ -624,6 +630,7 @@ DQ = KernelExercise(
         Misconception("no-lse", gives=_dq_gives("no lse")),
         Misconception("times-v", gives=_dq_gives("times v")),
         Misconception("last-block-wins", gives=_dq_gives("last block")),
+        Misconception("scaled-in-16-bits", when=only("far")),
         Misconception("infinite-weights", when=lambda evidence: evidence.kind == "nan"),
     ),
 )
@@ -656,8 +663,8 @@ def _attention_cases(rng: Random) -> list[Case]:
         given(4, 2, 15, 16, upstream="of a sum: stride 0"),
         given(4, 2, 31, 32, upstream="transposed"),
         given(6, 2, 17, 20, dtype="float16"),
-        given(3, 1, 33, 16, dtype="bfloat16"),
-        given(1, 1, 65, 16, slope=0.3),
+        given(2, 1, 33, 16, dtype="bfloat16"),
+        given(1, 1, 49, 16, slope=0.3),
         given(2, 1, 33, 16, slope=-1),
     ]
 

@@ -1,4 +1,4 @@
-"""The exercises of notebook 05: cases, bounds on 32-byte sectors, and what each wrong idea computes."""
+"""The exercises of notebook 06: cases, bounds on 32-byte sectors, and what each wrong idea computes."""
 
 from __future__ import annotations
 

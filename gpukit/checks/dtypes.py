@@ -210,6 +210,7 @@ def _round_cases(rng: Random) -> list[Case]:
         case("0 to 10 bits", 0.0, 10, tags="zero"),
         case("1e-300 to 10 bits", 1e-300, 10),
         case("-1e290 to 3 bits", -1e290, 3, tags="negative"),
+        *(case(f"{value!r} to {k} bits", value, k) for value, k in ((1003 * 5e-324, 3), (77 * 5e-324, 4))),
         *(case(f"{value!r} to 1 bit", value, 1) for value in (1.0, 1.25, -1.25, 1.75, 2.5, 0.875)),
         *(case(f"4,095.5 x 2^{shift} to 11 bits", math.ldexp(4095.5, shift), 11) for shift in (-20, 3)),
     ]
@@ -320,6 +321,29 @@ def _stochastic_around_nearest(value: float, k: int, u: float) -> float:
     return math.copysign(math.ldexp(round(steps) + (u < steps - round(steps)), unit), value)
 
 
+def _stochastic_by_distance(value: float, k: int, u: float) -> float:
+    """The nearest neighbor, or for a u below the distance to it the other one."""
+    steps, unit = _steps(abs(value), k)
+    near = round(steps)
+    other = near + (1 if steps > near else -1)
+    return math.copysign(math.ldexp(other if u < abs(steps - near) else near, unit), value)
+
+
+def _stochastic_unscaled(value: float, k: int, u: float) -> float:
+    steps, unit = _steps(abs(value), k)
+    lower = math.floor(steps)
+    return math.copysign(math.ldexp(lower + (u < math.ldexp(steps - lower, unit)), unit), value)
+
+
+def _stochastic_log2_cut(value: float, k: int, u: float) -> float:
+    """int() cuts towards zero, so numbers below 1 get the exponent above their own."""
+    if value == 0:
+        return 0.0
+    unit = 2.0 ** (int(math.log2(abs(value))) - k)
+    lower = math.floor(abs(value) / unit)
+    return math.copysign((lower + (u < abs(value) / unit - lower)) * unit, value)
+
+
 def _stochastic_fixed_point(value: float, k: int, u: float) -> float:
     steps = abs(value) * 2**k
     return math.copysign((math.floor(steps) + (u < steps - math.floor(steps))) / 2**k, value)
@@ -377,6 +401,10 @@ STOCHASTIC = FunctionExercise(
         Misconception("inverted", gives=lambda value, k, u: _stochastic(value, k, lambda chance: u >= chance)),
         Misconception("inverted", gives=lambda value, k, u: _stochastic(value, k, lambda chance: 0 < chance < u)),
         Misconception("other-draws", gives=lambda value, k, u: _stochastic(value, k, lambda chance: u >= 1 - chance)),
+        Misconception("other-draws", gives=_stochastic_by_distance),
+        Misconception("chance-unscaled", gives=_stochastic_unscaled),
+        Misconception("doubled", gives=lambda value, k, u: 2 * _stochastic(value, k, lambda chance: u < chance)),
+        Misconception("exponent-cut", gives=_stochastic_log2_cut),
         Misconception(
             "added-then-nearest",
             gives=lambda value, k, u: math.copysign(
@@ -437,6 +465,16 @@ def _scale_grows_every_interval(overflowed: list[bool], scale: float, growth_int
     return scales
 
 
+def _scale_grows_at_the_next_step(overflowed: list[bool], scale: float, growth_interval: int) -> list[float]:
+    scales, good = [scale], 0
+    for bad in overflowed:
+        if good == growth_interval:
+            scale, good = scale * 2, 0
+        scale, good = (scale / 2, 0) if bad else (scale, good + 1)
+        scales.append(scale)
+    return scales
+
+
 def _loss_scale_cases(rng: Random) -> list[Case]:
     random = [[rng.random() < chance for _ in range(60)] for chance in (0.05, 0.2, 0.4)]
     good, bad = [False], [True]
@@ -472,6 +510,7 @@ LOSS_SCALE = FunctionExercise(
         Misconception("shape", when=lambda evidence: evidence.kind == "shape"),
         Misconception("shifted", gives=lambda *args: [args[1], *_loss_scale(*args)[:-1]]),
         Misconception("one-step-late", gives=partial(_loss_scale, late=1)),
+        Misconception("one-step-late/2", gives=_scale_grows_at_the_next_step),
         Misconception("one-step-early", gives=partial(_loss_scale, late=-1)),
         Misconception("one-step-early/2", gives=partial(_loss_scale, restart=1)),
         Misconception("never-below-one", gives=partial(_loss_scale, least=1.0)),

@@ -372,7 +372,7 @@ def _mfu(tokens, forward, gpus, rate, sparse, recomputed, *, model=3.0, hardware
 
 MFU = FunctionExercise(
     id="flops.mfu",
-    function="utilisation",
+    function="utilization",
     cases=_mfu_cases,
     expected=_mfu,
     tolerance=1e-9,
@@ -493,6 +493,72 @@ DAYS = FunctionExercise(
             gives=lambda params, active, tokens, gpus, peak, mfu, gap, stops, restart: _days(
                 params, active, tokens, gpus, peak, mfu, 24 * gap, stops, 24 * restart
             ),
+        ),
+    ),
+)
+
+
+# --------------------------------------------------------------------------------------------------- flops.chinchilla
+def _chinchilla_cases(rng: Random) -> list[Case]:
+    cases = []
+    for what, gpus, peak, mfu, days, ratio in (
+        ("1,024 H100, 30 days", 1024, 989.4, 0.4, 30.0, 20.0),
+        ("8 A100, a week", 8, 312.0, 0.45, 7.0, 20.0),
+        ("16,384 H100, 54 days", 16_384, 989.4, 0.41, 54.0, 38.0),
+        ("one RTX 4090, a night", 1, 165.2, 0.35, 0.4, 20.0),
+        ("a small model, trained for long", 256, 989.4, 0.4, 20.0, 1800.0),
+        ("as many tokens as parameters", 512, 312.0, 0.5, 10.0, 1.0),
+        ("fewer tokens than parameters", 64, 2250.0, 0.3, 3.0, 0.5),
+    ):
+        mfu, days = mfu * rng.uniform(0.9, 1.1), days * rng.uniform(0.8, 1.2)
+        tags = "other-ratio" if ratio != 20 else ""
+        cases.append(case(f"{what}, {ratio:g} tokens per parameter", gpus, peak, mfu, days, ratio, tags=tags))
+    return cases
+
+
+def _chinchilla(
+    gpus, peak, mfu, days, ratio, *, flops=6.0, inside=1.0, after=0.0, useful=1.0, spent=math.sqrt
+) -> tuple[float, float]:
+    """The right model and its tokens, or one that errs in what the keywords say; inside, after: the power of the ratio by
+    which the FLOPs are divided before the root, and the result after it."""
+    budget = gpus * peak * 1e12 * mfu * days * 86400 * useful
+    params = spent(budget / flops / ratio**inside) / ratio**after
+    return params, ratio * params
+
+
+def _chinchilla_useful(factor: float) -> Callable[..., tuple[float, float]]:
+    return partial(_chinchilla, useful=factor)
+
+
+CHINCHILLA = FunctionExercise(
+    id="flops.chinchilla",
+    function="compute_optimal",
+    cases=_chinchilla_cases,
+    expected=_chinchilla,
+    tolerance=1e-9,
+    returns=("parameters", "tokens"),
+    misconceptions=(
+        Misconception("no-root", gives=partial(_chinchilla, spent=float)),
+        Misconception("ratio-forgotten", gives=partial(_chinchilla, inside=0)),
+        Misconception("ratio-after-the-root", gives=partial(_chinchilla, inside=0, after=1)),
+        Misconception(
+            "always-twenty", gives=lambda gpus, peak, mfu, days, ratio: _chinchilla(gpus, peak, mfu, days, 20.0)
+        ),
+        Misconception("swapped", gives=lambda *a: _chinchilla(*a)[::-1]),
+        Misconception("tokens-divided", gives=lambda *a: (_chinchilla(*a)[0], _chinchilla(*a)[0] / a[-1])),
+        Misconception("budget-as-tokens", gives=lambda *a: (_chinchilla(*a)[0], _chinchilla(*a)[1] * 6)),
+        Misconception("six-forgotten", gives=partial(_chinchilla, flops=1)),
+        Misconception("forward-only", gives=partial(_chinchilla, flops=2)),
+        Misconception("multiply-add-is-one", gives=partial(_chinchilla, flops=3)),
+        Misconception("backward-as-forward", gives=partial(_chinchilla, flops=4)),
+        Misconception("mfu-forgotten", gives=lambda gpus, peak, mfu, *rest: _chinchilla(gpus, peak, 1, *rest)),
+        Misconception("mfu-upside-down", gives=lambda gpus, peak, mfu, *rest: _chinchilla(gpus, peak, 1 / mfu, *rest)),
+        Misconception("one-gpu", gives=lambda gpus, *rest: _chinchilla(1, *rest)),
+        Misconception("peak-halved", gives=_chinchilla_useful(0.5)),
+        *(Misconception("units", gives=_chinchilla_useful(10.0**-power)) for power in (12, 9, 6, 3)),
+        *(
+            Misconception("seconds-of-a-day", gives=_chinchilla_useful(1 / factor))
+            for factor in (86400, 3600, 24, 60, 1440)
         ),
     ),
 )
@@ -672,6 +738,7 @@ def _critical_cases(rng: Random) -> list[Case]:
     return [
         *cases,
         case("every sequence brings as much to fetch as to compute", *parallel, tags="never"),
+        case("at 128 both take equally long", 2.0**33, 2.0, 0.0, 0.0, 128.0, 1000.0, tags="no-cache"),  # exact, too
         case("one sequence is enough", 1e6, 2.0, 1e6, 1e12, 100.0, 1000.0, tags="cache"),
     ]
 
@@ -716,6 +783,7 @@ CRITICAL = FunctionExercise(
         Misconception("flops-by-bytes", gives=lambda *a: _critical(*a, flops=2 * a[1])),
         Misconception("rounded-down", gives=partial(_critical, rounded=math.floor)),
         Misconception("rounded-down/2", gives=partial(_critical, rounded=round)),
+        Misconception("longer", gives=partial(_critical, rounded=lambda exact: math.floor(exact) + 1)),
         Misconception("not-rounded", when=lambda evidence: evidence.outputs != round(evidence.outputs)),
         Misconception("two-bytes", gives=partial(_critical, itemsize=2)),
         Misconception(
@@ -730,4 +798,4 @@ CRITICAL = FunctionExercise(
     ),
 )
 
-EXERCISES = [EINSUM, LAYER, AUDIT, MFU, DAYS, ROOFLINE, CRITICAL]
+EXERCISES = [EINSUM, LAYER, AUDIT, MFU, DAYS, CHINCHILLA, ROOFLINE, CRITICAL]

@@ -131,6 +131,7 @@ def _cross_entropy_cases(rng: Random) -> list[Case]:
         case(5, 781, 128),
         case(2, 1024, 256, dtype="float16"),
         case(2, 1025, 256, dtype="bfloat16"),
+        _in_blocks(make.late(8, 13, 4), make.target(8, 13), 4, block=4),
         hard(131, 64),
         hard(131, 32, "float16"),
         hard(96, 128, "bfloat16"),
@@ -174,6 +175,7 @@ def _in_place_cases(rng: Random) -> list[Case]:
         plain(5, 781, 128),
         plain(2, 1024, 256, dtype="float16"),
         plain(2, 1025, 256, dtype="bfloat16"),
+        plain(24, 5, 32, dtype="bfloat16", tags="once"),
         hard(131, 64, "float32", 0),
         hard(131, 32, "float16", 1),
         hard(96, 128, "bfloat16", 2),
@@ -193,8 +195,10 @@ def _one_launch_cases(rng: Random) -> list[Case]:
         note = listed(note, *(f"ignore_index {value}" for value in index))
         return tensor_case(x, target, scale.float(), *index, tags=tags, note=note, tail=True)
 
-    def plain(M: int, V: int, *index: int, dtype: str = "float32", ignored: Iterable[int] = (), note: str = "") -> Case:
-        tags = "ignored" if ignored else ""
+    def plain(
+        M: int, V: int, *index: int, dtype: str = "float32", ignored: Iterable[int] = (), tags: str = "", note: str = ""
+    ) -> Case:
+        tags = "ignored" if ignored else tags
         return case(make.normal(M, V, dtype=dtype), make.target(M, V, ignored, *index), *index, tags=tags, note=note)
 
     def hard(V: int, dtype: str = "float32") -> Case:
@@ -206,6 +210,7 @@ def _one_launch_cases(rng: Random) -> list[Case]:
         plain(5, 781),
         plain(2, 1024, dtype="float16"),
         plain(2, 1025, dtype="bfloat16"),
+        plain(12, 5, dtype="bfloat16", tags="once"),
         hard(131),
         hard(97, "float16"),
         hard(64, "bfloat16"),
@@ -245,6 +250,7 @@ def _smoothing_cases(rng: Random) -> list[Case]:
         plain(4, 100, 0.2, 0.01, upstream=2),
         plain(2, 1024, 0.1, 0.01, "float16"),
         plain(2, 1025, 0.2, 0.001, "bfloat16"),
+        plain(12, 3, 0.9, 0.01, "bfloat16", tags="once"),
         hard(131, "float32", 0.1, 0.0, upstream=0),
         hard(97, "float16", 0.2, 0.01, upstream=1),
         hard(64, "bfloat16", 0.0, 0.0),
@@ -296,13 +302,13 @@ def _chunked_cases(rng: Random) -> list[Case]:
 
     return [
         tokens(4, 8, 120, 4),
-        tokens(96, 4, 400, 4),
-        tokens(90, 4, 400, 4),
-        tokens(96, 4, 300, 4, ignored=range(0, 40, 3)),
-        tokens(101, 6, 300, 4, ignored=(1, 2, 3, 100)),
-        tokens(96, 4, 400, 4, ignored=(0, 1, 2, 3)),  # a chunk of which nothing counts
-        tokens(93, 4, 300, 4, 7, ignored=(5, 6, 40, 91)),
-        tokens(64, 8, 300, 1, 299, ignored=(0, 63), scale=500),
+        tokens(60, 4, 400, 4),
+        tokens(58, 4, 400, 4),
+        tokens(60, 4, 300, 4, ignored=range(0, 40, 3)),
+        tokens(65, 6, 300, 4, ignored=(1, 2, 3, 64)),
+        tokens(60, 4, 400, 4, ignored=(0, 1, 2, 3)),  # a chunk of which nothing counts
+        tokens(61, 4, 300, 4, 7, ignored=(5, 6, 40, 59)),
+        tokens(30, 8, 300, 1, 299, ignored=(0, 29), scale=500),
         tokens(5, 6, 50, 8, ignored=(2,)),
     ]
 
@@ -631,6 +637,18 @@ def _memory_rule(case: Case, peak_bytes: int, chunk_at: int) -> tuple[str, str] 
     )
 
 
+def _largest_rule(case: Case, largest_bytes: int) -> tuple[str, str] | None:
+    """No tensor of much more than a chunk of logits, but for those that have no tokens or no classes."""
+    x, weight, _, chunk, *_ = case.args
+    a_chunk = min(chunk, len(x)) * len(weight) * x.element_size()
+    if largest_bytes <= 1.5 * max(a_chunk, x.nbytes, weight.nbytes):
+        return None
+    return "chunk-too-large", (
+        f"its largest tensor has {largest_bytes / 1024:,.1f} KiB; the logits of `chunk` tokens are {a_chunk / 1024:,.1f}. How many "
+        "tokens does one chunk hold?"
+    )
+
+
 # ---------------------------------------------------------------------------------------------- losses.cross_entropy
 def _huge_cross_entropy() -> tuple:
     import torch
@@ -836,6 +854,7 @@ CHUNKED = FunctionExercise(
     returns=("loss", "dx", "dweight"),
     tolerance=1e-6,
     memory_rule=partial(_memory_rule, chunk_at=3),
+    largest_rule=_largest_rule,
     misconceptions=(
         Misconception("last-chunk", when=_remainder_lost),
         *(

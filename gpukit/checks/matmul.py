@@ -523,7 +523,7 @@ def _epilogue_cases(rng: Random) -> list[Case]:
         ):  # a row of its own: of GELU's left tail, where 1 + erf cancels, only a digit or two would be right
             x, weight, bias = x.abs(), weight.abs(), bias.abs()
         # About the root of K, by a power of two, which leaves the sums exact.
-        cases.append(_case(x, weight / 2 ** (K.bit_length() // 2), bias, tags=tags))
+        cases.append(_case(x, weight / 2 ** (K.bit_length() // 2), bias, tags=f"once {tags}"))
     x, weight, bias = make.coarse(16, 32), make.coarse(48, 32, bits=5), make.coarse(48, bits=5)
     cases.append(_case(x, weight, bias * 30, tags="large", note="bias around 30"))
     for dtype in ("float16", "bfloat16"):
@@ -568,6 +568,8 @@ EPILOGUE = KernelExercise(
         Misconception("no-bias", gives=_after(lambda z, bias: _gelu(z))),
         Misconception("bias-after", gives=_after(lambda z, bias: _gelu(z) + bias)),
         Misconception("bias-by-rows", gives=_after(lambda z, bias: _gelu(z + bias[: len(z), None]))),
+        Misconception("bias-once", gives=_after(lambda z, bias: z * 0.5 * (1 + ((z + bias) / 2**0.5).erf()))),
+        Misconception("bias-once", gives=_after(lambda z, bias: (z + bias) * 0.5 * (1 + (z / 2**0.5).erf()))),
         Misconception("no-activation", gives=_after(lambda z, bias: z + bias)),
         Misconception("tanh-form", gives=_after(lambda z, bias: _gelu(z + bias, "tanh"))),
         Misconception("quick-gelu", gives=_after(lambda z, bias: (z + bias) * (1.702 * (z + bias)).sigmoid())),
@@ -601,7 +603,7 @@ def _int4_cases(rng: Random) -> list[Case]:
         packed = make.integers(0, 256, K // 2, N, dtype="uint8")
         # Powers of two, which cost no bits: all sums are exact in float32.
         scales = 2.0 ** -make.integers(1, 4, K // GROUP, N).to(x.dtype)
-        cases.append(_case(x, packed, scales, tags=tags, note=f"groups of {GROUP}"))
+        cases.append(_case(x, packed, scales, tags=f"once {tags}", note=f"groups of {GROUP}"))
     x, packed = make.coarse(2, 64), make.integers(0, 256, 32, 7, dtype="uint8")
     scales = 2.0 ** -make.integers(1, 4, 2, 7).float()
     scales[0, 1:] *= -1

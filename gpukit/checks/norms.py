@@ -104,7 +104,7 @@ def _rms_cases(rng: Random) -> list[Case]:
     normal, rows = make.normal, make.rows
 
     def case(x: Tensor, eps: float = RMS_EPS, note: str = "") -> Case:
-        tags = "large" if note else ""
+        tags = "large" if note else "once"
         return _case(x, make.vector(x), eps, tags=tags, note=listed(note, f"eps {eps:g}" if eps != RMS_EPS else ""))
 
     return [
@@ -131,7 +131,8 @@ def _layer_cases(rng: Random) -> list[Case]:
         case(normal(1, 1) + 3),
         case(normal(3, 64)),
         case(make.about_zero(96), note="hard rows"),
-        case(normal(2, 1024, dtype="float16")),
+        case(normal(2, 1024, dtype="float16"), tags="once"),
+        case(normal(32, 7, dtype="bfloat16"), tags="once"),
         case(normal(5, 781) + 1, 0.1),
         case(rows(97, "float16"), tags="far large", note="hard rows"),
         case(rows(128, "bfloat16"), tags="far large", note="hard rows"),
@@ -158,10 +159,19 @@ def _welford_cases(rng: Random) -> list[Case]:
         case(rows(96, "float16"), 64, tags="far large", note="hard rows"),
         case(rows(96, "bfloat16"), 128, tags="far large", note="hard rows"),
         case(normal(3, 512) + 3 * steps, 64, tags="drift", note="rising by 3 a block"),
-        case(normal(2, 1025, dtype="float16") + 2, 256, note="one element in the last block"),
+        case(normal(2, 1025, dtype="float16") + 2, 256, tags="once", note="one element in the last block"),
+        case(normal(3, 811, dtype="bfloat16") + 4 * (make.torch.arange(811) // 512), 512, tags="once"),
+        case(normal(24, 7, dtype="bfloat16"), 4, tags="once"),
         case(normal(3, 781, dtype="float16") - 1, 128, 0.1),
         case(normal(1, 3001) + 2, 4096, note="more elements than float16 can count"),
         case(make.far(4, 512, mean=1000), 128, tags="far large", note="around 1000"),
+        # 65,536 elements before a block of 32,768: the product of the two is no int32.
+        case(
+            normal(1, 3 << 15, dtype="float16") + (make.torch.arange(3 << 15) >> 16),
+            1 << 16,
+            tags="counts",
+            note="two long blocks",
+        ),
     ]
 
 
@@ -188,6 +198,8 @@ def _backward_cases(rng: Random) -> list[Case]:
         case(normal(15, 70), 8, 5),
         case(normal(3, 1025), 3),
         case(normal(3, 96), 8, note="more programs than rows"),
+        case(normal(9, 30, dtype="float16"), 4, tags="once"),
+        case(normal(24, 7, dtype="bfloat16"), 5, tags="once"),
         _case(x, weight, 4, dy, tags="many-rows cancel", note="4 programs, terms of dweight that all but cancel"),
     ]
 
@@ -197,7 +209,7 @@ def _residual_cases(rng: Random) -> list[Case]:
 
     def case(x: Tensor, note: str = "", tags: str = "") -> Case:
         # Half of the row turned around: of zeros, of tiny, large and equal numbers the sum is such a row again.
-        residual = x.flip(-1) / 2 if note else make.like(x)
+        residual = x.flip(-1) if tags == "once" else x.flip(-1) / 2 if note else make.like(x)
         return _case(x, residual, make.vector(x), make.like(x), make.like(x), tags=tags, note=note)
 
     normal, rows = make.normal, make.rows
@@ -210,6 +222,8 @@ def _residual_cases(rng: Random) -> list[Case]:
         case(normal(2, 1025)),
         case(normal(2, 1024, dtype="float16")),
         case(normal(2, 1000, dtype="bfloat16")),
+        case(make.coarse(16, 8, dtype="float16", bits=6), note="x + residual exact", tags="once"),
+        case(make.coarse(24, 10, dtype="bfloat16", bits=6), note="x + residual exact", tags="once"),
     ]
 
 
@@ -230,7 +244,7 @@ def _rope_cases(rng: Random) -> list[Case]:
             laid_out(make.normal(*shape, dtype=dtype), dy),
         ]
         note = listed(f"around {scale:g}" if scale > 1 else "", f"x {x}" if x else "", f"dy {dy}" if dy else "")
-        tags = f"leading{' strided' * bool(x or dy)}{' large' * (scale > 1)}{' heads' * (shape[1] > 1)}"
+        tags = f"leading once{' strided' * bool(x or dy)}{' large' * (scale > 1)}{' heads' * (shape[1] > 1)}"
         return _case(given[0], cos, sin, given[1], tags=tags, note=note)
 
     sparse, gap = "every second element of a row", "with a gap behind each row"
@@ -458,6 +472,7 @@ WELFORD = KernelExercise(
         Misconception("padding-in-variance", gives=_merged(_padding_spreads)),
         Misconception("tail-block", gives=_merged(_right, keep=lambda here, BLOCK_N: here == BLOCK_N)),
         Misconception("tail-block/2", when=lambda evidence: evidence.kind == "nan" and evidence.tag("partial")),
+        Misconception("count-in-32-bits", when=only("counts")),
         Misconception("cancellation", when=_far_from_zero),
     ),
 )
@@ -725,7 +740,7 @@ ROPE = KernelExercise(
     function="rope",
     cases=_rope_cases,
     reference=_rope,
-    huge=lambda: (far(3, 64, 131072, 128), far(131072, 64), far(131072, 64), far(3, 64, 131072, 128)),
+    huge=lambda: (far(3, 160, 131072, 128), far(131072, 64), far(131072, 64), far(3, 160, 131072, 128)),
     gradients=1,
     traffic=Traffic(  # the tables once for each token and pass
         reads=lambda x, cos, sin, dy: nbytes(x, dy) + 2 * len(x) * nbytes(cos, sin),

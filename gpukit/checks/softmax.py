@@ -48,8 +48,9 @@ def _fused_cases(rng: Random) -> list[Case]:
         _case(make.normal(1, 1)),
         _case(make.normal(1, 781)),
         _case(make.normal(3, 64)),
-        _case(make.normal(2, 1024, dtype="float16")),
-        _case(make.normal(2, 1025, dtype="bfloat16"), tags="long"),
+        _case(make.normal(2, 1024, dtype="float16"), tags="once"),
+        _short(make),
+        _case(make.normal(2, 1025, dtype="bfloat16"), tags="long once"),
         _case(make.normal(3, 128) + shifts, tags="large", note="rows around 1e4, 300 and -1e4"),
         _case(make.logits(97), tags="large", note="hard rows"),
         _case(_far_below(make), tags="below", note="around -1e30"),
@@ -59,7 +60,21 @@ def _fused_cases(rng: Random) -> list[Case]:
         _case(make.logits(64, "bfloat16"), tags="large", note="hard rows"),
         _constant(make),
         _steep(make),
+        _nothing(make),
     ]
+
+
+def _short(make: Inputs, *rest: Any, tags: str = "") -> Case:
+    """Half of them rise behind the first four."""
+    x = make.torch.cat([make.normal(16, 7, dtype="bfloat16"), make.late(16, 7, 4)])
+    return _case(x, *rest, tags=f"once {tags}")
+
+
+def _nothing(make: Inputs, *rest: Any) -> Case:
+    """A row that has nothing to share, beside one that has."""
+    x = make.normal(2, 40)
+    x[0] = -float("inf")
+    return _case(x, *rest, tags="all-masked", note="a row of -inf")
 
 
 def _constant(make: Inputs, *rest: Any) -> Case:
@@ -90,15 +105,17 @@ def _strided_cases(rng: Random) -> list[Case]:
         _case(normal(3, 64)),
         _case(normal(6, 6).t(), tags="strided", note="transposed"),
         _case(normal(97, 5).t(), tags="strided", note="transposed"),
-        _case(normal(2, 3, 40, dtype="bfloat16"), tags="leading"),
+        _case(normal(2, 3, 40, dtype="bfloat16"), tags="leading once"),
+        _short(make),
         _case(_far_below(make), tags="below", note="around -1e30"),
         _case(heads, tags="strided leading", note="[B, T, H, D] seen as [B, H, T, D]"),
-        _case(channels, tags="strided leading", note="[B, N, C] seen as [B, C, N]"),
+        _case(channels, tags="strided leading once", note="[B, N, C] seen as [B, C, N]"),
         _case(last_first, tags="strided leading", note="its last dimension outermost in memory"),
         _case(large, tags="strided leading large", note="transposed, around 1e4"),
         _case(hard, tags="strided large", note="hard rows, transposed"),
         _constant(make),
         _steep(make),
+        _nothing(make),
         _case(gap, tags="strided gaps large", note="hard rows, with a gap behind each"),
         _case(second, tags="strided gaps large", note="hard rows, every second element of wider ones"),
         _case(normal(2, 1, 33).expand(2, 3, 33), tags="strided gaps leading", note="expanded: stride 0"),
@@ -114,11 +131,12 @@ def _online_cases(rng: Random) -> list[Case]:
     cases = [
         _case(normal(1, 1), 64),
         _case(normal(3, 64), 64),
-        _case(normal(2, 1024, dtype="float16"), 128, tags="long"),
+        _case(normal(2, 1024, dtype="float16"), 128, tags="long once"),
         _case(normal(2, 512) + 1e4, 128, tags="long large", note="around 1e4"),
         _case(normal(2, 512) + steps, 64, tags="long", note="rising by 40 a block"),
         _case(normal(2, 512) - steps, 64, tags="long", note="falling by 40 a block"),
-        _case(normal(2, 1000, dtype="bfloat16"), 256, tags="long"),
+        _case(normal(2, 1000, dtype="bfloat16"), 256, tags="long once"),
+        _short(make, 4, tags="long"),
         _case(normal(2, 1025), 256, tags="long", note="one element in the last block"),
         _case(normal(5, 781), 128, tags="long"),
         _case(masked, 64, tags="long masked", note="with blocks of -inf"),
@@ -128,6 +146,7 @@ def _online_cases(rng: Random) -> list[Case]:
         _case(make.logits(63, "bfloat16"), 16, tags="long masked large", note="hard rows"),
         _constant(make, 16384),
         _steep(make, 16384),
+        _nothing(make, 16),
     ]
     cases = [replace(case, tags=case.tags | {"partial"}) if _block_padding(*case.args) else case for case in cases]
     return _named("BLOCK_N", cases)
@@ -151,6 +170,11 @@ def _backward_cases(rng: Random) -> list[Case]:
     low[:, ::2] -= 5
     far_apart = make.torch.full((3, 200), -50_000.0)
     far_apart[:, ::2] = 50_000
+    # Of y dy, 4095 times 9e-8, float16 holds one digit, and of its sum, which is beside a y of one half, all.
+    tiny, dy = make.torch.zeros(2, 2, 4096).half()
+    tiny[:, 0], dy[:, 1:] = 8.3125, 0.00073
+    # A y of 1/64 is exact, and the sum of y dy, 1000.16, is none of float16's.
+    near = 1000 + 0.5 * (make.normal(64).argsort() < 20).half().expand(2, 64)
     return [
         case(normal(1, 1)),
         case(normal(3, 64)),
@@ -165,6 +189,8 @@ def _backward_cases(rng: Random) -> list[Case]:
         case(make.logits(64, "bfloat16"), 3, tags="large masked", note="hard rows"),
         case(alike, 0, tags="masked", note="numbers alike and -inf"),
         _case(low.half(), far_apart.half(), tags="far", note="dy 50000 and -50000"),
+        _case(tiny, dy, tags="tiny", note="dy around 0.0007"),
+        _case(make.torch.zeros(2, 64).half(), near, tags="digits", note="zeros, dy around 1000"),
     ]
 
 
@@ -180,10 +206,11 @@ def _persistent_cases(rng: Random) -> list[Case]:
         case(make.normal(1, 1), 8),
         case(make.normal(3, 64), 8),
         case(make.normal(8, 64), 4),
-        case(make.normal(12, 1024, dtype="float16"), 4),
+        case(make.normal(12, 1024, dtype="float16"), 4, tags="once"),
         case(make.normal(37, 781), 8),
         case(make.normal(7, 1000), 4),
-        case(make.normal(5, 1025, dtype="bfloat16"), 3),
+        case(make.normal(5, 1025, dtype="bfloat16"), 3, tags="once"),
+        _short(make, 5, tags="many-rows remainder"),
         case(make.logits(97), 8, tags="large masked", note="hard rows"),
         case(_far_below(make), 8, tags="below", note="around -1e30"),
         case(make.logits(130, "float16"), 3, tags="large masked", note="hard rows"),
@@ -191,6 +218,7 @@ def _persistent_cases(rng: Random) -> list[Case]:
         case(make.normal(6, 33), 1, note="one program"),
         _constant(make, 8),
         _steep(make, 8),
+        _nothing(make, 8),
     ]
     return _named("max_programs", cases)
 
@@ -335,6 +363,8 @@ def _common(lanes: Callable[..., int]) -> tuple[Misconception, ...]:
         return e / _row(e)
 
     return (
+        Misconception("shares-nothing", when=only("all-masked")),
+        Misconception("not-the-lowest", when=only("below", "all-masked")),
         Misconception("tail-mask", gives=pads_with_zero, fill=lambda evidence: {"lanes": lanes(*evidence.case.args)}),
         Misconception("max-over-padding", gives=masks_only_the_sum),
         Misconception("no-max-subtraction", gives=_no_maximum),
@@ -427,7 +457,8 @@ BACKWARD = KernelExercise(
         Misconception("mean-of-dy", gives=_gradient(lambda y, dy, x: y * (dy - _row(y * dy) / y.shape[-1]))),
         Misconception("saved-x", gives=_gradient(lambda y, dy, x: x * (dy - _row(x * dy)))),
         Misconception("sign", gives=_gradient(lambda y, dy, x: y * (_row(y * dy) - dy))),
-        Misconception("low-precision", when=only("far")),
+        Misconception("low-precision/2", when=only("tiny", "digits")),
+        Misconception("low-precision", when=only("far", "tiny", "digits")),
         Misconception("padding-inf", when=lambda evidence: evidence.tag("tail")),
     ),
 )

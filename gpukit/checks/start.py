@@ -1,4 +1,4 @@
-"""The exercise of notebook 00: a first check that fails, says why, and passes after one line is mended."""
+"""The exercise of notebook 00: a first check that fails, says why, and passes after one line is fixed."""
 
 from __future__ import annotations
 

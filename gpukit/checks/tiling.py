@@ -1,4 +1,4 @@
-"""The exercises of notebook 06: cases, bounds, and what each wrong idea computes."""
+"""The exercises of notebook 07: cases, bounds, and what each wrong idea computes."""
 
 from __future__ import annotations
 

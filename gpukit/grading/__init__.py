@@ -9,4 +9,5 @@ compare, evidence   whether a result is right; what a check saw; recognize tells
 diagnose, verdict   the lines that the learner reads; state, label and lines as one object
 plugin, cells       the grader of `pytest --nbval notebooks`; check_cells protects its cells; report writes what a run found
 stubs               exercises/ out of solutions/
+example             what an answer moves and takes on one input of a real size, for `gpukit compare` and charts
 """

@@ -150,6 +150,27 @@ def tensor(name: str, actual: Any, truth: Tensor, native: Tensor, *, gradient: b
     return wrong("values", text, mismatch)
 
 
+def rounded(
+    outputs: dict[str, Tensor],
+    truths: Sequence[Tensor],
+    singles: Sequence[Tensor],
+    shown: Sequence[str] = (),
+    gradients: bool = False,
+) -> str:
+    """How results in 16 bits are not those of float32 arithmetic, rounded once; empty if they are. singles: the reference's
+    in float32."""
+    from gpukit.testing import compare_rounded
+
+    called = dict(zip(outputs, shown, strict=False))
+    for (name, actual), truth, single in zip(outputs.items(), truths, singles, strict=True):
+        mismatch = compare_rounded(actual, truth, single, gradient=gradients and name != "y")
+        if mismatch is not None:
+            right, yours = told_apart(mismatch.expected, mismatch.actual)
+            at = f"{called.get(name, name)}{list(mismatch.index)}"
+            return f"{at} is {right}, yours {yours}{_how_many(mismatch.wrong, mismatch.total)}"
+    return ""
+
+
 def same(predicted: dict[str, Tensor], outputs: dict[str, Any]) -> bool:
     """Whether the outputs that a wrong idea speaks of are what it gives."""
     import torch
@@ -182,17 +203,19 @@ def nearer(predicted: dict[str, Tensor], outputs: dict[str, Any], truths: dict[s
     return any(off(wrong, outputs[name]) < 0.8 * off(truths[name], outputs[name]) for name, wrong in predicted.items())
 
 
-def doubled(args: tuple) -> tuple:
+def doubled(args: tuple, dtype: str = "float64") -> tuple:
     """The arguments with float64 for every floating-point tensor, which lies in memory as it did: an idea may read it with
     other strides."""
     import torch
+
+    wide = getattr(torch, dtype)
 
     def double(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or not x.dtype.is_floating_point:
             return x
         if x.is_contiguous():
-            return x.double()
-        memory = x.new_empty(0).set_(x.untyped_storage()).double()
+            return x.to(wide)
+        memory = x.new_empty(0).set_(x.untyped_storage()).to(wide)
         return memory.as_strided(x.shape, x.stride(), x.storage_offset())
 
     return tuple(map(double, args))

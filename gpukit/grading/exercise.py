@@ -27,7 +27,9 @@ class Case:
     """One call of the learner's function. `args` stay in the judge; the worker gets copies of them, one case at a time.
 
     name  what the learner reads: "x [37, 781] float32"
-    tags  facts that diagnosis reasons with: "tail" (row shorter than its block), "strided", "large", "masked", "float16"
+    tags  facts that diagnosis reasons with: "tail" (row shorter than its block), "strided", "large", "masked", "float16".
+          "once": arithmetic is in float32 and its results alone are rounded to 16 bits, which is then proved (compare.rounded);
+          for exercises that promise it, and inputs whose sums do not cancel
     """
 
     name: str
@@ -115,6 +117,12 @@ class Exercise:
         return next(remarks, "")
 
 
+_ROUNDED_EARLY = (
+    "for the last digits: a number is rounded to 16 bits before the last step. Convert to float32 what you load, compute with "
+    "that, and let the store alone round"
+)
+
+
 def _first(gives: Any) -> Any:
     return next(iter(gives.values())) if isinstance(gives, dict) else gives
 
@@ -135,6 +143,7 @@ class FunctionExercise(Exercise):
                gives the function's arguments and an object whose attributes count what the call did (Reply.counts)
     memory_rule  (case, peak_bytes) -> (label, sentence) if the call held more tensors at once than the exercise allows,
                  else None; counted by gpukit.live, which the arguments do not enter
+    largest_rule  (case, largest_bytes) -> the same for the largest tensor that it made; goes with a memory_rule
     """
 
     expected: Callable[..., Any] = field(kw_only=True)
@@ -143,6 +152,7 @@ class FunctionExercise(Exercise):
     returns: tuple[str, ...] = ()
     setup: str = ""
     memory_rule: Callable[[Case, int], tuple[str, str] | None] | None = None
+    largest_rule: Callable[[Case, int], tuple[str, str] | None] | None = None
 
     kernel: ClassVar[bool] = False
 
@@ -180,7 +190,8 @@ class FunctionExercise(Exercise):
         return self.differs(outcome.reply.output, predicted) is None
 
     def broken_rule(self, case: Case, reply: Reply) -> tuple[str, str] | None:
-        return self.memory_rule(case, reply.peak_bytes) if self.memory_rule else None
+        broken = self.memory_rule(case, reply.peak_bytes) if self.memory_rule else None
+        return broken or (self.largest_rule(case, reply.largest_bytes) if self.largest_rule else None)
 
 
 @dataclass(frozen=True)
@@ -347,4 +358,9 @@ class KernelExercise(Exercise):
         )
 
     def broken_rule(self, case: Case, reply: Reply) -> tuple[str, str] | None:
+        if "once" in case.tags:
+            wide, single = (compare.doubled(case.args, dtype) for dtype in ("float64", "float32"))
+            truths, singles = (compare.reference(self.reference, args, self.gradients) for args in (wide, single))
+            if how := compare.rounded(reply.outputs, truths, singles, self.returns, gradients=self.gradients > 0):
+                return "rounded-early", f"{_ROUNDED_EARLY}. Computed in float32 and rounded once, {how}"
         return self.launch_rule(case, reply.launches) if self.launch_rule else None

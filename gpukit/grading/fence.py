@@ -11,7 +11,7 @@ seccomp     system calls: no sockets, no other processes (threads are allowed), 
 rlimits     memory, CPU, open files, processes, the size of a file; no core dumps.
 
 There is no package to lean on: those for Landlock know no seccomp, those for seccomp need libseccomp, and what is used here is
-five system calls. `device` is that of gpukit.grading.server. What "cuda" needs was tried on an H100 and is no test here.
+five system calls. `device` means what it means in gpukit.grading.server. What "cuda" needs was tried on an H100 and is no test here.
 """
 
 from __future__ import annotations

@@ -92,6 +92,14 @@ class Inputs:
             masked[0, 1::2] = masked[1, : n // 2] = masked[2, (n + 1) // 2 :] = masked[3, 1:] = masked[4, :-1] = -inf
         return self.torch.cat([self.rows(n, "float64"), masked]).to(getattr(self.torch, dtype))
 
+    def late(self, M: int, N: int, block: int) -> Tensor:
+        """bfloat16 rows that begin with a block of numbers near 0.3 and rise by about 3 behind it: the difference of the two
+        maxima has more digits than 16 bits hold. Short rows: what one rounded term loses, no other makes up for."""
+        x = self.torch.randn(M, N, generator=self.generator)
+        x[:, :block] = 0.3 + x[:, :block] / 20
+        x[:, block] += 3
+        return x.to(self.torch.bfloat16)
+
     def factors(self, M: int, N: int, K: int, dtype: str = "float32") -> tuple[Tensor, Tensor]:
         """a [M, K] and b [K, N] of whole numbers whose product is exact in float32 sums, in any order, and in no others. Rows
         of a: one whose sums leave float16 and all but cancel in the end; zeros; the last element alone; the first alone; all

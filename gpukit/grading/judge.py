@@ -26,16 +26,17 @@ from pathlib import Path
 from typing import Any
 
 from gpukit import course
-from gpukit.grading import messages, wire
+from gpukit.grading import messages, registry, wire
 from gpukit.grading.check_cells import protect_imports
 from gpukit.grading.diagnose import Diagnosis, Words
 from gpukit.grading.evidence import Outcome
+from gpukit.grading.example import offer
 from gpukit.grading.exercise import Case, Exercise
 from gpukit.grading.lint import lint
 from gpukit.grading.messages import Failure, Job, Reply
 from gpukit.grading.registry import exercise as find
 from gpukit.grading.server import Deadline, Server, ServerFailed, ServerGone, Worker
-from gpukit.grading.verdict import CheckFailed, Verdict
+from gpukit.grading.verdict import CheckFailed, Shown, Verdict
 from gpukit.simulator.compiler import compile as compiler
 
 COMPILED_FOR = ("a100-80gb", "h100-sxm")  # a pass means that the kernels compile for these, sm_80 and sm_90
@@ -47,15 +48,22 @@ _servers: dict[str, Server] = {}
 
 
 def check(exercise_id: str) -> None:
-    """Check one exercise: prints a line and returns, or raises CheckFailed with the diagnosis. For notebooks.
+    """Check one exercise, `gpukit.check("softmax.fused")`, or all exercises of a concept, `gpukit.check("softmax")`.
+
+    One exercise: shows a line and returns if your answer passes or is not written yet, and raises CheckFailed with the
+    diagnosis if it is wrong. A concept: shows one line for each exercise and how many of them pass.
 
     Raises UnknownExercise, naming the nearest id.
     """
-    exercise = find(exercise_id)
-    verdict = _handed_over(exercise.id) or judge(exercise.id, course.impl())
-    if not verdict.passed:
-        raise CheckFailed(verdict)
-    print(verdict)
+    ids = registry.named(exercise_id)
+    verdicts = [_handed_over(each) or judge(each, course.impl()) for each in ids]
+    if ids != [exercise_id]:
+        count = f"{sum(verdict.passed for verdict in verdicts)} of {len(verdicts)} exercises pass"
+        Shown([*((verdict.state, verdict.line) for verdict in verdicts), ("", count)]).show()
+    elif verdicts[0].state in ("pass", "todo"):
+        Shown([(verdicts[0].state, f"{verdicts[0]}{offer(verdicts[0])}")]).show()
+    else:
+        raise CheckFailed(verdicts[0])
 
 
 def hint(exercise_id: str, number: int | None = None) -> None:

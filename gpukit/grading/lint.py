@@ -14,8 +14,12 @@ from __future__ import annotations
 import ast
 import builtins
 import difflib
+import io
+import os
+import pathlib
 import string
 import symtable
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,6 +71,10 @@ def importable(counted: bool = False) -> list[str]:
     return [*others, *sorted(plain)]
 
 
+# What files, paths and the system are asked for by these names is refused, and no slip of the pen for another.
+_KNOWN = frozenset({*dir(io.TextIOWrapper), *dir(pathlib.Path), *dir(os), *dir(sys)})
+
+
 class _Refused(Exception):
     def __init__(self, text: str, *keys: str, instead: str = "", names: Iterable[str] = ()):
         """`keys` are what INSTEAD may know it as, the more exact ones first. `names`: those of which the last key may be a slip."""
@@ -74,7 +82,8 @@ class _Refused(Exception):
         self.text = text
         self.instead = instead or next((INSTEAD[key] for key in keys if key in INSTEAD), "")
         if not self.instead:
-            meant = difflib.get_close_matches(keys[-1], names, 1, 0.75) if keys else []
+            slip = keys and keys[-1] not in _KNOWN  # .read is no slip of .real
+            meant = difflib.get_close_matches(keys[-1], names, 1, 0.75) if slip else []
             self.instead = f"is {text.removesuffix(keys[-1])}{meant[0]} meant?" if meant else _LISTED
 
 

@@ -102,7 +102,7 @@ class Reply:
     """The answer to a job (the file is loaded, `missing` its function, or an `error`), then the one to each case.
 
     output       what a plain function returned; `counts` what the object of its `setup` counted, `peak_bytes` the most
-                 bytes of tensors that were alive
+                 bytes of tensors that were alive, `largest_bytes` the most of one
     outputs      a kernel exercise's results by name, `devices` of those that are tensors
     changed      arguments that the call changed and should not have; `aliases` results in the memory of an argument
     host_ops     PyTorch operations beside allocation, views and copies: (name, line)
@@ -119,6 +119,7 @@ class Reply:
     output: Any = None
     counts: dict[str, Any] = field(default_factory=dict)
     peak_bytes: int = 0
+    largest_bytes: int = 0
     outputs: dict[str, Any] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()

@@ -15,6 +15,13 @@ from gpukit.grading.exercise import Case, Exercise, Misconception
 _INAPPLICABLE = (ArithmeticError, ValueError, TypeError, IndexError, KeyError, RuntimeError, AttributeError)
 # How a tag of a case reads after "fails for every case"; told where it tells the failed cases from the others.
 TAGS = {
+    "all-masked": "with a row of nothing but -inf",
+    "once": "in 16 bits whose results may be rounded only once",
+    "counts": "with more elements than a number of 16 bits can count",
+    "close": "with random numbers close to the threshold",
+    "other-ratio": "with another number of tokens per parameter than 20",
+    "several": "in which a name is called at several levels",
+    "nested": "with calls inside calls",
     "tail": "whose row length is not a power of two",
     "strided": "whose input is not contiguous",
     "large": "with large values",

@@ -56,3 +56,11 @@ def exercise(exercise_id: str) -> Exercise:
     near = difflib.get_close_matches(str(exercise_id), known, n=1, cutoff=0.3)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise UnknownExercise(f"no exercise is called {exercise_id!r}{hint}  (all of them: gpukit progress)")
+
+
+def named(name: str) -> list[str]:
+    """The ids that a learner's word stands for: "softmax" for all exercises of a concept, or the id of one exercise.
+
+    Raises UnknownExercise.
+    """
+    return [item.id for item in catalog().values() if item.concept == name] or [exercise(name).id]

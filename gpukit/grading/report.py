@@ -27,7 +27,7 @@ _HOST_PATH = re.compile(r"(?<![\w.)\]/])/(?:[\w.+@-]+/)+(?=[\w.+@-])")
 
 
 def plain(text: str) -> str:
-    """`text` without colour codes and control characters."""
+    """`text` without color codes and control characters."""
     return _CONTROL.sub("", _ANSI.sub("", text))
 
 

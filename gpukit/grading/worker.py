@@ -176,7 +176,8 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
         output = function(*args)
     touched = _touched(function, args, before, output, job)
     kept = _NUMBER_BYTES * max(0, numbers.kept - _NUMBERS_FREE)
-    return Reply(output=_plain(output), peak_bytes=memory.peak_bytes + kept, changed=touched)
+    peak, largest = memory.peak_bytes + kept, memory.largest_bytes
+    return Reply(output=_plain(output), peak_bytes=peak, largest_bytes=largest, changed=touched)
 
 
 _NUMBER_BYTES, _NUMBERS_FREE = 32, 64  # of a number in a list; some losses and norms may be kept as numbers
@@ -444,6 +445,12 @@ def _outputs(function: Any, args: tuple, job: Job, names: list[str]) -> dict[str
         return {"y": y, f"d{names[0]}": None}
     grads = torch.autograd.grad(y, inputs[:gradients], dy, allow_unused=True)
     return {"y": y.detach(), **{f"d{name}": grad for name, grad in zip(names, grads, strict=False)}}
+
+
+def call(function: Any, args: tuple, exercise: Any) -> dict[str, Any]:
+    """One call of an answer as a check makes it, gradients too."""
+    job = exercise.job("", "cpu")
+    return _outputs(function, args, job, _argument_names(function, args, job))
 
 
 def _named(results: dict[str, Any], names: list[str], job: Job) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 class Operator(typing.NamedTuple):
     """A launcher, and the operator of PyTorch that calls it. torch.compile does not look into an operator, so that any
-    shape works and no graph breaks. Outside of it the launcher alone will do: an operator costs the CPU 9 us a call."""
+    shape works and no graph breaks. Outside of it the launcher alone will do: an operator costs the CPU 9 µs per call."""
 
     name: str
     launcher: Callable
@@ -71,7 +71,7 @@ def differentiable(
     materialize  whether an upstream gradient that nobody sent is zeros; else it is None
 
     Inside torch.compile it is the operator, under torch.no_grad() the launcher alone, and else a torch.autograd.Function,
-    which costs the CPU 4 to 5 us a call: autograd's part of an operator would cost 17.
+    which costs the CPU 4 to 5 µs per call: autograd's part of an operator would cost 17.
     """
 
     def save(ctx, inputs, output) -> None:

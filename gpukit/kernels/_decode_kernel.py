@@ -1,5 +1,5 @@
 """The kernel of decode_attention, which explains how the work is shared out: a program's walk over its tokens, the integers
-of an int8 cache made floats in registers, and the join of all splits by whoever is done last."""
+of an int8 cache made floats in registers, and the join of all splits by the program that is done last."""
 
 import triton
 import triton.language as tl

@@ -5,7 +5,7 @@ The scores are computed again from q and k, and with p = exp(scale q k^T - LSE):
 where delta = sum(o do) of each row comes from a small kernel of its own. One kernel goes over the queries for a block of
 dk and dv, another over the keys for a block of dq: the scores are computed twice, and nobody adds to what another program
 writes, so that two runs agree in every bit. The first computes k q^T, the scores already transposed, because transposing
-a result of tl.dot for the next one has given wrong numbers on Hopper.
+a result of tl.dot for the next product has given wrong numbers on Hopper.
 """
 
 import torch

@@ -3,7 +3,7 @@ chooses it, and explains what is computed; these are the same steps. On Hopper g
 
 A descriptor names a whole tensor [B, H, T, D] once, with its strides; the TMA unit then fetches a block of rows from four
 coordinates and fills with zeros what lies past the end. Pointers take an address for every 16 bytes instead, registers
-that here were missing: on an H200 dk and dv of [4, 16, 4096, 128] took 2647 us by pointers, 1859 so. For dq pointers are as
+that here were missing: on an H200 dk and dv of [4, 16, 4096, 128] took 2647 µs by pointers, 1859 so. For dq pointers are as
 fast.
 Source: https://triton-lang.org/main/getting-started/tutorials/06-fused-attention.html
 """

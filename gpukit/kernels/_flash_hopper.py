@@ -1,8 +1,8 @@
 """FlashAttention on Hopper, in Gluon (gpukit.kernels.flash_attention chooses it and explains what is computed,
 gpukit.kernels._hopper how such a kernel is built).
 
-What it wins, on an H200 with [4, 16, 4096, 128]: forward 810 us, where an ordinary Triton kernel with tensor descriptors
-took 1100 and cuDNN 871; dq 1039 us after 1306 by pointers, dk and dv 1913 us after 2080 by descriptors. The tensor cores and
+What it wins, on an H200 with [4, 16, 4096, 128]: forward 810 µs, where an ordinary Triton kernel with tensor descriptors
+took 1100 and cuDNN 871; dq 1039 µs after 1306 by pointers, dk and dv 1913 µs after 2080 by descriptors. The tensor cores and
 the units that compute exponentials each need about the same time for a block of scores, so both have to work all the time,
 side by side:
     Two groups of four warps, with 64 queries each, take turns at the tensor cores; one group's exponentials are computed

@@ -2,7 +2,7 @@
 
 One warp fetches: it lets the TMA unit copy blocks into a ring of slots in shared memory, ahead of use. Groups of four warps
 compute. Who waits for whom goes through barriers in shared memory (mbarriers). A barrier counts arrivals, of threads or of
-bytes that the TMA unit has copied; when all have come, its phase, 0 or 1, changes, and whoever waited for that phase goes on.
+bytes that the TMA unit has copied; when all have come, its phase, 0 or 1, changes, and the warps that waited for that phase go on.
 
 Gluon cannot be interpreted: gpukit.trace(), and tests without a GPU, see other kernels instead.
 Source: https://docs.nvidia.com/cuda/parallel-thread-execution/ (mbarrier, cp.async.bulk.tensor, setmaxnreg)

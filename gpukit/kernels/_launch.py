@@ -82,5 +82,5 @@ def launch(kernel, programs: int, *arguments: Tensor | TensorDescriptor | int | 
 
 
 def power_of_2(n: int) -> int:
-    """The smallest power of two that is n, at least 1, or more. Triton's own takes the CPU 4 us."""
+    """The smallest power of two that is n, at least 1, or more. Triton's own takes the CPU 4 µs."""
     return 1 << (n - 1).bit_length()

@@ -140,7 +140,7 @@ def _bwd_config(N: int, dtype: torch.dtype, centre: bool, tensors: int, shared_b
 
     Only 16 warps on an SM, since each program costs a row of float32 sums for weight and bias; a LayerNorm, which waits for
     two sums one after the other, needs a second program beside the first. What keeps the memory busy are the next two rows
-    of each on their way into shared memory: RMSNorm of 16,384 x 4,096 takes 110 us with them and 125 with twice the warps
+    of each on their way into shared memory: RMSNorm of 16,384 x 4,096 takes 110 µs with them and 125 with twice the warps
     instead; 61 and 79 for 4,096 x 8,192.
     """
     if not choices.is_resident(N, dtype, choices.RESIDENT_BWD):
@@ -158,7 +158,7 @@ def _bwd_config(N: int, dtype: torch.dtype, centre: bool, tensors: int, shared_b
 def norm_bwd(
     dy: Tensor, du: Tensor | None, x: Tensor, weight: Tensor | None, bias: Tensor | None, stats: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """dx, dweight, dbias. x: what was normalised, which is u if there was a residual; dx is the residual's gradient too."""
+    """dx, dweight, dbias. x: what was normalized, which is u if there was a residual; dx is the residual's gradient too."""
     dx = empty(x)
     if x.numel() == 0:
         return dx, *(None if w is None else torch.zeros_like(w) for w in (weight, bias))

@@ -81,7 +81,7 @@ def added(ptrs, stride, mask, PARTS: tl.constexpr):
 @triton.jit
 def is_last(counter_ptr, programs):
     """Whether this program is the last of the `programs` that share a counter and call this once, each after it has stored
-    its part of a result. The last one can load all parts, with cache_modifier=".cg": the L1 of its SM knows nothing of
+    its part of a result. The last program can load all parts, with cache_modifier=".cg": the L1 of its SM knows nothing of
     what others store. It leaves the counter at 0, for the next launch.
 
     A second kernel that adds the parts would wait until all programs are done, and cost a launch."""

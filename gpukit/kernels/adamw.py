@@ -6,7 +6,7 @@ solutions/adamw.py.
 With gradient g, at step t:
     m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2
     p = (1 - lr wd) p - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
-Traffic in float32: p, m and v read and written, g read, 28 bytes a parameter, the least possible. With bfloat16 weights
+Traffic in float32: p, m and v read and written, g read, 28 bytes per parameter, the least possible. With bfloat16 weights
 and gradients and a float32 master copy it is 28 as well, with stochastic rounding in place of the master 22.
 
 The kernel finds its tensors in a table of addresses, so that 2,000 small tensors cost one launch, as one large tensor

@@ -148,7 +148,7 @@ def cross_entropy_bwd_kernel(
 @triton.jit
 def scale_rows_kernel(x_ptr, scale_ptr, stride_xm, stride_xv, stride_scale, V, BLOCK_V: tl.constexpr):
     """One row per program: x *= scale, in place. Where the scale is 1, as after loss.backward(), no row is read: as many
-    programs as blocks would take 150 us to find that out for 4,096 x 128,256."""
+    programs as blocks would take 150 µs to find that out for 4,096 x 128,256."""
     pid_m = tl.program_id(0).to(tl.int64)
     scale = tl.load(scale_ptr + pid_m * stride_scale)
     if scale != 1.0:
@@ -161,9 +161,9 @@ def scale_rows_kernel(x_ptr, scale_ptr, stride_xm, stride_xv, stride_scale, V, B
 def _row_config(V: int, dtype: torch.dtype, gradient: bool) -> dict:
     """Blocks and warps; times of an H200, bf16, 4,096 rows.
 
-    The loss alone is one stream: blocks of 8,192 read 128,256 logits in 274 us (16,384: 304, 32,768: 382). With the
+    The loss alone is one stream: blocks of 8,192 read 128,256 logits in 274 µs (16,384: 304, 32,768: 382). With the
     gradient a row is read twice, the second time from L2 if few rows are under way at a time, so long rows get all warps:
-    737 us, and 750 with 8. Rows that begin anywhere are loaded element by element: 50,257 in 425 us, 659 with 8 warps."""
+    737 µs, and 750 with 8. Rows that begin anywhere are loaded element by element: 50,257 in 425 µs, 659 with 8 warps."""
     BLOCK_V, num_warps = 8192, 8
     if gradient and V % 8:
         num_warps = 32

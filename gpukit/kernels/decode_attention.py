@@ -170,7 +170,7 @@ def decode_attention_fwd(
 
 
 def _in_pairs(cache: Tensor, strides: tuple[int, ...]) -> bool:
-    """Whether two neighbouring numbers of 8 bits are one of 16 wherever a row of the cache begins."""
+    """Whether two neighboring numbers of 8 bits are one of 16 wherever a row of the cache begins."""
     return strides[3] == 1 and not (strides[0] | strides[1] | strides[2] | cache.data_ptr()) & 1
 
 

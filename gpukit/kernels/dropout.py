@@ -9,9 +9,9 @@ random numbers again, from the seed.
 
 An element's number depends on the seed and on its index in the flattened tensor, on nothing else: not on strides, dtype,
 device or how the kernel is launched. One Philox call makes four numbers of 32 bits, of which the upper 24 are compared
-with p 2^24. A call for each element, as tl.rand makes it, is more arithmetic than memory gives time for: 200 us for
-16384 x 4096 bf16 on an H200. Four elements to a call: 91 us. With 7 rounds instead of 10, the fewest that pass the tests
-of the source: 76 us, where a copy takes 68 and PyTorch's dropout, which also writes a mask, 115.
+with p 2^24. A call for each element, as tl.rand makes it, is more arithmetic than memory gives time for: 200 µs for
+16384 x 4096 bf16 on an H200. Four elements to a call: 91 µs. With 7 rounds instead of 10, the fewest that pass the tests
+of the source: 76 µs, where a copy takes 68 and PyTorch's dropout, which also writes a mask, 115.
 
 Sources: Srivastava et al. 2014, https://jmlr.org/papers/v15/srivastava14a.html; Philox: Salmon et al. 2011,
 https://doi.org/10.1145/2063384.2063405

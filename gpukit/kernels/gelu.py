@@ -49,11 +49,11 @@ def _sigmoid(x):
 def _normal(x, FINE: tl.constexpr):
     """Phi(-|x|), the tail of the normal distribution, and exp(-x^2 / 2).
 
-    float64 takes tl.erf. For the others that is too much work: 37 instructions an element, more than the arithmetic units
+    float64 takes tl.erf. For the others that is too much work: 37 instructions per element, more than the arithmetic units
     finish while the memory delivers it. A polynomial in t times exp(-x^2 / 2) does not cancel where x is very negative, as
-    1 + erf(x) does. In 16 bits the one of 7.1.26 will do, wrong by 7e-8 at most, which takes 19; for float32, FINE, one of
-    degree 8 is wrong by 2e-7 of the tail. On an H200, bias + GELU of 16,384 x 4,096 in bf16: 71 us, 102 with erf; backward
-    108 and 151.
+    1 + erf(x) does. In 16 bits formula 7.1.26 is enough, which takes 19: its error is at most 7e-8, which at x = -5 is 2e-3
+    of the tail and at -8 1e-2. For float32, FINE, a polynomial of degree 8 that was fitted for this kernel is wrong by 2e-7
+    of the tail at most, for |x| up to 13.
     """
     if x.dtype == tl.float64:
         return 0.5 - 0.5 * tl.erf(tl.abs(x) * 0.7071067811865476), tl.exp(-0.5 * x * x)

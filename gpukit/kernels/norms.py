@@ -39,7 +39,7 @@ from gpukit.kernels._rows import as_rows, empty
 
 @triton.jit
 def _load_input(x_ptr, residual_ptr, offs_x, offs_r, mask, ACC: tl.constexpr):
-    """x, or x + residual rounded to their dtype: what is normalised is what is handed on as u. Padding is 0."""
+    """x, or x + residual rounded to their dtype: what is normalized is what is handed on as u. Padding is 0."""
     x = tl.load(x_ptr + offs_x, mask=mask, other=0.0).to(ACC)
     if residual_ptr is not None:
         x += tl.load(residual_ptr + offs_r, mask=mask, other=0.0).to(ACC)
@@ -156,7 +156,7 @@ def norm_fwd_long_kernel(
 @cache
 def _fwd_config(N: int, dtype: torch.dtype, centre: bool) -> tuple:
     """The kernel, and its block: whole rows, as many as make 1,024 elements, 32 of them a thread; 64 in a long LayerNorm,
-    whose warps wait for each other twice: 39 us for 4,096 x 8,192, 42 with twice the warps."""
+    whose warps wait for each other twice: 39 µs for 4,096 x 8,192, 42 with twice the warps."""
     if not choices.is_resident(N, dtype, choices.RESIDENT_FWD):
         return norm_fwd_long_kernel, choices.long_config(dtype)
     BLOCK_N = power_of_2(N)

@@ -10,7 +10,7 @@ themselves are multiplied, which is exact, and one product with the scale is mad
 Traffic: weight and scales once, a once for each column of tiles, c once; with few rows the weight is nearly all of it.
 Formats: int8 [K, N] is one weight in each, and its columns are best contiguous. int4 is int16 [K / 4, N], four weights in
 each: of 64 rows of weights, row j of 16 holds rows j, 16 + j, 32 + j and 48 + j, from the lowest bits on, each as q + 8.
-So the four meet runs of neighbouring columns of a, and two of these integers fill a register of two bfloat16.
+So the four meet runs of neighboring columns of a, and two of these integers fill a register of two bfloat16.
 Source: https://arxiv.org/abs/2208.07339 (weights alone, activations in 16 bits); https://arxiv.org/abs/2210.17323 (groups).
 """
 

@@ -4,7 +4,7 @@ The same kernel, to be read first: `rope` in solutions/norms.py.
 
     q1, q2 = the halves of a head;    out = (q1 cos - q2 sin, q2 cos + q1 sin)
 
-as LLaMA and GPT-NeoX pair them, not GPT-J (neighbours 0 and 1, 2 and 3). The gradient is the turn backwards, with -sin.
+as LLaMA and GPT-NeoX pair them, not GPT-J (neighbors 0 and 1, 2 and 3). The gradient is the turn backwards, with -sin.
 Traffic: q and k read and written once. cos and sin are read once for each token, whatever the number of heads.
 
 Limits: whole heads are turned; where only the first part of a head is (partial rotary factors), pass that part. cos and

@@ -246,7 +246,7 @@ def _resident_config(N: int, dtype: torch.dtype) -> dict:
 @cache
 def _pieces_config(N: int, dtype: torch.dtype) -> dict | None:
     """Rows whose loads are of single elements, so that idle lanes cost as much as others: 781 as 512 + 256 + 16 lanes is
-    9.7 us in a CUDA graph, as 1024 it is 10.1. None where pieces save less than a tenth, or where they were no faster:
+    9.7 µs in a CUDA graph, as 1024 it is 10.1. None where pieces save less than a tenth, or where they were no faster:
     longer rows, which have more warps."""
     if N % 16 == 0 or not 512 < N < 1024:
         return None
@@ -281,7 +281,7 @@ def _online_fwd_config(N: int, dtype: torch.dtype) -> dict:
 
 @cache
 def _online_bwd_config(N: int, dtype: torch.dtype) -> dict:
-    """As forward: 479 us for 65,536 columns, 505 with half of the block; 1,012 for 131,072, and 1,074. For 50,257 columns
+    """As forward: 479 µs for 65,536 columns, 505 with half of the block; 1,012 for 131,072, and 1,074. For 50,257 columns
     it is 492, and 548 with twice the block."""
     BLOCK_N = 8192 if N % 16 or dtype == torch.float64 else 16384 if N <= 65536 else 32768
     return {"BLOCK_N": BLOCK_N, "ACC": acc_dtype(dtype), "num_warps": 32}

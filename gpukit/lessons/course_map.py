@@ -35,16 +35,20 @@ def course_map(here: str) -> Picture:
                 ax.add_patch(_box(column, row, colour))
                 name = stem[3:].replace("_", " ")
                 ax.text(
-                    column + 0.46, row, f"{stem[:2]}\n{_CAPITALS.get(name, name)}", ha="center", va="center", fontsize=7,
+                    column + 0.46, row, f"{stem[:2]}\n{_CAPITALS.get(name, name)}", ha="center", va="center", fontsize=8,
                     color="white" if chosen else style.INK,
                 )  # fmt: skip
                 if chosen:
-                    ax.text(column + 1.05, row, "you are here", va="center", color=style.YOURS, fontweight="bold")
+                    ax.text(
+                        column + 0.46, row + 0.42, "you are here", ha="center", va="center", fontsize=8.5,
+                        color=style.YOURS, fontweight="bold",
+                    )  # fmt: skip
         ax.set_xlim(-1.9, widest)
         ax.set_ylim(len(parts) - 0.45, -0.55)
         ax.axis("off")
     number = next(stem[:2] for stem in stems if stem[3:] == here)
-    rows = "; ".join(f"{part}: {lessons[0][:2]} to {lessons[-1][:2]}" for part, lessons in parts.items())
+    numbers = {part: list(dict.fromkeys((lessons[0][:2], lessons[-1][:2]))) for part, lessons in parts.items()}
+    rows = "; ".join(f"{part}: {' to '.join(ends)}" for part, ends in numbers.items())
     return style.picture(fig, alt=f"The notebooks of the course. {rows}. You are at {number}.")
 
 

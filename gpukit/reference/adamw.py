@@ -117,7 +117,7 @@ def build(provider: Callable, inputs: tuple[Tensor, ...]) -> Callable[[], list[T
 
 
 def cost(shape: tuple[int, int], dtype: torch.dtype) -> Cost:
-    """p, g, m and v read, p, m and v written, all in `dtype`: 28 bytes a parameter in float32; 14 FLOPs each."""
+    """p, g, m and v read, p, m and v written, all in `dtype`: 28 bytes per parameter in float32; 14 FLOPs each."""
     _, elements = shape
     return Cost(4 * elements * dtype.itemsize, 3 * elements * dtype.itemsize, 14 * elements)
 

@@ -21,7 +21,7 @@ def dequantize(q: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class SmallModel(nn.Module):
-    """A decoder-only language model, as small as one can be: embeddings of tokens and places, blocks of attention and an
+    """A decoder-only language model, as small as possible: embeddings of tokens and places, blocks of attention and an
     MLP, logits. Weights are random: what it says means nothing, and each token depends on all before it.
 
     `model(tokens)` sees whole sequences [B, T] and returns logits [B, T, vocabulary]. `model(tokens, caches)` sees what

@@ -41,7 +41,7 @@ def layer_norm_library(x: Tensor, weight: Tensor, bias: Tensor, eps: float = LAY
 
 
 def residual_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = RMS_EPS) -> tuple[Tensor, Tensor]:
-    """(y, u): the sum goes on to the next block as u, and is normalised as it was rounded."""
+    """(y, u): the sum goes on to the next block as u, and is normalized as it was rounded."""
     u = x + residual
     return rms_norm(u, weight, eps), u
 

@@ -1,6 +1,6 @@
 """Products with int8 and int4 weights: what they mean, on which inputs they are judged, and the least they must move.
 
-Shapes are (M, N, K): a [M, K] times a weight [K, N] that is stored in 8 or 4 bits, with a scale for each GROUP of rows in
+Shapes are (M, N, K): a [M, K] times the weight [K, N] that is stored in 8 or 4 bits, with a scale for each GROUP of rows in
 each column.
 """
 

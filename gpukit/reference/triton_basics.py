@@ -1,4 +1,4 @@
-"""What the kernels of notebook 08 are held against: Triton's random numbers, in PyTorch."""
+"""What the kernels of notebook 05 are checked against: Triton's random numbers, in PyTorch."""
 
 import torch
 from torch import Tensor

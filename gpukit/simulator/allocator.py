@@ -5,7 +5,7 @@ them and keeps what is freed for the next tensor. Memory that it keeps and nobod
 
 Rules, by default: sizes are rounded up to 512 bytes. Tensors of up to 1 MiB share segments of 2 MiB, those below 10 MiB
 segments of 20 MiB; a larger one gets a segment of its own, rounded up to 2 MiB. A tensor takes the smallest free block that
-holds it, which is split if more than 1 MiB is left (512 bytes among the small). Free neighbours in one segment become one
+holds it, which is split if more than 1 MiB is left (512 bytes among the small). Free neighbors in one segment become one
 block; segments never join and never move.
 
 Of equal blocks the lowest address is taken. Where the driver puts segments cannot be known, so here that is the oldest

@@ -187,6 +187,12 @@ def _ladder(args: argparse.Namespace, settings: Settings) -> int:
         raise CourseError(
             f"--ladder: {settings.preset} needs a GPU, and there is none here: --preset tiny climbs on a CPU"
         )
+    taken = {"batch", "steps", "micro_batches"}
+    if ignored := sorted(changes(args).keys() - taken):
+        raise CourseError(
+            f"--ladder: the rungs themselves say what changes, so it takes --batch, --micro-batches and --steps, got "
+            f"--{ignored[0].replace('_', '-')}"
+        )
     size = ladder.SIZES[settings.preset]
     settings = settings.replace(batch=args.batch or size.batch, steps=args.steps or size.steps, micro_batches=1)
     folder = Path(args.folder) if args.folder else Path("runs")

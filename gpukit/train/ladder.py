@@ -221,9 +221,7 @@ def predict(settings: Settings, way: How, gpu: hardware.Gpu) -> tuple[float, int
     needed = memory.training_memory(c, settings.batch, seq, recipe=recipe, run=run, micro_batches=way.passes)
     parts = dict(needed.parts)
     if way.loss == "chunked":
-        from gpukit.kernels.linear_cross_entropy import CHUNK_ELEMENTS
-
-        parts["working"] = CHUNK_ELEMENTS * 2 + 2 * (tokens // way.passes + c.vocab_size) * h
+        parts["working"] = plan.chunked_loss_bytes(c, tokens // way.passes)
     if way.precision == "autocast":
         parts["bf16 weights"] = 2 * parameters
     return seconds, sum(parts.values())
@@ -281,9 +279,7 @@ class Trained:
         from gpukit.train import data, optimizer
         from gpukit.train.model import GPT, GPTConfig
 
-        shape = dict(settings.model)
-        if way.padded:
-            shape["vocab_size"] = -(-shape["vocab_size"] // 128) * 128
+        shape = settings.shape if way.padded else settings.model
         self.settings = settings.replace(optimizer="gpukit" if way.optimizer == "gpukit" else "torch")
         self.way, self.device, self.number = way, device, 0
         self.schedule = Schedule(settings.steps, settings.warmup, settings.rate, settings.final_rate)
@@ -447,9 +443,9 @@ def climb(
         rows.append(row)
         if folder is not None:
             path = folder / f"ladder-{settings.preset}"
-            _merge(Path(f"{path}.csv"), COLUMNS, [[*row.values()]], 1)
-            _merge(Path(f"{path}-losses.csv"), ("rung", "step", "loss"), losses, 0)
-            _merge(Path(f"{path}-kernels.csv"), ("rung", "kernel", "launches", "us"), kernels, 0)
+            _merge(Path(f"{path}.csv"), COLUMNS, rung.name, [[*row.values()]])
+            _merge(Path(f"{path}-losses.csv"), ("rung", "step", "loss"), rung.name, losses)
+            _merge(Path(f"{path}-kernels.csv"), ("rung", "kernel", "launches", "us"), rung.name, kernels)
         gc.collect()
         torch.compiler.reset()
         if where.type == "cuda":
@@ -465,14 +461,14 @@ def line(row: dict[str, Any]) -> str:
     return "   ".join((*values, f"loss {row['loss']:.4f}"))
 
 
-def _merge(path: Path, columns: Sequence[str], rows: Sequence[Sequence], key: int) -> None:
-    """Write `rows` to the file. Those of the same rung, which column `key` names, are replaced; rungs stay in their order."""
+def _merge(path: Path, columns: Sequence[str], rung: str, rows: Sequence[Sequence]) -> None:
+    """Write the rows of a rung to the file in place of what it holds of that rung; rungs stay in their order."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = {row[key] for row in rows}
+    key = columns.index("rung")
     kept = []
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
-            kept = [row for row in list(csv.reader(file))[1:] if row[key] not in new]
+            kept = [row for row in list(csv.reader(file))[1:] if row[key] != rung]
     order = {rung.name: number for number, rung in enumerate(RUNGS)}
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")

@@ -56,7 +56,7 @@ class Trainer:
         self.device = device or torch.device("cpu")
         self.say = say if ranks.main else lambda line: None
         self.checkpoints = folder / "checkpoints"
-        config = GPTConfig(**settings.model)
+        config = GPTConfig(**settings.shape)
         if corpus.tokenizer.vocab_size > config.vocab_size:
             raise ValueError(
                 f"train: vocab_size must be at least {corpus.tokenizer.vocab_size:,}, the tokenizer's, got {config.vocab_size:,}"

@@ -64,6 +64,13 @@ def mfu_formula(config: models.Config, settings: Settings, gpu: hardware.Gpu | N
     )
 
 
+def chunked_loss_bytes(config: models.Config, tokens: int) -> int:
+    """What gpukit's linear_cross_entropy needs beside its inputs: the logits of a chunk, and both gradients, in 16 bits."""
+    from gpukit.kernels.linear_cross_entropy import CHUNK_ELEMENTS
+
+    return 2 * min(CHUNK_ELEMENTS, tokens * config.vocab_size) + 2 * (tokens + config.vocab_size) * config.hidden
+
+
 def step_memory(config: models.Config, settings: Settings, world: int = 1, *, on_cpu: bool = False) -> memory.Memory:
     """What each process holds at the worst moment of a step, modelled, on a GPU unless `on_cpu`. Raises ValueError where the batch
     cannot be shared out.
@@ -94,6 +101,8 @@ def step_memory(config: models.Config, settings: Settings, world: int = 1, *, on
         not on_cpu
     ):  # CUDA's autocast leaves the log-softmax inside cross_entropy in bf16, and the CPU's makes it float32
         working["loss"] -= logits
+    if s.kernels == "gpukit":
+        working["loss"], logits = chunked_loss_bytes(c, sequences * s.seq), 0
     # FSDP gathers the tables and the last norm in float32 for the whole pass, and one block; in the backward pass the next one
     # as well, with gradients of the head and of the block, and after the first block what is being sent of the one before.
     width = 2 if bf16 else 4

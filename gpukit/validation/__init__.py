@@ -1,4 +1,4 @@
-"""How true the simulator is. Three things are held against GPUs: traffic, times and values.
+"""How true the simulator is. Three things are checked against GPUs: traffic, times and values.
 
 traffic            traced bytes and sectors beside Nsight Compute's, by kernel, with the bars; reasons says why where it is not
 counted_kernels    the kernels that are counted

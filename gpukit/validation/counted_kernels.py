@@ -1,6 +1,6 @@
-"""Kernels written to be hard to count, and those of the project: what the simulator counts is held against Nsight Compute.
+"""Kernels written to be hard to count, and those of the project: what the simulator counts is checked against Nsight Compute.
 
-Each `Case` is a piece of work, one launch or several. `aligned` says that every run of neighbouring elements begins on a
+Each `Case` is a piece of work, one launch or several. `aligned` says that every run of neighboring elements begins on a
 sector and ends on one; on those the simulator must be within 2 %, on the others within 5 %. A case with `sample` is traced
 on that many programs. Why one is outside its bar stands in reasons.py.
 """
@@ -131,7 +131,7 @@ def _(device):
 
 @triton.jit
 def pairs(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    """Neighbours that belong together, loaded one after another: the second load asks for the sectors of the first."""
+    """Neighbors that belong together, loaded one after another: the second load asks for the sectors of the first."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     re = tl.load(x_ptr + 2 * offs)
     im = tl.load(x_ptr + 2 * offs + 1)

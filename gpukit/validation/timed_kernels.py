@@ -1,6 +1,6 @@
 """Kernels whose time is predicted and measured, and microbenchmarks of what a machine does at most.
 
-A `Case` is a piece of work of 50 us and more on an H200. A `Rate` is a kernel that does one thing only: what comes out is
+A `Case` is a piece of work of 50 µs and more on an H200. A `Rate` is a kernel that does one thing only: what comes out is
 a constant of the machine (gpukit/results/<gpu>/machine.csv), and gpukit.simulator.prediction.predict may use it, naming the row.
 """
 
@@ -426,7 +426,7 @@ def _(device):
 
 @triton.jit
 def outer_products(a_ptr, b_ptr, c_ptr, N, K, BM: tl.constexpr, BN: tl.constexpr):
-    """c = a.T @ b without tl.dot: a column of one times a row of the other, K times."""
+    """c = a.T @ b without tl.dot: K products of a column and a row."""
     offs_m = tl.program_id(0) * BM + tl.arange(0, BM)
     offs_n = tl.program_id(1) * BN + tl.arange(0, BN)
     acc = tl.zeros((BM, BN), tl.float32)
@@ -735,7 +735,7 @@ def hashed(i):
 
 @triton.jit
 def atomics(x_ptr, n, turns, SCATTER: tl.constexpr, SEM: tl.constexpr, BLOCK: tl.constexpr):
-    """Adds to neighbouring elements, or with SCATTER to places all over x; n is a power of two."""
+    """Adds to neighboring elements, or with SCATTER to places all over x; n is a power of two."""
     here = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     for i in range(turns):
         offs = here + i * tl.num_programs(0) * BLOCK

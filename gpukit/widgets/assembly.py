@@ -4,7 +4,7 @@
 
     assembly(gpukit.compile(kernel, x, y, n, BLOCK=1024, gpu="h100"), stage="SASS", line=4)
 
-Rows that do something worth a look carry a coloured tag: loads and stores with their width, copies, shared memory, tensor
+Rows that do something worth a look carry a colored tag: loads and stores with their width, copies, shared memory, tensor
 cores. The rows come from gpukit.simulator.compiler.listing; this draws them.
 """
 
@@ -160,7 +160,7 @@ def _sentence(compiled: Compiled, stage: str, line: int, rows: list[Row]) -> str
 
 
 def _folded(rows: list[Row], chosen: list[Row]) -> list[Row | int]:
-    """The chosen rows with their neighbours; a number stands for as many rows that are left out."""
+    """The chosen rows with their neighbors; a number stands for as many rows that are left out."""
     if not chosen:
         return list(rows)
     marked = set(map(id, chosen))
@@ -182,7 +182,7 @@ def _folded(rows: list[Row], chosen: list[Row]) -> list[Row | int]:
 
 
 def _tag(kind: str, bits: int = 0) -> Box:
-    """The coloured tag of a row, to be put in its place."""
+    """The colored tag of a row, to be put in its place."""
     colour, word = _TAGS[kind]
     ink = board.DARK if colour in _DARK_INK else board.LIGHT
     text = f"{word} {bits}" if bits else word

@@ -85,7 +85,7 @@ class AttentionView(Walk):
         return Drawing([*shapes, *keys], bottom, words)
 
     def _matrix(self, mask: str, query: int, step: int, left: float, top: float, cell: float) -> list[Shape]:
-        """The scores: a box for each place, coloured by when its block is computed and whether it counts."""
+        """The scores: a box for each place, colored by when its block is computed and whether it counts."""
         blocks = self.blocks_of(mask)
         (BLOCK_M, BLOCK_N), T_q, T_k = self.block, blocks.T_q, blocks.T_k
         walk = blocks.walk()

@@ -244,7 +244,7 @@ def _captions(fmt: Format, pattern: int) -> list[str]:
 
 
 def _formula(fmt: Format, pattern: int) -> str:
-    """The value formula with the three fields in their colours, and the value; or why there is none."""
+    """The value formula with the three fields in their colors, and the value; or why there is none."""
     sign, exponent, mantissa = fmt.split(pattern)
     value = fmt.decode(pattern)
     if not math.isfinite(value):

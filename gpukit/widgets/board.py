@@ -1,4 +1,4 @@
-"""Boxes, lines and words on a board of pixels, drawn twice from one list: as SVG, live and in the page's own colours, and
+"""Boxes, lines and words on a board of pixels, drawn twice from one list: as SVG, live and in the page's own colors, and
 as the still picture that a saved notebook keeps.
 """
 
@@ -178,7 +178,7 @@ def _write(ax, words: Words, order: int, point: float) -> None:
 
 
 def _stripes(box: Box) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-    """The ends of the stripes that rise through a box; those of neighbours meet."""
+    """The ends of the stripes that rise through a box; those of neighbors meet."""
     if box.hatch == "none":
         return []
     left, right, top, bottom = box.x, box.x + box.width, box.y, box.y + box.height

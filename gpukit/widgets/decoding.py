@@ -1,4 +1,4 @@
-"""Tokens a second from bytes a token: what a step of decoding reads, by batch, and which SMs read it.
+"""Tokens per second from bytes per token: what a step of decoding reads, by batch, and which SMs read it.
 
     from gpukit.widgets.decoding import busy, decoding
 

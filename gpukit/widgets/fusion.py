@@ -1,4 +1,4 @@
-"""What a chain of operations moves through memory, and what happens to it when neighbours share a kernel.
+"""What a chain of operations moves through memory, and what happens to it when neighbors share a kernel.
 
     from gpukit.accounting import fusion as graphs
     from gpukit.widgets.fusion import fusion
@@ -29,7 +29,7 @@ _COLOUR = {"read": style.READS, "write": style.WRITES}
 
 
 class FusionView(View):
-    """`chain` (the name of a graph), `gpu` and `fused` (a bool for each pair of neighbours) are traits. Tab goes from
+    """`chain` (the name of a graph), `gpu` and `fused` (a bool for each pair of neighbors) are traits. Tab goes from
     button to button, Space fuses a pair or parts it."""
 
     chain = traitlets.Unicode()
@@ -85,7 +85,7 @@ class FusionView(View):
             toggle.icon = "link" if together else "unlink" if can else "lock"
 
     def _pair(self, i: int) -> widgets.ToggleButton:
-        """The button of a pair of neighbours. Icons say what colours say too: a chain, a broken one, a lock."""
+        """The button of a pair of neighbors. Icons say what colors say too: a chain, a broken one, a lock."""
         first, second = self.graph.ops[i : i + 2]
         can = self.graph.fusible[i]
         tip = (
@@ -115,7 +115,7 @@ def fusion(graphs: Graph | Sequence[Graph], gpu: str = "h200", fused: Sequence[b
     """Show what a graph moves, and fuse its operations pair by pair.
 
     graphs   one, or several to choose from; of at most 9 operations and 16 tensors
-    fused    of the first graph: which pairs of neighbours begin fused; default: none
+    fused    of the first graph: which pairs of neighbors begin fused; default: none
     Raises ValueError for a graph that is too large, names that are not distinct, an unknown GPU, one that has no rate for
     a graph's dtype, and for pairs that cannot be fused.
     """
@@ -150,7 +150,7 @@ def _size(nbytes: float) -> str:
 
 
 def _time(us: float) -> str:
-    return f"{style.number(us)} us" if us < 10_000 else f"{style.number(us / 1000)} ms"
+    return f"{style.number(us)} µs" if us < 10_000 else f"{style.number(us / 1000)} ms"
 
 
 def _totals(plan: Plan, gpu: str) -> str:

@@ -26,7 +26,7 @@ def memory_map(moments: Mapping[str, Sequence[Sequence[tuple[str | None, int]]]]
         for row, title in enumerate(moments):
             style.label(ax, 0, row - 0.36, title, dx=0, dy=1, ha="left", fontsize=10)
         style.axes(
-            ax, x="memory (MiB); grey: a tensor, orange: reserved and unused, white: not asked for, dashed: the end"
+            ax, x="memory (MiB); grey: a tensor, orange: reserved and unused, empty: not asked for, dashed: the end"
         )
         ax.xaxis.label.set_fontsize(10)
     return style.picture(fig, alt=_alt(moments, capacity_bytes))

@@ -146,15 +146,15 @@ def gradients_in_range(exponents: Sequence[float], scales: Sequence[int], fmt: F
 
 
 def blocks(values: Sequence[float], stored: Mapping[str, Sequence[float]], block: int) -> style.Picture:
-    """Numbers (grey) and what is left of them (coloured) under several ways to scale them; lines separate blocks."""
+    """Numbers (grey) and what is left of them (colored) under several ways to scale them; lines separate blocks."""
     parts = []
     with style.use():
         fig, axes = style.figure(
             len(stored), 1, height=0.4 + 1.7 * len(stored), sharex=True, sharey=True, squeeze=False
         )
         for ax, (name, kept) in zip(axes[:, 0], stored.items(), strict=True):
-            ax.bar(range(len(values)), values, color=style.NEUTRAL, width=1.0)
-            ax.bar(range(len(kept)), kept, color=style.YOURS, width=0.5)
+            ax.bar(range(len(values)), values, color=style.NEUTRAL, width=1.0, label="number")
+            ax.bar(range(len(kept)), kept, color=style.YOURS, width=0.5, label="what is stored")
             for edge in range(block, len(values), block):
                 ax.axvline(edge - 0.5, color=style.BOUND, lw=0.8, ls=":")
             zeros = sum(k == 0 for k, v in zip(kept, values, strict=True) if v != 0)
@@ -164,7 +164,8 @@ def blocks(values: Sequence[float], stored: Mapping[str, Sequence[float]], block
             ax.set_yticks([-10, -1, 0, 1, 10], ["-10", "-1", "0", "1", "10"])
             ax.minorticks_off()
             parts.append(text)
-            style.axes(ax, y="value")
+            style.axes(ax, y="value (log scale\nbeyond 0.5)")
+        axes[0, 0].legend(loc="lower right", bbox_to_anchor=(1, 1), ncol=2, fontsize=9)
         axes[-1, 0].set_xlabel("element")
         axes[-1, 0].set_xlim(-1, len(values))
     return style.picture(fig, alt=f"{len(values)} numbers in blocks of {block}. {'; '.join(parts)}.")

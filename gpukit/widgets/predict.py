@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 
 import ipywidgets as widgets
 
-from gpukit.widgets.style import Table, number, table
+from gpukit.widgets.style import Picture, Table, number, table
 
 _PREFIXES = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {f"{letter}i": 1 << 10 * power for power, letter in enumerate("KMGT", start=1)}
@@ -45,7 +45,7 @@ _committed: dict[str, dict[str, float]] = {}
 
 
 def parse(text: str, unit: str = "") -> float:
-    """The number that `text` means in `unit`: "3.4e9", "134,217,728", "2 * 4096**2 * 4", "16 MiB", "21 us", "3G".
+    """The number that `text` means in `unit`: "3.4e9", "134,217,728", "2 * 4096**2 * 4", "16 MiB", "21 µs", "3G".
 
     Raises ValueError with a sentence for the learner.
     """
@@ -197,7 +197,7 @@ class Reveal:
         committed: Mapping[str, float],
         units: Mapping[str, str],
         how: str,
-        also: Iterable[Table | str] = (),
+        also: Iterable[Table | Picture | str] = (),
     ):
         self.also = tuple(also)
         shared = set(units.values())
@@ -219,7 +219,7 @@ class Reveal:
 
     def _repr_html_(self) -> str:
         sentence, numbers = f"<p>{html.escape(self.sentence)}</p>", self.table._repr_html_()
-        also = "".join(_prose(item) if isinstance(item, str) else item._repr_html_() for item in self.also)
+        also = "".join(_html(item) for item in self.also)
         if self.committed:
             return numbers + sentence + also
         return f"{sentence}<details><summary>show the answer all the same</summary>{numbers}{also}</details>"
@@ -243,11 +243,19 @@ def _sentence(actual: Mapping[str, float], committed: Mapping[str, float]) -> st
     return f"Off by {number(off)}x{subject}. Being wrong here is the lesson: which term did you not see?"
 
 
-def reveal(key: str, actual: Mapping[str, float], how: str = "counted", *, also: Iterable[Table | str] = ()) -> Reveal:
+def _html(item: Table | Picture | str) -> str:
+    if isinstance(item, Picture):
+        return item.html()
+    return _prose(item) if isinstance(item, str) else item._repr_html_()
+
+
+def reveal(
+    key: str, actual: Mapping[str, float], how: str = "counted", *, also: Iterable[Table | Picture | str] = ()
+) -> Reveal:
     """Show the prediction `key` beside `actual`, one value a field in its unit; without one, the values alone.
 
     how   where the values come from: "counted", "measured" or "modelled"
-    also  tables, and sentences with `code` and **bold**, that would give the answer away: folded away with it
+    also  tables, pictures, and sentences with `code` and **bold**, that would give the answer away: folded away with it
     Raises ValueError where `actual` does not name the fields of the prediction.
     """
     committed = _committed.get(key, {})

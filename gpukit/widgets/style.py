@@ -1,4 +1,4 @@
-"""The look of the course: colours with a fixed meaning, one matplotlib style, tables. Rows go in, pictures come out.
+"""The look of the course: colors with a fixed meaning, one matplotlib style, tables. Rows go in, pictures come out.
 
     from gpukit.widgets import style
 
@@ -9,11 +9,12 @@
         style.label(ax, 24.4, 1, "24.4 MiB")
     style.show(fig, alt="Naive softmax moves 61.0 MiB, fused 24.4 MiB.")
 
-Colours: Okabe and Ito 2008, https://jfly.uni-koeln.de/color/ (told apart with every common colour blindness).
+Colors: Okabe and Ito 2008, https://jfly.uni-koeln.de/color/ (told apart with every common color blindness).
 """
 
 from __future__ import annotations
 
+import base64
 import html
 import io
 import math
@@ -162,7 +163,7 @@ def png(fig: Figure) -> bytes:
 
 
 def _with_palette(png: io.BytesIO) -> bytes:
-    """The picture in 256 colours, which a chart does not exceed, in a third of the bytes and without metadata."""
+    """The picture in 256 colors, which a chart does not exceed, in a third of the bytes and without metadata."""
     from PIL import Image
 
     image = Image.open(png).convert("RGBA").quantize(256, method=Image.Quantize.FASTOCTREE)
@@ -190,6 +191,12 @@ class Picture:
 
     def __repr__(self) -> str:
         return self.alt
+
+    def html(self) -> str:
+        """An element for a place that holds nothing but HTML; elsewhere the picture itself is shown."""
+        source = base64.b64encode(self.data).decode()
+        alt = html.escape(self.alt)
+        return f'<img class="gpukit-picture" width="{self.width}" alt="{alt}" src="data:image/png;base64,{source}">'
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         return {"image/png": self.data, "text/plain": self.alt}, {"image/png": {"width": self.width, "alt": self.alt}}
@@ -232,7 +239,7 @@ def _is_number(value: Any) -> bool:
 
 @dataclass(frozen=True, repr=False)
 class Table:
-    """Rows as a table in HTML, which takes its colours from the page's theme, and in text.
+    """Rows as a table in HTML, which takes its colors from the page's theme, and in text.
 
     columns  name -> unit ("" for none); the unit goes into the header
     rows     one sequence a row; numbers are written by `number` or by `formats`, text is left as it is

@@ -5,7 +5,7 @@
     tiles((13,), (4,))  # x [13] in blocks of 4
     tiles((6, 10), (4, 8))  # x [6, 10] in tiles of 4 x 8, grid (2, 2)
 
-The arithmetic is that of a kernel: offs = program_id * BLOCK + arange(0, BLOCK), mask = offs < size, along each axis.
+The arithmetic is a kernel's: offs = program_id * BLOCK + arange(0, BLOCK), mask = offs < size, along each axis.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def timeline(
     low, high = window or (min(s.start_us for s in spans), max(s.end_us for s in spans)) if spans else (0.0, 0.0)
     shown = [s for s in spans if s.end_us > low and s.start_us < high]
     if not shown or not 0 < high - low < math.inf:
-        raise ValueError(f"timeline: nothing happens between {low:g} and {high:g} us")
+        raise ValueError(f"timeline: nothing happens between {low:g} and {high:g} µs")
     if len(shown) > MAX_BARS:
         raise ValueError(f"timeline: at most {MAX_BARS} spans can be told apart, got {len(shown)}: give a window")
     lanes = sorted(
@@ -161,4 +161,4 @@ def _ticks(low: float, high: float) -> list[float]:
 def _time(us: float) -> str:
     if us >= 10_000:
         return f"{us / 1000:,.4g} ms"
-    return f"{us:,.4g} us"
+    return f"{us:,.4g} µs"

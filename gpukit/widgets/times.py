@@ -31,7 +31,7 @@ def first_calls(calls_us: Mapping[str, Sequence[float]], where: str) -> Picture 
             ax.plot(range(1, len(times) + 1), times, color=colour, marker="o", ms=3)
             ends.append(((len(times), statistics.median(times[len(times) // 2 :])), name))
             style.label(ax, 1, times[0], _time(times[0]), dx=6, dy=0)
-        style.axes(ax, x="call", y="time (us)", log="y", grid="y")
+        style.axes(ax, x="call", y="time (µs)", log="y", grid="y")
         style.names(ax, ends)
         ax.set_title(f"Call by call, host clock and a wait after each, {where}")
     parts = [
@@ -67,7 +67,7 @@ def spread(runs_us: Mapping[str, Sequence[float]], where: str) -> Picture | Miss
             parts.append(f"{name}: median {_time(middle)}, mean {mean}, {_time(low)} to {_time(high)}, {beyond} beyond")
         ax.set_yticks(range(len(runs_us)), list(runs_us))
         ax.set(ylim=(len(runs_us) - 0.5, -0.75), xlim=(0.93 * min(map(min, runs_us.values())), right))
-        style.axes(ax, x="time of one run (us)")
+        style.axes(ax, x="time of one run (µs)")
         ax.set_title(f"Single runs, {where}")
     return style.picture(fig, alt=f"Single runs, {where}. {'; '.join(parts)}.")
 
@@ -132,4 +132,4 @@ def clocks(samples: Sequence[Sequence[float]], where: str) -> Picture | Missing:
 def _time(us: float) -> str:
     if us >= 1e6:
         return f"{us / 1e6:,.3g} s"
-    return f"{us / 1e3:,.3g} ms" if us >= 1000 else f"{us:,.3g} us"
+    return f"{us / 1e3:,.3g} ms" if us >= 1000 else f"{us:,.3g} µs"

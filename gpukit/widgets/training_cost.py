@@ -37,7 +37,7 @@ class TrainingCost(Calculator):
             "tokens": field("tokens", 130),
             "gpus": field("GPUs", 160),
             "mfu": field("MFU", 100),
-            "price": field("price a GPU-hour", 180),
+            "price": field("price per GPU-hour", 180),
         }
         super().__init__(fields, **start)
 
@@ -56,7 +56,7 @@ class TrainingCost(Calculator):
         others = [on for on in map(hardware.gpu, _OTHERS) if on != gpu]
         rows = [
             Bar(gpu.name, [("this run", cost.days, style.COMPUTE)], pencil.days(cost.days), True),
-            Bar("«with sparsity»", [("promised", trap.days, style.WASTE)], f"{pencil.days(trap.days)}, not reached"),
+            Bar("with sparsity", [("promised", trap.days, style.WASTE)], f"{pencil.days(trap.days)}, not reached"),
             *(Bar(on.name, [(on.name, run(on).days, style.PEER)], pencil.days(run(on).days)) for on in others),
         ]
         head = f"{name} on {pencil.big(tokens)} tokens, {number:,} {gpu.name}: {pencil.days(cost.days)}"

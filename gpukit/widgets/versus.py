@@ -3,6 +3,7 @@
 from gpukit.widgets.versus import versus
 
 versus("softmax")  # a table of times, a picture of rates, a sentence
+versus("softmax", yours="softmax.fused")  # and, once your answer passes, what it is predicted to take
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from gpukit import benchmark, hardware
+from gpukit import benchmark, course, hardware
 from gpukit.benchmark import Row, counts_flops
+from gpukit.grading import example, registry
+from gpukit.grading.report import recorded as checked
 from gpukit.widgets import style
 
 NAMES = {"torch": "eager", "compile": "torch.compile", "library": "PyTorch", "liger": "Liger", "gpukit": "this project"}
@@ -36,14 +40,17 @@ MODES = {
 
 
 def colour(provider: str, others: Sequence[str]) -> str:
+    if "yours" in others and provider in ("yours", "gpukit"):  # purple is the learner's
+        return style.YOURS if provider == "yours" else style.WRITES
     spare = [name for name in others if name not in _COLOURS]
     return _COLOURS.get(provider) or _SPARE[spare.index(provider) % len(_SPARE)]
 
 
 def order(providers: Iterable[str]) -> list[str]:
-    """Eager first, ours last."""
+    """Eager first, ours last, and then the learner's."""
     known = [*NAMES]
-    return sorted(set(providers), key=lambda p: (p == "gpukit", known.index(p) if p in known else len(known), p))
+    place = {"gpukit": 1, "yours": 2}
+    return sorted(set(providers), key=lambda p: (place.get(p, 0), known.index(p) if p in known else len(known), p))
 
 
 def by(shape: Sequence[int]) -> str:
@@ -79,7 +86,7 @@ class Versus:
     def _judged(self, shape: tuple[int, ...]) -> dict:
         """The rows that kernels of this shape are judged by: those in a CUDA graph, where the CPU was the limit, unless some
         of the others cannot be captured."""
-        graphed = all((shape, p) in self.graph for p in self.providers if (shape, p) in self.took)
+        graphed = all((shape, p) in self.graph for p in self.providers if (shape, p) in self.took and p != "yours")
         return self.graph if graphed else self.took
 
     def _rate(self, row: Row) -> float:
@@ -131,8 +138,10 @@ class Versus:
             for p in self.providers:
                 points = [(x[s], self._rate(self.took[s, p])) for s in shapes if (s, p) in self.took]
                 if points:
-                    ax.plot(*zip(*points, strict=True), marker="o", color=colour(p, self.providers))
-                    ends.append((points[-1], self._name(p)))
+                    line = {"lw": 3, "ls": ":", "ms": 9, "zorder": 4} if p == "yours" else {}
+                    ax.plot(*zip(*points, strict=True), marker="o", color=colour(p, self.providers), **line)
+                    last_x, last_y = points[-1]
+                    ends.append(((last_x, min(last_y, top)), self._name(p)))
             rate = "FLOPs / time" if self.flops else "least bytes / time"
             style.axes(ax, x=_x_label(axis, shapes), y=f"{rate} ({unit})", log="x" if axis >= 0 else "")
             ax.set_xticks([*x.values()], [f"{v:,}" if axis >= 0 else by(s) for s, v in x.items()], minor=False)
@@ -149,7 +158,9 @@ class Versus:
         for shape in self.shapes:
             took = self._judged(shape)
             ours = took.get((shape, "gpukit"))
-            peers = [p for p in self.providers if not p.startswith("gpukit")]  # nor a second kernel of ours
+            peers = [
+                p for p in self.providers if not p.startswith("gpukit") and p != "yours"
+            ]  # nor a second one of ours
             others = [took[shape, p] for p in peers if (shape, p) in took]
             if ours and others:
                 best[shape] = min(others, key=lambda row: row.median_ms)
@@ -197,6 +208,7 @@ def versus(
     dtype: str = "",
     names: Mapping[str, str] | None = None,
     shapes: Sequence[tuple[int, ...]] | None = None,
+    yours: str = "",
 ) -> Versus | Missing:
     """Ours against the peers, from the recorded rows: a table of times, a picture of rates, a sentence.
 
@@ -204,6 +216,8 @@ def versus(
     dtype   default: the one with most rows
     names   provider -> what the lesson calls it, {"torch": "five lines"}
     shapes  default: all that are recorded
+    yours   an exercise, "softmax.fused": once it passes, your kernel is one line more, in purple, measured where this
+            machine has the GPU of the rows and else predicted for it. A cell that asks for it is tagged `answers`
     Where nothing of the kind is recorded, a sentence that says so. Raises ValueError for an unknown GPU or mode.
     """
     if mode not in benchmark.MODES:
@@ -224,7 +238,43 @@ def versus(
         for r in recorded
         if r.op == "copy" or ((r.op, r.dtype) == (op, dtype) and (shapes is None or r.shape in shapes))
     ]
-    return Versus(kept, mode, names or {})
+    names = dict(names or {})
+    if yours:
+        took, names["yours"] = _yours(yours, gpu, [r for r in kept if r.op == op and r.mode == mode])
+        kept += took
+    return Versus(kept, mode, names)
+
+
+def _yours(exercise_id: str, gpu: str, rows: Sequence[Row]) -> tuple[list[Row], str]:
+    """A row for the learner's kernel at each shape of the recorded ones, and what to call it; none before it passes.
+
+    Raises CourseError with what goes wrong in it.
+    """
+    exercise = registry.exercise(exercise_id)
+    root = course.root()
+    last = checked(root).get(exercise.id, {"state": "", "edited": True})
+    if last["state"] != "pass" or last["edited"]:
+        return [], "yours"
+    measured = _here(gpu)
+    one_each = list({row.shape: row for row in rows}.values())
+    path = course.exercise_file(exercise.concept, root, "exercises")
+    found = example.weigh(exercise.id, path, gpu, [(row.dtype, row.shape) for row in one_each], measured)
+    took = [
+        replace(row, provider="yours", median_ms=us * 1e-3, p20_ms=us * 1e-3, p80_ms=us * 1e-3, note="")
+        for row, us in zip(one_each, (each["time_us"] for each in found), strict=True)
+    ]
+    return took, "yours, measured here" if measured else "yours, predicted"
+
+
+def _here(gpu: str) -> bool:
+    """Whether this machine has the GPU of that name."""
+    import torch
+
+    try:
+        there = hardware.gpu(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    except ValueError:
+        return False
+    return there is not None and there.key == hardware.gpu(gpu).key
 
 
 def _x_label(axis: int, shapes: Sequence[tuple[int, ...]]) -> str:

@@ -98,7 +98,7 @@ class View(widgets.VBox):
         return {name: getattr(self, name) for name in self._start}
 
     def html(self) -> str:
-        """The live picture, in the colours of the page; one wider than a board scrolls."""
+        """The live picture, in the colors of the page; one wider than a board scrolls."""
         drawing = self.drawing(**self.values())
         scroll = drawing.width > board.WIDTH
         return f'<div tabindex="0" style="overflow-x:auto">{board.svg(drawing)}</div>' if scroll else board.svg(drawing)

@@ -6,7 +6,7 @@
     bank_viewer(pitch=33)
     timeline(simt.launch(kernel, x, y, grid=1, block=32, detail=True))
 
-Both viewers draw memory as it lies, 32 cells of four bytes a row: a row is a line of global memory, or a word of each bank.
+Both viewers draw memory as it lies, 32 cells of four bytes per row: a row is a line of global memory, or a word of each bank.
 What they show is counted by the thread-level model (gpukit.simulator.simt).
 """
 

@@ -143,7 +143,7 @@ def _shapes(tiling: Tiling, wave: int, words: str) -> tuple[list[Shape], float]:
 
 
 def _matrix(tiling: Tiling, wave: int, left: float, top: float) -> list[Shape]:
-    """C, its tiles coloured by when they are computed. Tiles that lie side by side and look alike are one box."""
+    """C, its tiles colored by when they are computed. Tiles that lie side by side and look alike are one box."""
     whole_m, whole_n = tiling.num_m * tiling.BLOCK_M, tiling.num_n * tiling.BLOCK_N
     scale = _AREA / max(whole_m, whole_n)
     high, wide = tiling.BLOCK_M * scale, tiling.BLOCK_N * scale

@@ -13,14 +13,16 @@ from PIL import Image
 from gpukit import benchmark, course
 from gpukit.benchmark import Row, write
 from gpukit.checks.benchmarking import BENCHMARK, DETECTIVE, EXERCISES, HONEST, RATE, TIMELINE
+from gpukit.grading import example
 from gpukit.grading.judge import judge_source
 from gpukit.profiling import Profile
 from gpukit.profiling import Span as Recorded
 from gpukit.simulator.queue_model import MIB, Buffer, Device, SimulatedGpu, Span, one_function
 from gpukit.widgets import style, times
+from gpukit.widgets import versus as versus_module
 from gpukit.widgets.benchmark import bench
 from gpukit.widgets.timeline import MAX_BARS, describe, of_profile, timeline
-from gpukit.widgets.versus import Missing, Versus, show_recorded, versus
+from gpukit.widgets.versus import Missing, Versus, colour, show_recorded, versus
 from tests.checks import known
 from tests.waiting import until
 
@@ -199,11 +201,11 @@ def test_timeline_says_what_it_shows():
     gpu.wait()
     gpu.launch("gelu", least_us=10.0)
     picture = timeline(gpu.lanes, title="two", marks=[(5.0, "clock")])
-    assert repr(picture) == "two: 2 kernels, 20 us of work in 38 us" == describe(gpu.lanes, "two")
+    assert repr(picture) == "two: 2 kernels, 20 µs of work in 38 µs" == describe(gpu.lanes, "two")
     assert Image.open(io.BytesIO(picture.data)).width == 1600
     assert picture.data == timeline(gpu.lanes, title="two", marks=[(5.0, "clock")]).data
     assert picture.data != timeline(gpu.lanes, title="two", marks=[(5.0, "clock")], gaps=False).data
-    with pytest.raises(ValueError, match="nothing happens between 500 and 600 us"):
+    with pytest.raises(ValueError, match="nothing happens between 500 and 600 µs"):
         timeline(gpu.lanes, window=(500, 600))
     for window in ((5, 5), (9, 3), (0, float("inf")), (float("nan"), 9)):
         with pytest.raises(ValueError, match="nothing happens"):
@@ -230,15 +232,15 @@ def test_timeline_of_a_profile():
     assert spans == [
         ("host", "aten::linear"), ("launches", "cudaLaunchKernel"), ("GPU", "gemm"), ("host 2", "AddmmBackward0"),
     ]  # fmt: skip
-    assert "1 kernel, 5 us of work in 27 us" in repr(timeline(of_profile(record)))
+    assert "1 kernel, 5 µs of work in 27 µs" in repr(timeline(of_profile(record)))
 
 
 # ---------------------------------------------------------------------------------------------- pictures of measured times
 def test_pictures_of_times():
     calls = times.first_calls({"matmul": [60_000.0, 300.0, 299.0], "gelu": [2_400_000.0, 20.0, 19.0]}, "H200")
-    assert "matmul 60 ms at first, 300 us in the middle; gelu 2.4 s at first" in repr(calls)
+    assert "matmul 60 ms at first, 300 µs in the middle; gelu 2.4 s at first" in repr(calls)
     spread = times.spread({"cold": [*range(50, 60), 400], "warm": [40.0] * 10}, "softmax")
-    assert "cold: median 55 us" in repr(spread) and "1 beyond" in repr(spread)
+    assert "cold: median 55 µs" in repr(spread) and "1 beyond" in repr(spread)
     lines = {"bf16": [(1024, 200.0), (2048, 600.0)], "none": []}
     curve = times.curve(lines, x="n", y="TFLOP/s", title="matmul", bounds={"peak": 989.0})
     assert repr(curve) == "matmul: TFLOP/s by n. bf16 reaches 600."
@@ -297,6 +299,28 @@ def test_versus_draws_what_is_recorded(records):
     assert view.picture.alt.startswith(view.title)
     shown = versus("softmax", shapes=[(8192, 781)])
     assert isinstance(shown, Versus) and shown.shapes == [(8192, 781)]
+
+
+def test_versus_has_the_learners_kernel_in_it_once_that_passes(records, monkeypatch):
+    state = {"state": "pass", "edited": False}
+    monkeypatch.setattr(versus_module, "checked", lambda root: {"softmax.fused": state})
+    asked = []
+
+    def weigh(exercise_id, path, gpu, sizes, measured):
+        asked.extend(sizes)
+        assert (exercise_id, path.parts[-2:], gpu) == ("softmax.fused", ("exercises", "softmax.py"), "h200")
+        return [{"time_us": 20.0} for _ in sizes]
+
+    monkeypatch.setattr(example, "weigh", weigh)
+    monkeypatch.setattr(versus_module, "_here", lambda gpu: False)
+    plain, view = versus("softmax"), versus("softmax", yours="softmax.fused")
+    assert view.providers == [*plain.providers, "yours"] and {*asked} == {("bfloat16", shape) for shape in plain.shapes}
+    assert "yours, predicted (us)" in repr(view.table) and view.sentence == plain.sentence
+    assert colour("yours", view.providers) == style.YOURS != colour("gpukit", view.providers)
+    assert view.picture.data != plain.picture.data
+    for changed in ({"edited": True}, {"state": "fail"}):
+        monkeypatch.setattr(versus_module, "checked", lambda root, changed=changed: {"softmax.fused": state | changed})
+        assert "yours" not in versus("softmax", yours="softmax.fused").providers
 
 
 def test_versus_without_records_says_so(records):

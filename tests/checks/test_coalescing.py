@@ -1,4 +1,4 @@
-"""What notebook 05 rests on: its exercises agree with the thread-level model, and the recorded counters with the trace."""
+"""What notebook 06 rests on: its exercises agree with the thread-level model, and the recorded counters with the trace."""
 
 import csv
 import importlib.util

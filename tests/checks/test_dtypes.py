@@ -374,4 +374,4 @@ def test_notebook_repeats_the_labels_of_its_exercises():
     prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
     for exercise in EXERCISES:
         assert f"*{exercise.label}*" in prose, f"{exercise.id}: the notebook has another label"
-    assert f"{sum(exercise.label.minutes for exercise in EXERCISES)} more for seven exercises" in prose
+    assert f"of which {sum(exercise.label.minutes for exercise in EXERCISES)} minutes are exercises" in prose

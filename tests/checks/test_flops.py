@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gpukit import hardware
 from gpukit.accounting import flops, models, roofline, training
-from gpukit.checks.flops import AUDIT, CRITICAL, DAYS, EINSUM, EXERCISES, LAYER, MFU, ROOFLINE
+from gpukit.checks.flops import AUDIT, CHINCHILLA, CRITICAL, DAYS, EINSUM, EXERCISES, LAYER, MFU, ROOFLINE
 from gpukit.grading.judge import judge_source
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "03_flops.ipynb"
@@ -123,6 +123,16 @@ def test_days_are_the_accountings_and_what_is_lost_is_half_an_interval():
     assert DAYS.expected(*run, gap, stops, restart) == pytest.approx(cost.days + lost / 24, rel=0.01)
 
 
+def test_the_best_model_spends_the_whole_budget_and_is_the_accountings():
+    for case in CHINCHILLA.cases(random.Random(0)):
+        gpus, peak, mfu, days, ratio = case.args
+        params, tokens = CHINCHILLA.expected(*case.args)
+        assert 6 * params * tokens == pytest.approx(gpus * peak * 1e12 * mfu * days * training.DAY_S)
+        assert tokens == pytest.approx(ratio * params)
+        if ratio == training.CHINCHILLA:
+            assert params == pytest.approx(training.chinchilla_parameters(int(6 * params * tokens)), rel=1e-6)
+
+
 def test_mlp_is_the_roofline_of_its_kernels():
     M, d_model, d_ff = 300, 512, 2048
     rates = (H100.peak("bf16") / 1e12, H100.peak("fp32") / 1e12, H100.hbm_gbps)
@@ -201,8 +211,8 @@ def _same(exercise, one, other) -> bool:
         ("flops.einsum", "def einsum_flops(expression, sizes):\n    return 33554432\n"),
         ("flops.days", "def training_days(*a):\n    return 143.94\n"),
         ("flops.days", "def training_days(*a):\n    return float('nan')\n"),
-        ("flops.mfu", "def utilisation(*a):\n    return 0.5\n"),
-        ("flops.mfu", "def utilisation(*a):\n    return 0.5, 0.5, 0.5\n"),
+        ("flops.mfu", "def utilization(*a):\n    return 0.5\n"),
+        ("flops.mfu", "def utilization(*a):\n    return 0.5, 0.5, 0.5\n"),
         ("flops.critical_batch", "def critical_batch(*a):\n    return True\n"),
         ("flops.critical_batch", "def critical_batch(*a):\n    return None\n"),
         ("flops.audit", "class Any(int):\n    __eq__ = lambda s, o: True\n\ndef step_flops(*a):\n    return Any(1)\n"),
@@ -241,7 +251,9 @@ def test_the_figures_of_the_lectures_are_printed_by_cells():
         "989.4",  # H100, dense
         "1,979",  # H100, with sparsity
         "312.0",  # A100
-        "16 x instructions 12.5 x process 2.5 x sparsity 2 = 1000",
+        "12.5",  # times, from instructions that do more
+        "1,000",  # all four causes together
+        "91,287,092,917",  # parameters for 10^24 FLOPs, 20 tokens each
         "295 with bf16 weights",  # critical batch of an H100
     ):
         assert figure in printed, figure

@@ -84,7 +84,7 @@ def test_what_pytorch_computes_in_one_dtype_is_right_in_every_case():
 def test_the_planted_overflow_passes_on_small_numbers():
     shown = " ".join(str(verdict(DETECTIVE, "unmended")).split())
     assert "7 of 12 cases pass" in shown and "fails for every case with large values" in shown
-    assert "infinity over infinity is NaN" in shown
+    assert "in which line is a result no longer a finite number?" in shown and "infinity" not in shown
 
 
 def test_replacing_the_nan_is_seen_through():
@@ -104,7 +104,9 @@ def test_atomics_are_refused_although_their_values_are_right():
 
 def test_a_saved_sigmoid_is_counted():
     shown = str(verdict(SWIGLU, "keeps-the-sigmoid"))
-    assert "x the memory traffic" in shown and "what do the inputs tell you?" in " ".join(shown.split())
+    assert "x the memory traffic" in shown and "Can you compute what you need from gate and up?" in " ".join(
+        shown.split()
+    )
 
 
 @pytest.mark.parametrize(

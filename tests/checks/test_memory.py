@@ -249,7 +249,7 @@ def test_the_notebook_shows_the_labels_and_the_minutes():
     prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
     for exercise in EXERCISES:
         assert f"*{exercise.label}*" in prose, f"{exercise.id}: the notebook has another label"
-    assert f"{sum(exercise.label.minutes for exercise in EXERCISES)} more for seven exercises" in prose
+    assert f"of which {sum(exercise.label.minutes for exercise in EXERCISES)} minutes are exercises" in prose
 
 
 def test_the_notebook_shows_every_figure_of_the_sources():

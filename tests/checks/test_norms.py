@@ -32,7 +32,8 @@ def test_cases_hold_what_breaks_kernels(exercise):
     tags = set().union(*(case.tags for case in cases))
     assert {"float32", "float16", "bfloat16", "large"} <= tags
     assert any(case.args[0].shape[-1] & (case.args[0].shape[-1] - 1) for case in cases)
-    assert max(case.args[0].numel() for case in cases) <= 1 << 15
+    *most, largest = sorted(case.args[0].numel() for case in cases)
+    assert max(most) <= 1 << 15 and largest <= 1 << 17  # one of Welford's is as long as 16 bits cannot count
 
 
 @pytest.mark.parametrize("exercise", [e for e in EXERCISES if e is not ROPE], ids=ids)
@@ -71,9 +72,12 @@ def test_no_weight_is_one_and_every_row_differs(exercise):
 def test_friendly_rows_do_not_see_the_planted_fault():
     """The stub of norms.detective passes wherever the mean is not large: that is what makes it a detective's case."""
     shown = str(verdict(DETECTIVE, "unmended"))
-    assert "only rows far from 0 are wrong" in shown
-    far = [case for case in known.cases(DETECTIVE) if "far" in case.tags]
-    assert any(f"({passed} of 9 cases pass)" in shown for passed in range(9 - len(far), 8)), shown
+    assert "Only rows far from 0 are wrong" in shown
+    cases = known.cases(DETECTIVE)
+    far = [case for case in cases if "far" in case.tags]
+    assert any(
+        f"({passed} of {len(cases)} cases pass)" in shown for passed in range(len(cases) - len(far), len(cases) - 1)
+    ), shown
     for case in far:
         x = case.args[0].float()
         assert (x.mean(-1).abs() > 500 * x.std(-1)).any()
@@ -136,7 +140,7 @@ def test_atomics_are_refused_although_their_values_are_right():
 def test_a_weight_that_is_loaded_for_each_row_is_named():
     shown = str(verdict(BACKWARD, "weight-for-each-row"))
     assert "x the memory traffic" in shown
-    assert "weight and the sums can stay in registers" in shown
+    assert "weight and the sums can stay in registers" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(

@@ -49,14 +49,14 @@ def test_strided_cases_are_views_without_gaps():
 def test_padding_lanes_are_counted_for_the_learner():
     shown = " ".join(str(verdict(FUSED, "pads-with-zero")).split())
     assert "fails for every case whose row length is not a power of two" in shown
-    assert "so the 243 padding lanes are being counted in the sum" in shown
+    assert "The 243 padding lanes are being counted in the sum" in shown
     assert "every element is off by the same factor" in shown
 
 
 def test_third_load_is_named_by_its_lines():
     shown = str(verdict(FUSED, "loads-three-times"))
     assert "x_ptr is loaded 3 times: lines" in shown
-    assert "one load is enough" in shown
+    assert "One load is enough" in shown
 
 
 def test_a_wrong_forward_is_said_to_come_first():

@@ -35,7 +35,7 @@ def test_the_stub_runs_and_is_wrong_so_that_the_first_check_fails_with_a_diagnos
     assert 'hint 1 of 3: gpukit.hint("start.bytes_moved")' in str(verdict)
 
 
-def test_one_mended_line_is_enough():
+def test_one_fixed_line_is_enough():
     wrong = "return M * N * itemsize"
     assert stub().count(wrong) == 1
     assert judge_source(EXERCISE, stub().replace(wrong, "return 2 * M * N * itemsize"), seed=1).passed
@@ -89,21 +89,19 @@ def test_the_kernel_in_the_notebook_moves_what_the_formula_says(tmp_path):
     assert counted.bytes == EXERCISE.expected(37, 781, 4)
 
 
-def test_the_notebook_is_short_and_its_check_cell_stands_alone():
-    assert 20 <= len(CELLS) <= 40
-    assert "".join(CELLS["check-start-bytes-moved"]["source"]) == 'import gpukit; gpukit.check("start.bytes_moved")'
+def test_the_first_check_comes_early():
+    """Half an hour of reading, at 60 words a minute with cells to run."""
+    read = 0
     for name, cell in CELLS.items():
-        source = "".join(cell["source"])
-        if cell["cell_type"] == "code":
-            assert len(source.splitlines()) <= 15, name
-        else:
-            visible = re.sub(r"<details>.*?</details>", "", source, flags=re.DOTALL)
-            assert len(visible.split()) <= 120, name
+        if name == "check-start-bytes-moved":
+            break
+        read += len("".join(cell["source"]).split()) if cell["cell_type"] == "markdown" else 0
+    assert read <= 1800
 
 
 def test_the_notebooks_prose_quotes_the_exercises_label_and_links_to_files_that_exist():
     prose = "\n".join("".join(cell["source"]) for cell in CELLS.values() if cell["cell_type"] == "markdown")
     assert f"difficulty {EXERCISE.label.difficulty}/5, {EXERCISE.label.minutes} min" in prose
     for link in re.findall(r"\]\(([^)#]+)\)", prose):
-        assert (ROOT / "notebooks" / link).resolve().exists(), link
+        assert link.startswith("https://") or (ROOT / "notebooks" / link).resolve().exists(), link
     assert "!" not in prose

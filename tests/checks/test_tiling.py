@@ -1,4 +1,4 @@
-"""Tiles, waves, order and reuse: the arithmetic of notebook 06, held against counting and against the trace, and what is
+"""Tiles, waves, order and reuse: the arithmetic of notebook 07, held against counting and against the trace, and what is
 special about its exercises. tests/checks/test_answers.py judges the known answers of all exercises."""
 
 import dataclasses

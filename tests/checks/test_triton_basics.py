@@ -1,4 +1,4 @@
-"""What is special about notebook 08; tests/checks/test_answers.py judges the known answers of all exercises."""
+"""What is special about notebook 05; tests/checks/test_answers.py judges the known answers of all exercises."""
 
 import random
 import re

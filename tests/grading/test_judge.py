@@ -197,6 +197,17 @@ def test_a_plain_function_may_give_tensors():
     assert found("[float(a + b), a]")[0] == "type"
 
 
+def test_the_largest_tensor_of_a_plain_function():
+    def rule(case, largest_bytes):
+        return ("too-large", f"{largest_bytes} bytes") if largest_bytes > 8 else None
+
+    exercise = replace(ADD, memory_rule=lambda case, peak_bytes: None, largest_rule=rule)
+    source = "import torch\n\n\ndef add(a, b):\n    parts = torch.tensor([{}])\n    return int(parts.sum())\n"
+    assert judge_source(exercise, source.format("a + b")).passed
+    verdict = judge_source(exercise, source.format("a, b"))
+    assert verdict.diagnosis == "too-large" and "16 bytes" in str(verdict), str(verdict)
+
+
 @pytest.mark.parametrize(
     ("statement", "how"),
     [
@@ -242,6 +253,10 @@ def test_syntax_error_shows_the_line():
 @pytest.mark.parametrize("source", ["\0", "def add(", "(" * 5000, "x = 1", "", "\ufeffdef add(a, b): return a + b"])
 def test_files_that_are_not_programs(source):
     assert judge_source(ADD, source).state in ("error", "missing", "pass")
+
+
+def test_a_nul_byte_has_its_line():
+    assert "demo.py, line 2" in str(judge_source(ADD, "def add(a, b):\n    return a \0+ b\n"))
 
 
 def test_exception_names_line_and_code():
@@ -325,6 +340,29 @@ def test_seed_replays():
 def test_kernel_state_of(edits, state, diagnosis):
     verdict = double(*edits)
     assert (verdict.state, verdict.diagnosis) == (state, diagnosis), f"{verdict}\n{verdict.detail}"
+
+
+@pytest.mark.parametrize(
+    ("value", "diagnosis"), [("2 * x", ""), ("(x / 3).to(y_ptr.dtype.element_ty) * 6", "rounded-early")]
+)
+def test_a_case_whose_results_are_rounded_once(value, diagnosis):
+    """What was rounded before the last step is within the tolerance, and is found."""
+    import torch
+
+    def cases(rng):
+        x = torch.randn(500, generator=torch.Generator().manual_seed(rng.randrange(1 << 31)))
+        return [Case(f"x {dtype}", (x.to(dtype),), frozenset({"once"})) for dtype in (torch.float32, torch.bfloat16)]
+
+    source = DOUBLE_SOURCE.replace("mask=mask)\n    tl", "mask=mask).to(tl.float32)\n    tl").replace("2 * x", value)
+    verdict = judge_source(replace(DOUBLE, cases=cases), source)
+    assert verdict.diagnosis == diagnosis, str(verdict)
+    assert not diagnosis or "rounded once, y[" in " ".join(str(verdict).split()), str(verdict)
+
+
+def test_copies_alone_are_named_as_what_costs_too_much():
+    assert "the kernels alone would keep the bound" in str(double(("    return y", "    return y.clone()")))
+    again = str(double(("2 * x, mask", "tl.load(x_ptr + offs, mask=mask) + x, mask")))
+    assert "x_ptr is loaded 2 times" in " ".join(again.split()) and "the kernels alone" not in again
 
 
 IN_PLACE_SOURCE = """

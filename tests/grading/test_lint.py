@@ -505,6 +505,7 @@ def test_a_module_that_was_not_imported_is_no_way_around():
 
 def test_a_slip_in_a_name_is_told_as_one():
     assert lint("def f(x):\n    return x.shpae").instead == "is .shape meant?"
+    assert "meant" not in lint("def f(x):\n    return x.read()").instead, "that is no slip for .real"
     assert (
         lint("import triton.language as tl\ndef f(x):\n    tl.sotre(x, 1)").instead == "is triton.language.store meant?"
     )

@@ -42,7 +42,7 @@ def _close_server():
         Reply(error=FAILURE),
         Reply(error=replace(FAILURE, fault=None)),
         Reply(missing=True),
-        Reply(output=(1, [2.5, None], "é"), counts={"calls": 3}, peak_bytes=1 << 40),
+        Reply(output=(1, [2.5, None], "é"), counts={"calls": 3}, peak_bytes=1 << 40, largest_bytes=1 << 39),
         Reply(launches=(LAUNCH, LAUNCH), host_ops=(("add", 3),), changed=("x",), aliases=("y",), devices=("cpu",)),
     ),
 )

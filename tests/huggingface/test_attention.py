@@ -41,6 +41,37 @@ def test_generate_with_every_cache(how):
     assert torch.equal(text(model, ids, **options), before) and not report.fallbacks
 
 
+@pytest.mark.parametrize("patched", [False, True])
+@pytest.mark.parametrize("how", ["plain", "beams", "chunks"])
+def test_a_growing_cache_writes_the_same_text(how, patched, monkeypatch):
+    """Room for 4 tokens at a time, so that it is used up while text is written; behind padding, and reused after reset()."""
+    cache = pytest.importorskip("gpukit.huggingface.cache")
+    monkeypatch.setattr(cache, "ROOM", 4)
+    options = {"plain": {}, "beams": {"num_beams": 2}, "chunks": {"prefill_chunk_size": 3}}[how]
+    model, (ids, mask) = build_one_layer("llama"), left_padded()
+    before = text(model, ids, attention_mask=mask, max_new_tokens=6, **options)
+    if patched:
+        gpukit.patch(model)
+    grown = cache.GrowingCache()
+    for _ in range(2):
+        after = text(model, ids, attention_mask=mask, max_new_tokens=6, past_key_values=grown, **options)
+        assert torch.equal(after, before)
+        grown.reset()
+
+
+def test_a_growing_cache_appends_in_place():
+    cache = pytest.importorskip("gpukit.huggingface.cache")
+    layer, x = cache.GrowingLayer(), torch.randn(2, 3, 40, 8)
+    keys, values = layer.update(x[:, :, :30], -x[:, :, :30])
+    place = keys.data_ptr()
+    for t in range(30, 38):
+        keys, values = layer.update(x[:, :, t : t + 1], -x[:, :, t : t + 1])
+        assert keys.data_ptr() == place
+    layer.crop(-5)
+    keys, values = layer.update(x[:, :, 33:], -x[:, :, 33:])
+    assert torch.equal(keys, x) and torch.equal(values, -x)
+
+
 def test_static_cache_behind_padding():
     model, (ids, mask) = build_one_layer("gpt2"), left_padded()
     before = text(model, ids, attention_mask=mask, cache_implementation="static")

@@ -31,7 +31,6 @@ EXERCISES = {lesson: [e for e in exercises().values() if e.id.startswith(f"{less
 ALL = list(exercises().values())
 FIRST = "start.bytes_moved"  # the first check of the course stands under no heading of its own
 WIDE = ("triton_basics", "softmax", "gelu")  # code cells of more than 100 columns; JupyterLab scrolls them sideways
-MINUTES = {"fusion": "{} more for six exercises"}
 
 
 def cells_of(lesson: str) -> list[dict]:
@@ -76,13 +75,16 @@ def test_notebook_says_what_the_registry_says(exercise):
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_notebook_adds_up_the_minutes(lesson):
     minutes = sum(exercise.label.minutes for exercise in EXERCISES[lesson])
-    said = MINUTES.get(lesson, "of which {} minutes are exercises").format(minutes)
+    said = f"of which {minutes} minutes are exercises"
     assert said in "".join(cells_of(lesson)[0]["source"])
 
 
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_notebook_keeps_to_its_size(lesson):
+    """Those of the first edition; test_second_edition.py has the shape of the others."""
     cells = cells_of(lesson)
+    if any("**Check yourself**" in "".join(cell["source"]) for cell in cells):
+        return
     assert 20 <= len(cells) <= 40
     for cell in cells:
         text = "".join(cell["source"])

@@ -38,6 +38,15 @@ def test_the_memory_of_gpt2_is_what_an_h200_took():
     assert plan.step_memory(config, settings).total_bytes == pytest.approx(found, rel=0.05)
 
 
+def test_the_memory_of_gpt2_with_our_kernels_is_what_an_h200_took():
+    """In one pass, rung "gpukit attention": the logits of a chunk alone are there."""
+    settings = presets.preset("gpt2").settings.replace(kernels="gpukit")
+    config = plan.accounting_config("gpt2", settings.model)
+    with open(benchmark.RESULTS / "h200" / "ladder-gpt2.csv", newline="") as file:
+        found = next(int(row["peak_bytes"]) for row in csv.DictReader(file) if row["rung"] == "gpukit attention")
+    assert plan.step_memory(config, settings).total_bytes == pytest.approx(found, rel=0.05)
+
+
 def test_mfu_is_said_with_its_formula_and_peak():
     settings = presets.preset("gpt2").settings
     config = plan.accounting_config("gpt2", settings.model)
@@ -55,6 +64,10 @@ def test_mfu_is_said_with_its_formula_and_peak():
         (["--rate", "-1"], "train: rate must be a number above 0, got -1.0"),
         (["--gpu", "h200"], "--gpu plans for a GPU that need not be here: add --dry-run"),
         (["--dry-run", "--gpu", "h300"], "no GPU is called 'h300'; did you mean"),
+        (
+            ["--ladder", "--seq", "64"],
+            "--ladder: the rungs themselves say what changes, so it takes --batch, --micro-batches",
+        ),
         (["--resume", "--run", "/no/such"], "there is no run in /no/such to go on with: it has no config.json"),
     ],
 )

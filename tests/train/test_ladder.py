@@ -124,3 +124,17 @@ def test_the_command(capsys):
     if not torch.cuda.is_available():
         assert cli.main(["train", "--preset", "gpt2", "--ladder"]) == 2
         assert "gpt2 needs a GPU, and there is none here: --preset tiny" in capsys.readouterr().err
+
+
+def test_a_rung_without_enough_memory_takes_its_old_losses_along(tmp_path):
+    path, columns = tmp_path / "losses.csv", ("rung", "step", "loss")
+    ladder._merge(path, columns, "naive", [("naive", 1, "3.0"), ("naive", 2, "2.9")])
+    ladder._merge(path, columns, "fp8", [("fp8", 1, "3.1")])
+    ladder._merge(path, columns, "naive", [])
+    assert path.read_text() == "rung,step,loss\nfp8,1,3.1\n"
+
+
+def test_the_vocabulary_is_rounded_up_where_that_is_cheap():
+    assert presets.padded(50_257) == 50_304 and presets.padded(128_256) == 128_256 and presets.padded(300) == 300
+    settings = presets.preset("gpt2").settings
+    assert settings.shape["vocab_size"] == 50_304 and settings.model["vocab_size"] == 50_257

@@ -1,4 +1,4 @@
-"""The viewers of notebook 06, without a browser: what they show, their controls, and what a saved notebook keeps."""
+"""The viewers of notebook 07, without a browser: what they show, their controls, and what a saved notebook keeps."""
 
 import re
 import xml.etree.ElementTree as ElementTree

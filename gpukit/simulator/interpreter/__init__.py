@@ -1,4 +1,4 @@
-"""Triton's interpreter made safe and right; differences_from_a_gpu.md lists what is mended and what stays different.
+"""Triton's interpreter made safe and right; differences_from_a_gpu.md lists what is fixed and what stays different.
 
 layer         `install()`, and the list of Triton's names that are replaced; autoload calls it when Triton is imported
 executor      one launch: its arguments, its programs; running is what the parts know of it meanwhile

@@ -208,7 +208,7 @@ def launch_step(
     launch: Launch, compiled: Compiled, executions: mix.Executions | None, overhead_us: float | None = None
 ) -> Step:
     """The model of the module's docstring for one launch: what was traced, what was compiled, how often lines ran.
-    `overhead_us` is that of a launch on an idle stream if it is None."""
+    `overhead_us` None stands for a launch on an idle stream."""
     gpu, reached = compiled.gpu, machine(compiled.gpu)
     clock = gpu.boost_mhz  # cycles per µs
     fit = compiled.occupancy
@@ -483,7 +483,7 @@ class _OpFacts(dispatch.Mode):
 
 
 def _elements_apart(x: torch.Tensor, out: torch.Tensor) -> int:
-    """The elements of an input, if those of neighbours in the output lie a sector and more from one another."""
+    """The elements of an input, if those of neighbors in the output lie a sector and more from one another."""
     if x.shape != out.shape or 1 not in out.stride():
         return 0
     step = x.stride(out.stride().index(1)) * x.element_size()

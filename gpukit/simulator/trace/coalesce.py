@@ -3,7 +3,7 @@
 Triton gives each block of pointers a blocked layout of its own ("Coalesce" pass): lanes follow the dimension along which
 addresses are next to each other, and a thread takes as many neighbours as alignment and 16 bytes allow. The compiler
 knows alignments from the arguments (it looks whether 16 divides them) and constants; here they are read off the addresses
-that were seen, held against the arguments. The compiled kernel (compile.py) tells what really happens.
+that were seen, checked against the arguments. The compiled kernel (compile.py) tells what really happens.
 
 Source: https://github.com/triton-lang/triton/blob/v3.6.0/lib/Dialect/TritonGPU/Transforms/Coalesce.cpp
 """
@@ -28,7 +28,7 @@ LANES = 32
 class Facts:
     """What the addresses of one site show.
 
-    order       dimensions of the block, the one with neighbouring elements first
+    order       dimensions of the block, the one with neighboring elements first
     neighbours  elements next to each other along it
     aligned     bytes that divide the address of each run of neighbours, as far as the compiler can tell
     mask        elements along it that a mask turns off together

@@ -97,7 +97,7 @@ def _instructions(layout, shape: tuple[int, ...], vector: int, copies: bool) -> 
 
 
 def alone_among_warps(compiled: Compiled | None) -> float:
-    """The share that applies to stores of neighbouring warps, by what comes last before the first of them."""
+    """The share that applies to stores of neighboring warps, by what comes last before the first of them."""
     if compiled is None:
         return ALONE
     last = ""

@@ -123,7 +123,7 @@ class Launch:
 
     def report(self) -> str:
         """What each access costs, as an aligned text table: how much of its sectors it uses, how long its runs of
-        neighbouring elements are, and what a thread could move at once."""
+        neighboring elements are, and what a thread could move at once."""
         return text_table(*self._table())
 
     def _repr_html_(self) -> str:

@@ -1,0 +1,669 @@
+"""What notebook 13 shows: what the formula moves, states that merge, the walk over blocks, masks, gradients, and times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from IPython.display import Markdown
+from torch import Tensor
+
+import gpukit
+from gpukit import benchmark, live
+from gpukit.accounting.attention import Blocks
+from gpukit.accounting.models import preset
+from gpukit.hardware import gpu
+from gpukit.kernels.flash_attention import UNLIMITED, Config, flash_attention_fwd
+from gpukit.lessons import diagram, results
+from gpukit.lessons.course_map import course_map as _map
+from gpukit.reference import flash_attention as reference
+from gpukit.simulator.prediction.machine import machine
+from gpukit.simulator.trace.tracer import Trace
+from gpukit.trace_report import predict_op
+from gpukit.widgets import style
+from gpukit.widgets.predict import Reveal, reveal
+from gpukit.widgets.style import Picture, Table
+from gpukit.widgets.versus import Missing, Versus, versus
+
+HEADS, TOKENS, HEAD_SIZE = 16, 16_384, 128
+SHAPE = (1, HEADS, TOKENS, HEAD_SIZE)  # of the promise and of the first prediction
+LEAST = reference.cost(SHAPE, torch.bfloat16)  # q, k and v read once, o written once; two products
+H200 = gpu("h200")
+PEAK = H200.peak("bf16")
+STORY_TOKENS = 8192  # of the sequence in the running story: Llama 3's context
+Key = tuple[str, str, int]  # provider, mode, tokens of a sequence
+
+
+def course_map() -> Picture:
+    return _map("flash_attention")
+
+
+# ---- recorded times --------------------------------------------------------------------------------------------------
+
+
+def by_length() -> dict[Key, benchmark.Row]:
+    """16,384 tokens in sequences of several lengths on an H200, by (provider, mode, length); {} without a record."""
+    return {(row.provider, row.mode, row.shape[2]): row for row in results.rows("attention_by_length")}
+
+
+def ms(moved: float) -> float:
+    """The time of a copy that moves so many bytes."""
+    return results.copy_us("softmax", moved) / 1e3
+
+
+_NOTHING = Markdown("No run is recorded: `python -m gpukit.lessons.measured` makes one where there is a GPU.")
+
+
+def promise() -> Markdown:
+    """The result at the head of the notebook."""
+    rows = by_length()
+    if not rows:
+        return _NOTHING
+    lines, ours = rows["formula", "fwd", TOKENS], rows["gpukit", "fwd", TOKENS]
+    return Markdown(
+        f"Attention written as three lines of PyTorch takes **{lines.median_ms:.1f} ms** on an H200 for {HEADS} heads of "
+        f"{TOKENS:,} tokens, and **{lines.peak_bytes / 1e9:.1f} GB** of memory beside its inputs. A FlashAttention kernel "
+        f"computes the same result in **{ours.median_ms:.1f} ms** and **{ours.peak_bytes / 1e9:.2f} GB** (measured, "
+        f"{ours.date}; bfloat16, head size {HEAD_SIZE}). By the end of this notebook you have written a "
+        "kernel that computes in the same way, and you can say where the difference comes from."
+    )
+
+
+# ---- the formula -----------------------------------------------------------------------------------------------------
+
+
+def formula_traffic() -> Picture:
+    """Three kernels, and what each reads from memory and writes to it."""
+    with diagram.canvas(19, 7.2) as ax:
+        diagram.text(ax, 0.1, 0.4, "memory (HBM)", align="left", bold=True)
+        diagram.text(ax, 0.1, 6.8, "kernels, on the chip", align="left", bold=True)
+        places = {
+            "q": (0.4, 0.5),
+            "k": (1.3, 0.5),
+            "S": (4.4, 2.4),
+            "P": (9.2, 2.4),
+            "v": (13.6, 0.5),
+            "o": (16.6, 0.5),
+        }
+        for name, (x, width) in places.items():
+            square = name in "SP"
+            colour = style.WASTE if square else style.READS if name != "o" else style.WRITES
+            diagram.box(ax, x, 0.9, width, 2.4, f"{name}\nT x T" if square else name, colour, size=12 if square else 10)
+        for x, width, words in (
+            (0.4, 3.4, "S = q kᵀ / √D"), (6.0, 3.4, "P = softmax(S)"), (11.8, 4.2, "o = P v"),
+        ):  # fmt: skip
+            diagram.box(ax, x, 5.2, width, 1.0, words, "none", bold=True)
+        for start, end in (((0.65, 3.3), (1.2, 5.2)), ((1.55, 3.3), (1.7, 5.2)), ((6.2, 3.3), (6.9, 5.2)),
+                           ((11.0, 3.3), (12.6, 5.2)), ((13.85, 3.3), (13.9, 5.2))):  # fmt: skip
+            diagram.arrow(ax, start, end, colour=style.READS)
+        for start, end in (((3.2, 5.2), (4.9, 3.3)), ((8.6, 5.2), (9.8, 3.3)), ((15.4, 5.2), (16.8, 3.3))):
+            diagram.arrow(ax, start, end, colour=style.WRITES)
+        diagram.text(ax, 18.9, 5.6, "blue: read\nvermillion: written", align="right", size=9)
+    scores = 2 * HEADS * TOKENS**2 / 1e9
+    return diagram.picture(
+        ax, alt="Three kernels. The first reads q and k and writes S; the second reads S and writes P; the third reads P "
+            "and v and "
+        f"writes o. S and P have T x T numbers for each head; for {HEADS} heads of {TOKENS:,} tokens each is {scores:.1f} "
+        "GB.",
+    )  # fmt: skip
+
+
+def lines_table(three_lines: Trace) -> Table:
+    """What each of the three lines costs: its bytes at the rate of a copy, and its product at the peak."""
+    ops = [op for op in three_lines.torch_ops if op.bytes]
+    product = LEAST.flops / 2 / PEAK * 1e3
+    named = zip(("S = q kᵀ", "P = softmax(S)", "o = P v"), ops, (1, 0, 1), strict=True)
+    rows = [(name, op.bytes / 1e9, ms(op.bytes), product * count) for name, op, count in named]
+    rows.append(("together", *(sum(row[i] for row in rows) for i in (1, 2, 3))))
+    columns = {"line": "", "moves": "GB", "its bytes at a copy's rate": "ms", "its product at the peak": "ms"}
+    formats = dict.fromkeys(list(columns)[1:], ".2f")
+    return style.table(columns, rows, caption="bytes counted, times modelled for an H200", formats=formats)
+
+
+def what_the_lines_say(three_lines: Trace) -> str:
+    moved = three_lines.bytes
+    return (
+        f"**What you saw.** The three lines move {moved / 1e9:.1f} GB. One kernel that reads q, k and v once and writes o "
+        "once "
+        f"would move {LEAST.bytes / 1e9:.2f} GB, {moved / LEAST.bytes:.0f} times less. At the rate of a copy the "
+        f"{moved / 1e9:.1f} GB take {ms(moved):.1f} ms, and the two products need {LEAST.flops / PEAK * 1e3:.1f} ms at the "
+        "peak "
+        "of the tensor cores. So attention in three lines is *memory-bound*: the arithmetic waits for S and P to travel. "
+        "The measured "
+        "time at the head of this notebook is twice as long. There S is divided by √D in a kernel of its own, which adds "
+        "two trips of "
+        "S, and the products do not reach the peak."
+    )
+
+
+def growing() -> Reveal | Markdown:
+    """How many times as fast as the formula FlashAttention is, at the shortest length and at half of the longest."""
+    rows = by_length()
+    if not rows:
+        return _NOTHING
+    gains = {
+        f"{n:,} tokens": rows["formula", "fwd", n].median_ms / rows["gpukit", "fwd", n].median_ms
+        for n in (512, TOKENS // 2)
+    }
+    return reveal(
+        "by-length",
+        gains,
+        how="measured",
+        also=[_by_length_table(rows), _by_length_picture(rows), _by_length_said(rows)],
+    )
+
+
+def _lengths(rows: Mapping[Key, benchmark.Row]) -> list[int]:
+    return sorted({length for _, _, length in rows})
+
+
+def _by_length_table(rows: Mapping[Key, benchmark.Row]) -> Table:
+    table = []
+    for n in _lengths(rows):
+        lines, cudnn, ours = (rows[name, "fwd", n] for name in ("formula", "sdpa-cudnn", "gpukit"))
+        both = rows["formula", "fwd+bwd", n].median_ms / rows["gpukit", "fwd+bwd", n].median_ms
+        table.append(
+            (f"{n:,}", lines.median_ms, cudnn.median_ms, ours.median_ms, lines.median_ms / ours.median_ms, both,
+             lines.peak_bytes / 1e9, ours.peak_bytes / 1e9)
+        )  # fmt: skip
+    columns = {
+        "T": "", "three lines": "ms", "cuDNN": "ms", "ours": "ms", "times as fast": "", "with backward": "",
+        "memory of three lines": "GB", "of ours": "GB",
+    }  # fmt: skip
+    formats = dict.fromkeys(("three lines", "cuDNN", "ours"), ".2f") | dict.fromkeys(
+        ("times as fast", "with backward"), ".1f"
+    )
+    formats |= dict.fromkeys(("memory of three lines", "of ours"), ".2f")
+    first = rows["gpukit", "fwd", TOKENS]
+    caption = f"measured on an {first.gpu}, {first.date}: forward, {HEADS} heads, D = {HEAD_SIZE}, {TOKENS:,} tokens in all, no mask"
+    return style.table(columns, table, caption=caption, formats=formats)
+
+
+def _by_length_picture(rows: Mapping[Key, benchmark.Row]) -> Picture:
+    lengths = _lengths(rows)
+    kinds = (
+        ("formula", "three lines", style.NEUTRAL),
+        ("sdpa-cudnn", "cuDNN", style.PEER),
+        ("gpukit", "ours", style.COMPUTE),
+    )
+    with style.use():
+        fig, ax = style.figure(height=3.2)
+        for i, (name, _, colour) in enumerate(kinds):
+            for at, n in enumerate(lengths):
+                ax.bar(at + (i - 1) * 0.27, rows[name, "fwd", n].median_ms, 0.25, color=colour)
+        handles = [ax.bar(0, 0, color=colour, label=said) for _, said, colour in kinds]
+        ax.legend(handles=handles, loc="upper left")
+        ax.set_xticks(range(len(lengths)), [f"{TOKENS // n} x {n:,}" for n in lengths])
+        style.axes(ax, x="sequences x tokens", y="time (ms)", grid="y")
+    said = "; ".join(
+        f"{n:,} tokens: " + ", ".join(f"{say} {rows[p, 'fwd', n].median_ms:.2f} ms" for p, say, _ in kinds)
+        for n in lengths
+    )
+    return style.picture(fig, alt=f"Time of attention over 16,384 tokens by length of a sequence. {said}.")
+
+
+def _tflops(row: benchmark.Row) -> float:
+    return row.flops / row.median_ms / 1e9
+
+
+def _by_length_said(rows: Mapping[Key, benchmark.Row]) -> str:
+    gains = {n: rows["formula", "fwd", n].median_ms / rows["gpukit", "fwd", n].median_ms for n in _lengths(rows)}
+    best = max(gains, key=gains.get)
+    longest = max(gains)
+    per_flop = _tflops(rows["formula", "fwd", longest])
+    growth = {
+        name: rows[name, "fwd", best].median_ms / rows[name, "fwd", 512].median_ms for name in ("formula", "gpukit")
+    }
+    fixed = ms(LEAST.bytes)
+    text = (
+        f"**What you saw.** At 512 tokens the three lines take {gains[512]:.1f} times as long as our kernel, and at "
+        f"{best:,} tokens "
+        f"{gains[best]:.1f} times. Between the two there are 16 times as many scores. The kernel takes "
+        f"{growth['gpukit']:.0f} times as long. Reading q, k and v and writing o does not grow with the length; at the "
+        "rate "
+        f"of a copy it takes {fixed:.2f} ms, a large part of the kernel's {rows['gpukit', 'fwd', 512].median_ms:.2f} ms at "
+        "512 "
+        f"tokens. The three lines take {growth['formula']:.0f} times as long. Most of their time goes into S and P, which "
+        "they send "
+        f"through memory, and their rate falls from {_tflops(rows['formula', 'fwd', 512]):.0f} TFLOP/s at 512 tokens to "
+        f"{_tflops(rows['formula', 'fwd', best]):.0f}. "
+    )
+    if best != longest:
+        text += (
+            f"At {longest:,} tokens the factor is smaller again ({gains[longest]:.1f}). There the three lines reach "
+            f"{per_flop:.0f} "
+            f"TFLOP/s: which kernels PyTorch chooses "
+            "for products and "
+            "softmax depends on the shape, and its choice for one long sequence is the better one. "
+        )
+    return text + (
+        "The memory tells the same story. With backward the three lines hold "
+        f"{rows['formula', 'fwd+bwd', TOKENS].peak_bytes / 1e9:.0f} "
+        f"GB at {TOKENS:,} tokens, ours {rows['gpukit', 'fwd+bwd', TOKENS].peak_bytes / 1e9:.2f}. cuDNN is NVIDIA's "
+        "library of kernels; "
+        "its attention is a FlashAttention too. At 512 tokens it is faster than ours."
+    )
+
+
+# ---- states ----------------------------------------------------------------------------------------------------------
+
+LEFT, RIGHT = (1.0, 3.0), (2.0, 5.0)  # scores of two keys each, of the picture
+
+
+def merging() -> Picture:
+    """Two sums of exponentials relative to different maxima, brought to the larger one and stacked."""
+    low, high = max(LEFT), max(RIGHT)
+    factor = math.exp(low - high)
+    own = [math.exp(s - low) for s in LEFT]
+    other = [math.exp(s - high) for s in RIGHT]
+    with style.use():
+        fig, ax = style.figure(width=9.0, height=3.6)
+        bars = (
+            (0, own, style.READS, f"keys 1 and 2\nrelative to {low:g}"),
+            (1, other, style.WRITES, f"keys 3 and 4\nrelative to {high:g}"),
+            (2.6, [x * factor for x in own], style.READS, f"keys 1 and 2\nrelative to {high:g}"),
+        )
+        for x, parts, colour, words in bars:
+            _stack(ax, x, parts, colour)
+            ax.text(x, -0.1, words, ha="center", va="top")
+        _stack(ax, 3.6, [x * factor for x in own], style.READS)
+        _stack(ax, 3.6, other, style.WRITES, bottom=factor * sum(own))
+        ax.text(3.6, -0.1, f"all four keys\nrelative to {high:g}", ha="center", va="top")
+        ax.annotate("", (2.2, 0.6), (1.45, 0.6), arrowprops={"arrowstyle": "-|>", "lw": 2, "color": style.INK})
+        ax.text(1.82, 0.7, f"times e^({low:g} - {high:g})\n= {factor:.3f}", ha="center", va="bottom")
+        ax.set_xlim(-0.6, 4.2)
+        ax.set_ylim(-0.35, 1.6)
+        ax.axis("off")
+    total = sum(other) + factor * sum(own)
+    return style.picture(
+        fig, alt=f"The sum of keys 1 and 2, {sum(own):.3f} relative to their maximum {low:g}, shrinks by e^({low:g} - "
+            f"{high:g}) to "
+        f"{factor * sum(own):.3f}. Then it stands on the same scale as the sum of keys 3 and 4, {sum(other):.3f} relative "
+        f"to {high:g}, "
+        f"and both stack to {total:.3f}.",
+    )  # fmt: skip
+
+
+def _stack(ax, x: float, parts: Iterable[float], colour: str, bottom: float = 0.0) -> None:
+    for part in parts:
+        ax.bar(x, part, 0.62, bottom=bottom, color=colour, edgecolor="white", linewidth=1.5)
+        if part > 0.12:
+            ax.text(x, bottom + part / 2, f"{part:.3f}", ha="center", va="center", color="white")
+        bottom += part
+
+
+def merged(found: Mapping[str, tuple[float, float, float]], softmax: float) -> Table:
+    """States of the same keys, and what follows from each: o and LSE. softmax: what PyTorch says o is."""
+    rows = [(name, m, l, acc, acc / l, m + math.log(l)) for name, (m, l, acc) in found.items()]
+    columns = dict.fromkeys(("order", "m", "l", "acc", "o = acc / l", "LSE"), "")
+    caption = f"computed; torch.softmax gives o = {softmax:.6f}"
+    return style.table(columns, rows, caption=caption, formats=dict.fromkeys(columns, ".6f") | {"order": ""})
+
+
+# ---- block by block --------------------------------------------------------------------------------------------------
+
+
+def walk() -> Picture:
+    """One program: its queries and their states stay on the chip, blocks of keys and values come one after the other."""
+    with diagram.canvas(18, 7.4) as ax:
+        diagram.text(ax, 0.2, 0.4, "memory (HBM)", align="left", bold=True)
+        for row, name in enumerate(("k", "v")):
+            for j in range(6):
+                colour = style.READS if j == 2 else diagram.PALE
+                diagram.box(ax, 0.4 + 1.5 * j, 0.8 + 1.1 * row, 1.5, 1.0, f"{name}, block {j}", colour, size=8.5)
+        diagram.box(ax, 11.4, 0.8, 2.6, 2.1, "q\nall blocks", diagram.PALE)
+        diagram.box(ax, 14.6, 0.8, 2.6, 2.1, "o and LSE", diagram.PALE)
+        diagram.box(ax, 0.2, 4.2, 17.4, 3.0, "", "none")
+        diagram.text(ax, 0.5, 4.6, "one program, on an SM", align="left", bold=True)
+        diagram.box(ax, 0.8, 5.2, 3.2, 1.5, "block of k and v,\nnow block 2", style.READS)
+        diagram.box(ax, 4.6, 5.2, 3.6, 1.5, "scores\nBLOCK_M x BLOCK_N", style.WASTE)
+        diagram.box(ax, 8.8, 5.2, 3.2, 1.5, "its block\nof q", diagram.PALE)
+        diagram.box(ax, 13.0, 5.2, 4.0, 1.5, "m, l and acc\nof its queries", style.COMPUTE)
+        diagram.arrow(ax, (4.1, 2.95), (2.6, 5.2), "block after block", style.READS)
+        diagram.arrow(ax, (12.4, 2.95), (10.6, 5.2))
+        diagram.text(ax, 11.3, 3.6, "once", align="right", size=9)
+        diagram.arrow(ax, (15.0, 5.2), (15.9, 2.95), "", style.WRITES)
+        diagram.text(ax, 15.2, 3.6, "once, at the end", align="right", size=9, color=style.WRITES)
+    return diagram.picture(
+        ax, alt="A program loads its block of q once. It loads the blocks of k and v one after the other, computes one "
+            "block of scores, "
+        "and updates m, l and acc of its queries. At the end it writes o and LSE once. Scores never go to memory.",
+    )  # fmt: skip
+
+
+def peak_memory(flash: object) -> Table:
+    """What three lines and the function `flash` hold beside q, k and v, at three lengths; counted."""
+    rows = []
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for tokens in (64, 128, 256):
+        q, k, v = (torch.randn(1, 2, tokens, 64, device=device) for _ in range(3))
+        with live.watch() as lines:
+            torch.softmax(q @ k.mT / 8, -1) @ v
+        with live.watch() as ours:
+            flash(q, k, v)
+        rows.append((tokens, lines.peak_bytes, ours.peak_bytes))
+    columns = {"T": "", "three lines": "bytes", "our kernel": "bytes"}
+    return style.table(columns, rows, caption="counted: beside q, k and v; 2 heads, D = 64, float32")
+
+
+def reuse() -> Table:
+    """Our kernel for one head of 4,096 tokens with blocks of queries of several sizes: what it loads, and from where."""
+    q, k, v = torch.empty(3, 1, 1, 4096, 128, dtype=torch.bfloat16, device="meta")
+    rows = []
+    for size in (32, 64, 128):
+        with gpukit.trace(sample=2) as trace:
+            flash_attention_fwd(
+                q, k, v, UNLIMITED, UNLIMITED, 1.0, "ieee", config=Config(size, 64, num_warps=8, num_stages=2)
+            )
+        launch = trace.launches[0]
+        read = launch.traffic("h200", compiled=False).dram_read_bytes
+        rows.append((size, launch.load_bytes / 2**20, read / 2**20, launch.flops / launch.load_bytes))
+    columns = {"BLOCK_M": "", "loaded by programs": "MiB", "of it from memory": "MiB", "FLOPs per byte loaded": ""}
+    return style.table(
+        columns, rows, caption="loads counted, memory modelled for an H200; one head of 4,096 tokens, D = 128, bfloat16"
+    )
+
+
+def what_reuse_says() -> Markdown:
+    l2 = machine(H200).l2_gbps
+    return Markdown(
+        "**What you saw.** A block of queries that is twice as large halves the loads, because each key that is loaded "
+        "serves twice "
+        "as many queries: with 32 queries per program 4,096 / 32 = 128 programs load each key, with 128 queries only 32 "
+        "do. "
+        "From memory each byte comes only once in all three cases: k and v of a head are 2 MiB, and they "
+        "stay in "
+        f"the L2 cache while the programs of the head run. So the question is how fast L2 is. It delivers {l2:,.0f} GB/s "
+        "on an "
+        f"H200 (measured), and the tensor cores do {PEAK / 1e12:.0f} TFLOP/s at their peak. To keep them busy a program "
+        "must do at "
+        f"least {PEAK / 1e12:.0f} / {l2 / 1e3:.1f} = {PEAK / l2 / 1e9:.0f} FLOPs per byte. Only the blocks of 128 queries "
+        "do. That is why "
+        "FlashAttention kernels hold 128 queries or more."
+    )
+
+
+# ---- masks -----------------------------------------------------------------------------------------------------------
+
+_KINDS = {
+    "full": ("no mask needed", style.COMPUTE),
+    "cut": ("mask needed", style.WASTE),
+    "none": ("left out", diagram.PALE),
+}
+
+
+def block_kinds() -> Picture:
+    """Which blocks of scores are whole, cut or left out, for three rules."""
+    views = (
+        ("causal", Blocks(16, 16, 4, 2, causal=True)),
+        ("causal, 8 queries, 16 keys", Blocks(8, 16, 4, 2, causal=True)),
+        ("causal, window of 6", Blocks(16, 16, 4, 2, causal=True, window=6)),
+    )
+    counts = []
+    with style.use():
+        fig, panels = style.figure(1, 3, width=10.0, height=3.6)
+        for ax, (name, blocks) in zip(panels, views, strict=True):
+            counts.append(f"{name}: {dict(blocks.count())}")
+            for i in range(blocks.rows):
+                for j in range(blocks.columns):
+                    colour = _KINDS[blocks.kind(i, j)][1]
+                    ax.bar(2 * j + 1, 3.7, 1.8, bottom=4 * i + 0.15, color=colour)
+            for query in range(blocks.T_q):
+                keys = blocks.keys(query)
+                ax.plot([keys.start, keys.stop], [query + 0.5] * 2, color=style.INK, lw=0.8)
+            ax.set_title(name, fontsize=10)
+            ax.set_xlim(-0.3, 16.3)
+            ax.set_ylim(16.3, -0.3)
+            ax.set_aspect("equal")
+            ax.set_xticks(range(0, 17, 4))
+            ax.set_yticks(range(0, 17, 4))
+            style.axes(ax, x="key", y="query" if ax is panels[0] else "")
+        handles = [panels[0].bar(0, 0, color=colour, label=said) for said, colour in _KINDS.values()]
+        fig.legend(handles=handles, loc="outside lower center", ncols=3)
+    return style.picture(
+        fig,
+        alt="Blocks of 4 queries and 2 keys; thin lines show the keys that each query sees. " + "; ".join(counts) + ".",
+    )
+
+
+def causal_counted() -> Table:
+    """What part of the scores is computed where blocks in which nothing is seen are left out."""
+    rows = []
+    for tokens in (256, 1024, 4096):
+        for window in (None, 512):
+            blocks = Blocks(tokens, tokens, 128, 64, causal=True, window=window)
+            count = blocks.count()
+            done = (count["full"] + count["cut"]) * 128 * 64
+            needed = reference.pairs(tokens, tokens, True, window)
+            rows.append((f"{tokens:,}", window or "none", *count.values(), done / tokens**2, done / needed))
+    columns = {"T": "", "window": "", "whole": "", "cut": "", "left out": "", "computed": "", "computed / needed": ""}
+    formats = {"computed": ".0%", "computed / needed": ".2f"}
+    return style.table(columns, rows, caption="counted: blocks of 128 queries and 64 keys, causal", formats=formats)
+
+
+# ---- several texts ---------------------------------------------------------------------------------------------------
+
+LENGTHS = (8192, 4000, 2300, 1700, 900, 700, 333, 75)
+
+
+def packed() -> Picture:
+    """Three texts in a padded batch and one behind the other."""
+    lengths, colours = (8, 5, 2), (style.READS, style.COMPUTE, style.WRITES)
+    with diagram.canvas(17, 5.6) as ax:
+        diagram.text(ax, 0.2, 0.4, "padded: every text takes as much room as the longest", align="left", bold=True)
+        for row, (length, colour) in enumerate(zip(lengths, colours, strict=True)):
+            for t in range(max(lengths)):
+                real = t < length
+                diagram.box(
+                    ax,
+                    0.2 + t,
+                    0.8 + 0.8 * row,
+                    1,
+                    0.75,
+                    "" if real else "pad",
+                    colour if real else diagram.PALE,
+                    size=8,
+                )
+        diagram.text(ax, 0.2, 3.8, "packed: one text behind the other", align="left", bold=True)
+        at = 0
+        for length, colour in zip(lengths, colours, strict=True):
+            diagram.text(ax, 0.2 + at, 5.3, f"{at}", size=9)
+            for _ in range(length):
+                diagram.box(ax, 0.2 + at, 4.2, 1, 0.75, "", colour)
+                at += 1
+        diagram.text(ax, 0.2 + at, 5.3, f"{at}", size=9)
+        diagram.text(ax, 10.2, 1.6, "cu_seqlens = [0, 8, 13, 15]", align="left", code=True)
+    return diagram.picture(
+        ax, alt="Texts of 8, 5 and 2 tokens. Padded they take 3 x 8 places, of which 9 are padding. Packed they take 15; "
+        "cu_seqlens = [0, 8, 13, 15] says where each begins.",
+    )  # fmt: skip
+
+
+def texts() -> dict[str, float]:
+    """The share of a padded batch's scores that is real, and how many times as many bytes copies of shared heads cost."""
+    real = sum(n * n for n in LENGTHS) / (len(LENGTHS) * max(LENGTHS) ** 2)
+    k = torch.empty(1, 8, 8192, 128, dtype=torch.bfloat16, device="meta")
+    with gpukit.trace() as repeated:
+        k.repeat_interleave(4, dim=1), k.repeat_interleave(4, dim=1)  # k, and v
+    once = 2 * k.numel() * 2
+    return {"real scores": real, "copies": (repeated.bytes + 4 * once) / once}
+
+
+def what_texts_say() -> str:
+    found = texts()
+    return (
+        f"**What you saw.** Only {found['real scores']:.0%} of the padded batch's scores belong to real pairs of tokens; "
+        "the rest is "
+        f"padding compared with something. Copies of the shared heads cost {found['copies']:.0f} times the bytes of "
+        "reading k and v once: "
+        "each copy is written (4), the original is read for it (1), and attention then reads the copies (4). Both costs "
+        "vanish with the "
+        "right addresses, and that is what the exercise is about."
+    )
+
+
+# ---- backward --------------------------------------------------------------------------------------------------------
+
+
+def backward_walk() -> Picture:
+    """Which blocks of scores add to which gradient: a row of them to dq, a column to dk and dv."""
+    n = 4
+    with diagram.canvas(15, 6.6) as ax:
+        for i in range(n):
+            for j in range(n):
+                colour = style.COMPUTE if j == 2 else style.READS if i == 1 else diagram.PALE
+                diagram.box(ax, 4 + 1.6 * j, 1.2 + 1.1 * i, 1.6, 1.1, f"{i}, {j}", colour, size=9)
+        for i in range(n):
+            diagram.box(ax, 0.4, 1.2 + 1.1 * i, 2.4, 1.1, f"queries {i}", diagram.PALE, size=9)
+            diagram.box(ax, 4 + 1.6 * i, 0.1, 1.6, 0.9, f"keys {i}", diagram.PALE, size=9)
+        diagram.box(ax, 12.2, 2.3, 2.6, 1.1, "dq of queries 1", style.READS, size=9)
+        diagram.box(ax, 6.6, 5.7, 3.2, 0.8, "dk, dv of keys 2", style.COMPUTE, size=9)
+        diagram.arrow(ax, (10.5, 2.85), (12.2, 2.85), "", style.READS)
+        diagram.arrow(ax, (8.0, 5.65), (8.0, 5.72), "", style.COMPUTE)
+    return diagram.picture(
+        ax, alt="Four blocks of queries by four blocks of keys. dq of a block of queries is a sum over its row of blocks; "
+            "dk and dv of a "
+        "block of keys are sums over its column.",
+    )  # fmt: skip
+
+
+def derivation(left: Tensor, right: Tensor) -> Table:
+    """Two sides of an equation, query by query."""
+    rows = [(i, float(a), float(b)) for i, (a, b) in enumerate(zip(left, right, strict=True))]
+    columns = {"query": "", "sum of P dP over the keys": "", "sum of o do over D": ""}
+    formats = dict.fromkeys(list(columns)[1:], ".9f")
+    return style.table(columns, rows, caption="computed in float64", formats=formats)
+
+
+def what_is_kept() -> Markdown:
+    p, lse = 2 * HEADS * TOKENS**2 / 1e9, 4 * HEADS * TOKENS / 1e9
+    return Markdown(
+        f"**What you saw.** Both sums agree to all digits. For {HEADS} heads of {TOKENS:,} tokens the matrix P would be "
+        f"{p:.1f} GB in "
+        f"bfloat16. LSE, one float32 number per query, is {lse:.3f} GB, and it is all that forward has to keep beside q, "
+        "k, v and o "
+        "(computed)."
+    )
+
+
+# ---- what it costs ---------------------------------------------------------------------------------------------------
+
+_NAMES = {"library": "SDPA", "gpukit": "ours", "sdpa-flash": "flash", "sdpa-cudnn": "cuDNN", "flex": "Flex"}
+
+
+def measured(mode: str = "fwd", causal: bool = False) -> Versus | Missing:
+    """Ours beside PyTorch's kernels and FlexAttention. mode: "fwd" or "bwd"."""
+    return versus("flash_attention_causal" if causal else "flash_attention", mode=mode, dtype="bfloat16", names=_NAMES)
+
+
+def _took(op: str, mode: str, shape: tuple[int, ...]) -> dict[str, benchmark.Row]:
+    found = benchmark.rows(op)
+    return {
+        row.provider: row for row in found if (row.op, row.mode, row.dtype, row.shape) == (op, mode, "bfloat16", shape)
+    }
+
+
+def what_the_times_say() -> Markdown:
+    """Said below the tables."""
+    try:
+        wide, narrow = ((4, 16, 4096, size) for size in (128, 64))
+        full, causal = (_took(op, "fwd", wide)["gpukit"] for op in ("flash_attention", "flash_attention_causal"))
+        small, back = _took("flash_attention", "fwd", narrow)["gpukit"], _took("flash_attention", "bwd", wide)
+    except (FileNotFoundError, KeyError):
+        return _NOTHING
+    again, before = by_length()["gpukit", "fwd", TOKENS], _took("flash_attention", "fwd", SHAPE)["gpukit"]
+    peers = min((row for name, row in back.items() if name != "gpukit"), key=lambda row: row.median_ms)
+    share = {
+        name: row.flops / row.median_ms / 1e-3 / PEAK
+        for name, row in (("wide", full), ("narrow", small), ("back", back["gpukit"]))
+    }
+    return Markdown(
+        f"**What you saw.** Forward, our kernel reaches {share['wide']:.0%} of the peak for D = 128. Causal attention has "
+        "half of the "
+        f"pairs and takes {causal.median_ms / full.median_ms:.0%} of the time, not 50%. Blocks at the diagonal are "
+        "computed whole, and half "
+        "of each is thrown away; besides, programs have walks of different lengths, and some SMs have nothing to do at "
+        f"the end. D = 64 reaches only {share['narrow']:.0%}: every score costs one exponential, whatever D is, and "
+        "with D = 64 there are half as many FLOPs of products to hide it behind. Backward, our two kernels reach "
+        f"{share['back']:.0%} of the peak and take {back['gpukit'].median_ms / peers.median_ms:.2f} times as long as the "
+        "best of the others. "
+        "They compute the scores twice, seven products where five are needed, so at the same rate per product they would "
+        "take 1.4 times "
+        "as long. That is the price of having no atomics. Compare only times of one table. In the table by length, "
+        f"measured on another day, our kernel takes {again.median_ms:.2f} ms for one text of {TOKENS:,} tokens and not "
+        f"{before.median_ms:.2f}, and cuDNN is slower by about the same share."
+    )
+
+
+def pointer_kernel() -> str:
+    """The report of the simulator on our pointer kernel: causal, the size of the promise."""
+    return predict_op(benchmark.operation("flash_attention_causal"), SHAPE, torch.bfloat16, H200).report()
+
+
+def what_limits_it() -> Markdown:
+    found = predict_op(benchmark.operation("flash_attention_causal"), SHAPE, torch.bfloat16, H200)
+    least = reference.cost(SHAPE, torch.bfloat16, True).flops / PEAK * 1e3
+    text = (
+        f"**What you saw.** At the peak of the tensor cores the products take {least:.2f} ms. The model says "
+        f"{found.time_us / 1e3:.2f} ms "
+        f"for the kernel with pointers, which is built like yours, and names the {found.limit} as its limit. *Taking "
+        "turns* is the time in "
+        "which one unit waits for another: a warp that computes exponentials does not start products at the same moment. "
+    )
+    try:
+        ours = _took("flash_attention_causal", "fwd", SHAPE)["gpukit"]
+    except (FileNotFoundError, KeyError):
+        return Markdown(text)
+    return Markdown(
+        text
+        + f"The kernel in Gluon takes {ours.median_ms:.2f} ms (measured). It removes most of this waiting: one warp fetches, and "
+        "two groups of warps take turns on purpose, so that the exponentials of one run beside the products of the other."
+    )
+
+
+def yours() -> Markdown:
+    """How often the learner's kernel reads k and v, and its time where there is a GPU."""
+    from gpukit.kernels import flash_attention
+    from gpukit.timing import time_ms
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    mine, x = gpukit.exercise("flash_attention"), torch.randn(2, 96, 64).half().to(device)
+    try:
+        with gpukit.trace() as trace:
+            mine.attention(x, x, x)
+        times = (trace.launches[0].load_bytes - x.nbytes) / (2 * x.nbytes)
+        text = f"Your kernel reads k and v **{times:g} times** for 96 queries, once per block of 32 (counted)."
+        if device == "cuda":
+            x = torch.randn(16, 4096, 128, dtype=torch.bfloat16, device=device)
+            text += f" 16 heads, 4,096 tokens, measured here: {time_ms(mine.attention, x, x, x)}; "
+            text += f"the course's: {time_ms(flash_attention, x[None], x[None], x[None])}."
+    except Exception as error:
+        text = f"Your kernel does not run yet ({type(error).__name__}): fill the gaps, then run this cell again."
+    return Markdown(text)
+
+
+# ---- the running story -----------------------------------------------------------------------------------------------
+
+
+def layer_bytes() -> tuple[float, float]:
+    """What attention of one layer of Llama 3 8B moves for one sequence in bfloat16: three lines, one kernel."""
+    c, t = preset("llama3-8b"), STORY_TOKENS
+    own = 2 * t * c.head_size * (2 * c.heads + 2 * c.kv_heads)  # q and o, k and v
+    return own + 4 * 2 * c.heads * t * t, own
+
+
+def layer_line() -> Markdown:
+    """The line of the layer's budget that this notebook improves."""
+    lines, kernel = layer_bytes()
+    c, t = preset("llama3-8b"), STORY_TOKENS
+    products = 4 * c.heads * reference.pairs(t, t, True) * c.head_size / PEAK * 1e3
+    return Markdown(
+        f"One layer of Llama 3 8B, one sequence of {t:,} tokens, in bfloat16: attention in three lines moves "
+        f"**{lines / 1e9:.1f} GB**, "
+        f"which takes **{ms(lines):.1f} ms** at the rate of a copy. One kernel moves **{kernel / 1e9:.2f} GB**, which "
+        "takes "
+        f"**{ms(kernel):.2f} ms**, less than the {products:.1f} ms that its causal products need at the peak (bytes and "
+        "FLOPs computed, "
+        "times modelled). Attention is no longer a matter of memory."
+    )

@@ -1,0 +1,46 @@
+"""The numbers that notebook 08 shows."""
+
+import pytest
+import torch
+
+import gpukit
+from gpukit.lessons import fusion as lesson
+
+
+def test_the_gate_moves_what_pytorch_moves():
+    x = torch.rand(64, 32)
+    with gpukit.trace() as t:
+        score = torch.sigmoid(x)
+        score / score.sum(-1, keepdim=True)
+    plan = lesson.gate_graph(64, 32).plan()
+    assert (t.read_bytes, t.write_bytes) == (plan.read_bytes, plan.write_bytes)
+
+
+def test_the_published_profile_has_the_trips_of_the_formula():
+    assert "the 9 kernels take 17.127 ms and move 22 tensors" in lesson.what_the_profile_says().data
+    assert "**11.1**, the trips by **11**" in lesson.what_the_profile_says().data
+
+
+def test_blocks_and_their_start():
+    assert lesson.blocks(256) == 262_144 and lesson.blocks(2048) == 32_768
+    assert lesson.start_us(256) == pytest.approx(157.6, abs=0.1)
+
+
+def test_six_ways_to_compute_gelu():
+    rows = lesson.gelu_times({}).rows
+    assert len(rows) == 6 and rows[0][1] == pytest.approx(707, abs=1)
+    assert all(row[1] == pytest.approx(64.2, abs=0.1) for row in rows[1:])
+    assert rows[4][2] > lesson.start_us(256)
+
+
+def test_trips_of_three_sigmoids():
+    assert [row[2] for row in lesson.recomputation().rows] == [15, 21, 9, 8, 6, 5]
+
+
+def test_fusing_two_kernels_explains_a_factor_of_two():
+    assert all(row[2] == pytest.approx(2, abs=0.01) and row[1] > 6 for row in lesson.claims().rows)
+
+
+def test_both_kernels_in_cuda_are_shown_whole():
+    one, vector = (lesson.cuda_source(name).data for name in ("gelu_kernel", "gelu_vector_kernel"))
+    assert "tanhf" in one and one.count("__global__") == vector.count("__global__") == 1 and "uint4" in vector
