@@ -1,6 +1,6 @@
 # `make lab` opens the course, `make test` runs every test, `make prove` runs the notebooks on the
-# solutions and tries every known answer on the checks, all mutants of the plain functions and a tenth of
-# the kernels', chosen by the date; each sets up .venv first where that is needed.
+# solutions and tries every known answer on the checks, all mutants of the plain functions and every tenth
+# of the kernels'; each sets up .venv first where that is needed.
 # PYTHON=python3.12 names a Python, VENV=.venv-other another environment, ARGS="--port 9000" is passed on.
 VENV = .venv
 BIN = "$(VENV)"/bin

@@ -154,8 +154,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         const="all",
         choices=("functions", "some", "all"),
-        help="try the solution with one thing changed, too: of plain functions alone, also a tenth of those of kernels, "
-        "chosen by the date (some), or of kernels all of them, which is slow (all: --mutants alone)",
+        help="try the solution with one thing changed, too: of plain functions alone, also every tenth of those of "
+        "kernels (some), or of kernels all of them, which is slow (all: --mutants alone)",
     )
 
     added = command("stubs", _stubs, "make exercises/ from solutions/ (for contributors)")
