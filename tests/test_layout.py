@@ -46,6 +46,7 @@ LAYERS = {
     "gpukit.bootstrap": 5,
     "gpukit.side_by_side": 5,
     "gpukit.cheatsheet": 5,
+    "gpukit.classroom": 5,
     "gpukit.cli": 6,
     "gpukit.__main__": 7,
     "gpukit.train.__main__": 7,  # `gpukit train` for torchrun
