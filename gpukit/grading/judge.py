@@ -15,6 +15,7 @@ import random
 import signal
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 import traceback
@@ -74,7 +75,8 @@ def hint(exercise_id: str, number: int | None = None) -> None:
     if number not in range(1, len(exercise.hints) + 1):
         raise course.CourseError(f"hint number must be 1 to {len(exercise.hints)}, got {number}")
     _shown[exercise.id] = max(number, _shown.get(exercise.id, 0))
-    print(f"hint {number} of {len(exercise.hints)} for {exercise.id}: {exercise.hints[number - 1]}")
+    text = f"hint {number} of {len(exercise.hints)} for {exercise.id}: {exercise.hints[number - 1]}"
+    print(textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False))  # JupyterLab breaks within words
 
 
 def judge(

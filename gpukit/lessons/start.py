@@ -143,7 +143,7 @@ def promise() -> Markdown:
         "you "
         f"will write in [notebook 09](09_softmax.ipynb) takes **{us['gpukit']:.0f} µs** (all three measured). The "
         "arithmetic is "
-        f"the same in all of them. By the end of this notebook you can say where most of the difference comes from."
+        "the same in all of them. By the end of this notebook you can say where the five lines lose most of their time."
     )
 
 
@@ -294,12 +294,11 @@ def story() -> Markdown:
     layer = (weights.attention + weights.mlp) // config.layers
     each_token = 2 * (weights.total - weights.embedding)
     return Markdown(
-        f"Meta's Llama-3-8B has {config.layers} equal layers, and each holds {layer / 1e6:.0f} million weights. In "
-        "bfloat16, 2 "
-        f"bytes per weight, a layer is {2 * layer / 1e6:.0f} MB. To read it once takes an H200 at least "
-        f"**{least_us(2 * layer):.0f} µs** (computed, at the data sheet's {H200.hbm_gbps:,} GB/s). A model that writes one "
-        "text "
-        f"reads the weights of all layers and of the output for each new token, {each_token / 1e9:.1f} GB, and so it "
-        "cannot "
-        f"write more than **{1e6 / least_us(each_token):,.0f} tokens per second**."
+        f"Meta's Llama-3-8B has {config.layers} layers of the same shape, and each holds {layer / 1e6:.0f} million weights. "
+        f"In bfloat16, 2 bytes per weight, a layer is {2 * layer / 1e6:.0f} MB. To read it once takes an H200 at least "
+        f"**{least_us(2 * layer):.0f} µs** (computed, at the data sheet's {H200.hbm_gbps:,} GB/s). A model writes a text "
+        "token by token, and a token is a word or a piece of one. For each new token of a text it reads the weights of all "
+        "layers, and those of the last matrix, which turns the layers' result into a score for every possible token. "
+        f"Together they are {each_token / 1e9:.1f} GB, so a model that writes a single text cannot write more than "
+        f"**{1e6 / least_us(each_token):,.0f} tokens per second** (computed)."
     )
