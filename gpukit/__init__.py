@@ -1,7 +1,7 @@
 """gpukit: how to make language models fast on GPUs. What lies where, from the ground up:
 
 op, hardware        one operation as data; what each GPU can do at most; also course (files), tables (text), launches
-                    (watchers) and dispatch (PyTorch's operations, watched)
+                    (watchers), dispatch (PyTorch's operations, watched) and nearest (suggestions)
 accounting/         bytes, FLOPs, time and money from shapes, nothing is run
 reference/          each operation in PyTorch, with its inputs and its least cost
 kernels/            the operations in Triton, as one would use them in a model; huggingface/ puts them into transformers' models

@@ -46,6 +46,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpukit import hardware
+from gpukit.nearest import did_you_mean
 from gpukit.op import Cost, Op
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def operations() -> dict[str, Op]:
 def operation(name: str) -> Op:
     """The operation called `name`. Raises ValueError, which lists them."""
     if name not in operations():
-        raise ValueError(f"op must be one of {', '.join(operations())}, got {name!r}")
+        raise ValueError(f"op must be one of {', '.join(operations())}, got {name!r}{did_you_mean(name, operations())}")
     return operations()[name]
 
 
@@ -665,7 +666,7 @@ def summary(rows: Sequence[Row]) -> str:
 # ------------------------------------------------------------------------------------------------------- command line
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `gpukit bench`."""
-    parser.add_argument("ops", nargs="+", metavar="OP", help="operations, or all")
+    parser.add_argument("ops", nargs="*", metavar="OP", help="operations, or all")
     parser.add_argument("--providers", type=_words, metavar="torch,gpukit", help="default: all that an operation has")
     parser.add_argument("--shape", type=_shapes, metavar="4096x1024,8192x781", help="default: the operation's own")
     parser.add_argument("--dtype", type=_words, metavar="bfloat16,float32", help="default: the operation's own")
@@ -681,10 +682,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="default: %(default)s")
     parser.add_argument("--commit", help="of the code measured (default: GPUKIT_COMMIT, else git's)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write DIR/<gpu>/<op>.csv (default: gpukit/results)")
     parser.add_argument(
-        "--show", metavar="GPU", nargs="?", const="h200", help="measure nothing; print and draw what is recorded (h200)"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write DIR/<gpu>/<op>.csv (default: gpukit/results); with --show, pictures",
     )
+    parser.add_argument(
+        "--show", action="store_true", help="measure nothing; print what is recorded on --gpu, with --out draw it, too"
+    )
+    parser.add_argument("--gpu", help="with --show: a GPU with recorded rows (default: h200)")
 
 
 def _words(text: str) -> list[str]:

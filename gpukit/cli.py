@@ -12,8 +12,10 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gpukit import benchmark, course, tables
+import gpukit
+from gpukit import benchmark, course, hardware, tables
 from gpukit.accounting.commands import flops_command, memory_command
+from gpukit.nearest import did_you_mean
 from gpukit.train import command as training
 
 
@@ -30,7 +32,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         from gpukit.lab import lab
 
         return lab(arguments[1:])
-    args = _parser().parse_args(arguments)
+    parser, names = _parser()
+    if not arguments:
+        parser.print_help()
+        return 2
+    if not arguments[0].startswith("-") and arguments[0] not in names:
+        return _refuse(
+            f"no command is called {arguments[0]!r}{did_you_mean(arguments[0], names)}  (all of them: gpukit --help)"
+        )
+    args = parser.parse_args(arguments)
     with contextlib.suppress(AttributeError, OSError):  # in a terminal that lacks a character it is spelled out
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -50,10 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse("interrupted", 130)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
+    """The parser, and the names of its commands."""
     parser = _Parser(
         prog="gpukit", description="A course on making language models fast on GPUs: exercises and grading."
     )
+    parser.add_argument("--version", action="version", version=f"gpukit {gpukit.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def command(name: str, run, summary: str) -> argparse.ArgumentParser:
@@ -160,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
 
     added = command("stubs", _stubs, "make exercises/ from solutions/ (for contributors)")
     added.add_argument("--check", action="store_true", help="change nothing; list the files that differ")
-    return parser
+    return parser, list(commands.choices)
 
 
 def _add_impl(parser: argparse.ArgumentParser) -> None:
@@ -216,8 +228,10 @@ def _chosen(names: list[str]) -> list[str]:
 
 
 def _hint(args: argparse.Namespace) -> int:
-    from gpukit.grading.registry import exercise
+    from gpukit.grading.registry import exercise, named
 
+    if [args.id] != (ids := named(args.id)):
+        return _refuse(f"a hint is for one exercise; those of {args.id} are {', '.join(ids)}")
     hints = exercise(args.id).hints
     if not 1 <= args.number <= len(hints):
         return _refuse(f"hint number must be 1 to {len(hints)}, got {args.number}")
@@ -373,18 +387,26 @@ def _pristine_copy(submission: Path, root: Path, concepts: set[str]) -> dict[str
 
 
 def _bench(args: argparse.Namespace) -> int:
+    if not args.ops:
+        return _refuse(f"bench needs an operation, or all: {', '.join(benchmark.operations())}")
+    if args.gpu and not args.show:
+        return _refuse(f"--gpu {args.gpu} goes with --show: without it, bench measures the GPU of this machine")
     if not args.show:
         return benchmark.command(args)
     from gpukit.widgets.versus import show_recorded
 
     try:
-        show_recorded(args.ops, args.show, args.mode, args.out)
+        show_recorded(args.ops, args.gpu or "h200", args.mode, args.out)
     except (ValueError, FileNotFoundError) as error:
         return _refuse(str(error))
     return 0
 
 
 def _trace(args: argparse.Namespace) -> int:
+    try:
+        hardware.gpu(args.gpu)  # before PyTorch and Triton, which take seconds to import
+    except ValueError as error:
+        return _refuse(str(error))
     # Before Triton is imported, and also where there is a GPU: it has no part in this.
     os.environ["TRITON_INTERPRET"] = "1"
     from gpukit import trace_report
@@ -407,7 +429,6 @@ def _cheatsheet(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    from gpukit import hardware
     from gpukit.validation import times, traffic
 
     try:

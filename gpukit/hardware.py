@@ -10,11 +10,12 @@ GB = 10^9 bytes, on-chip sizes in KiB and MiB as powers of two.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+from gpukit.nearest import did_you_mean
 
 KIB, MIB, GB = 1 << 10, 1 << 20, 10**9
 
@@ -181,8 +182,7 @@ def gpu(name: str) -> Gpu:
     """The GPU called `name`: "h100", "H200", "NVIDIA A100-SXM4-80GB". Raises ValueError naming the nearest and all."""
     if _plain(name) in _BY_NAME:
         return _BY_NAME[_plain(name)]
-    near = difflib.get_close_matches(_plain(name), _BY_NAME, n=1, cutoff=0.4)
-    hint = f"; did you mean {_BY_NAME[near[0]].key!r}?" if near else ""
+    hint = did_you_mean(_plain(name), _BY_NAME)
     raise ValueError(f"no GPU is called {name!r}{hint}  (all of them: {', '.join(g.key for g in GPUS)})")
 
 

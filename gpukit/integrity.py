@@ -26,7 +26,6 @@ that nobody thought of by changing one thing in it (gpukit/mutants.py).
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +41,7 @@ from gpukit.grading import registry, stubs
 from gpukit.grading.exercise import Exercise, KernelExercise
 from gpukit.grading.judge import judge_source
 from gpukit.mutants import span
+from gpukit.nearest import did_you_mean
 
 RIGHT = "right"
 EQUIVALENT = "equivalent"  # an answer made by machine that computes the same; the name says why
@@ -106,11 +106,9 @@ def parse(text: str, solution: str, shown: str = "answers") -> list[Answer]:
     rules = set(re.findall(_RULE, solution, re.MULTILINE))
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("===") and line[3:].strip() not in rules:
-            close = difflib.get_close_matches(line[3:].strip(), rules, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; it needs the line '# ---- {line[3:].strip()}'"
-            raise AnswerError(
-                f"{shown}, line {number}: no section of the solution is called {line[3:].strip()!r}{hint}"
-            )
+            name = line[3:].strip()
+            hint = did_you_mean(name, rules) or f"; it needs the line '# ---- {name}'"
+            raise AnswerError(f"{shown}, line {number}: no section of the solution is called {name!r}{hint}")
     for item in _items(text, shown):
         where = f"{shown}, line {item.line}"
         if (item.exercise, item.name) in names:

@@ -289,8 +289,10 @@ def test_command_measures_pytorch_on_the_cpu(tmp_path, capsys, device):
         (["softmax", "--seconds", "soon"], "--seconds: must be a positive number, got 'soon'"),
         (["softmax", "--rep-ms", "nan"], "rep_ms must be a positive number of milliseconds, got nan"),
         (["softmax", "--graph"], "graph: CUDA graphs need a GPU, got device cpu"),
-        (["softmax", "--show", "t4"], "no times of 'softmax' on 't4' are recorded; there are: "),
-        (["softmax", "--show", "h2000"], "no GPU is called 'h2000'"),
+        ([], "bench needs an operation, or all: .*softmax"),
+        (["softmax", "--gpu", "h200"], "--gpu h200 goes with --show"),
+        (["softmax", "--show", "--gpu", "t4"], "no times of 'softmax' on 't4' are recorded; there are: "),
+        (["softmax", "--show", "--gpu", "h2000"], "no GPU is called 'h2000'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

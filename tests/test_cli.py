@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import gpukit
 from gpukit import cli, course, doctor
 from gpukit.grading import registry
 from gpukit.grading.exercise import Label
@@ -114,8 +115,11 @@ def test_impl_comes_from_the_environment_too(tiny, monkeypatch):
         (["grade", "--json", "/no/such/x.json"], "gpukit: /no/such/x.json cannot be written: there is no folder"),
         (["nb", "clean", "07_none"], "gpukit: there is no notebook 07_none"),
         (["nb"], "gpukit nb: the following arguments are required: ACTION"),
-        (["grad"], "gpukit: argument COMMAND: invalid choice: 'grad'"),
-        ([], "gpukit: the following arguments are required: COMMAND"),
+        (["hint", "alpha"], "gpukit: a hint is for one exercise; those of alpha are alpha.first, alpha.second"),
+        (["check", "start.nothing"], "gpukit: no exercise is called 'start.nothing'  (all of them"),
+        (["trace", "softmax", "--gpu", "h201"], "gpukit: no GPU is called 'h201'; did you mean 'h200'?"),
+        (["nothing-like-it"], "gpukit: no command is called 'nothing-like-it'  (all of them: gpukit --help)"),
+        (["grad"], "gpukit: no command is called 'grad'; did you mean 'grade'?"),
     ],
 )
 def test_mistakes_get_one_sentence(tiny, capsys, arguments, sentence):
@@ -136,6 +140,14 @@ def test_help_lists_the_commands(capsys):
     assert all(
         f"\n    {name} " in out for name in ("lab", "check", "hint", "grade", "progress", "doctor", "nb", "stubs")
     )
+
+
+def test_version_and_no_command(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0 and capsys.readouterr().out == f"gpukit {gpukit.__version__}\n"
+    assert cli.main([]) == 2
+    assert "commands:" in capsys.readouterr().out
 
 
 def test_hints_climb(tiny, capsys):

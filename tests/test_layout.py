@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # gpukit.grading's layer.
 LAYERS = {
     "gpukit": 0,  # __init__.py: names only, loaded when used
+    "gpukit.nearest": -1,
     "gpukit.op": 0,
     "gpukit.hardware": 0,
     "gpukit.launches": 0,

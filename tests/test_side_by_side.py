@@ -60,7 +60,7 @@ def test_a_function_has_two_texts(copy):
 
 
 def test_mistakes_are_sentences(copy):
-    with pytest.raises(course.CourseError, match="no GPU is called 'h101'; did you mean 'h100-sxm'"):
+    with pytest.raises(course.CourseError, match="no GPU is called 'h101'; did you mean 'h100'"):
         compare("gelu.bias", gpu="h101")
     shutil.rmtree(copy / "solutions")
     with pytest.raises(course.CourseError, match="has no solutions/"):

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 
 from gpukit.accounting import memory, models, pencil
+from gpukit.accounting.arguments import BadArgument
 
+# What an argument of the calculators is called on the command line, where that is not its own name behind two hyphens.
+_FLAGS = {"tokens": "--seq", "their number": "--gpus", "parameters": "--model"}
+_TRAINING = ("recipe", "zero", "sequence_parallel", "micro_batches", "attention", "recompute", "dropout")
+_SERVING = ("weights", "cache")
 _SEQ = "tokens of a sequence (default: 4096, or the model's own length if that is less)"
 
 
@@ -33,10 +40,14 @@ def memory_command(parser: argparse.ArgumentParser) -> None:
     serve.add_argument("--serve", action="store_true", help="weights and KV cache instead of a training step")
     serve.add_argument("--weights", default="bf16", metavar="DTYPE", help="of the weights (default: bf16)")
     serve.add_argument("--cache", default="bf16", metavar="DTYPE", help="of the KV cache (default: bf16)")
-    parser.set_defaults(lines=_memory)
+    parser.set_defaults(lines=partial(_named_by_flags, partial(_memory, parser)))
 
 
-def _memory(args: argparse.Namespace) -> list[str]:
+def _memory(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[str]:
+    for name in _TRAINING if args.serve else _SERVING:
+        if getattr(args, name) != parser.get_default(name):
+            when = "a training step and has no meaning with --serve" if args.serve else "serving: add --serve"
+            raise ValueError(f"--{name.replace('_', '-')} is an option of {when}")
     batch = pencil.count(args.batch, "--batch")
     usual = pencil.usual_length(models.preset(args.model))
     tokens = usual if args.seq is None else pencil.count(args.seq, "--seq")
@@ -47,10 +58,11 @@ def _memory(args: argparse.Namespace) -> list[str]:
         return pencil.inference_lines(
             args.model, batch, tokens, args.gpus, weights=args.weights, cache=args.cache, **layout
         )
+    micro_batches = pencil.count(args.micro_batches, "--micro-batches")
     return pencil.memory_lines(
         args.model, batch, tokens, args.gpus, recipe=args.recipe, zero=pencil.count(args.zero, "--zero"), tensor=tensor or 1,
         pipeline=pipeline, sequence_parallel=args.sequence_parallel, attention=args.attention, recompute=args.recompute,
-        micro_batches=pencil.count(args.micro_batches, "--micro-batches"), dropout=args.dropout,
+        micro_batches=micro_batches, dropout=args.dropout,
     )  # fmt: skip
 
 
@@ -64,7 +76,7 @@ def flops_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="bf16", help="whose peak is meant (default: bf16)")
     parser.add_argument("--watts", metavar="W", help="of one GPU and its share of the rest, for the energy")
     parser.add_argument("--price", metavar="P", help="of a GPU-hour, in any currency")
-    parser.set_defaults(lines=_flops)
+    parser.set_defaults(lines=partial(_named_by_flags, _flops))
 
 
 def _flops(args: argparse.Namespace) -> list[str]:
@@ -74,6 +86,16 @@ def _flops(args: argparse.Namespace) -> list[str]:
     return pencil.flops_lines(
         args.model, pencil.count(args.tokens, "--tokens"), args.gpus, seq=seq, dtype=args.dtype, **given
     )
+
+
+def _named_by_flags(lines: Callable[[argparse.Namespace], list[str]], args: argparse.Namespace) -> list[str]:
+    """`lines`, with the options of the command in its errors in place of the calculators' arguments."""
+    try:
+        return lines(args)
+    except BadArgument as error:
+        flag = _FLAGS.get(error.name, f"--{error.name.replace('_', '-')}")
+        flag = "--tokens" if error.name == "tokens" and "tokens" in args else flag
+        raise ValueError(f"{flag} {error.rule}") from error
 
 
 def _model(parser: argparse.ArgumentParser, words: str) -> None:

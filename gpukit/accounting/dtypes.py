@@ -12,11 +12,12 @@ https://blogs.nvidia.com/blog/tensorfloat-32-precision-format/
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+
+from gpukit.nearest import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -246,9 +247,7 @@ def format_named(name: str | Format) -> Format:
     plain = str(name).lower().replace(" ", "_").replace("-", "_")
     if plain in FORMATS:
         return FORMATS[plain]
-    near = difflib.get_close_matches(plain, FORMATS, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"no format is called {name!r}{hint}  (all of them: {', '.join(FORMATS)})")
+    raise ValueError(f"no format is called {name!r}{did_you_mean(plain, FORMATS)}  (all of them: {', '.join(FORMATS)})")
 
 
 # ---- microscaled blocks (OCP MX): 32 elements share one power of two -------------------------------------------------

@@ -12,7 +12,6 @@ https://arxiv.org/abs/2110.02861.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,6 +20,7 @@ from gpukit.accounting import models
 from gpukit.accounting.arguments import MOST_PARAMETERS, MOST_TOKENS, choice, divides, positive, whole
 from gpukit.accounting.dtypes import FORMATS
 from gpukit.accounting.models import Config
+from gpukit.nearest import did_you_mean
 
 DTYPE_BITS = {name: fmt.storage_bits for name, fmt in FORMATS.items()} | {"fp8": 8, "fp4": 4, "int8": 8, "int4": 4}
 ATTENTIONS = ("flash", "eager")
@@ -79,9 +79,7 @@ def recipe_named(name: str | Recipe) -> Recipe:
         return name
     if name in RECIPES:
         return RECIPES[name]
-    near = difflib.get_close_matches(str(name), RECIPES, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"no recipe is called {name!r}{hint}  (all of them: {', '.join(RECIPES)})")
+    raise ValueError(f"no recipe is called {name!r}{did_you_mean(name, RECIPES)}  (all of them: {', '.join(RECIPES)})")
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ GPT-2 with f = 4 h: 12 h^2 + 13 h a layer, so N = h v + n (12 h^2 + 13 h) + 2 h,
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpukit.accounting.arguments import MOST_PARAMETERS, choice, divides, whole
+from gpukit.nearest import did_you_mean
 
 NORMS = {"layernorm": 2, "rmsnorm": 1}  # parameters for each element of hidden: gain and bias, or gain
 BIASES = ("none", "qkv", "all")
@@ -335,6 +335,4 @@ def preset(name: str | Config) -> Config:
     plain = str(name).lower().replace("_", "-").replace(" ", "-")
     if plain in _BY_NAME:
         return _BY_NAME[plain]
-    near = difflib.get_close_matches(plain, _BY_NAME, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"no model is called {name!r}{hint}  (all of them: {', '.join(PRESETS)})")
+    raise ValueError(f"no model is called {name!r}{did_you_mean(plain, _BY_NAME)}  (all of them: {', '.join(PRESETS)})")

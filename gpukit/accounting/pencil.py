@@ -73,6 +73,11 @@ def size(n_bytes: float) -> str:
     return f"{n_bytes:,.0f} bytes"
 
 
+def counted(number: int, thing: str) -> str:
+    """1 sequence, 8 sequences."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def formula(config: Config) -> str:
     """How the parameters come about: N = ... with the model's numbers."""
     c, counted = config, models.parameters(config)
@@ -106,6 +111,12 @@ def memory_lines(
     if number % rest:
         raise ValueError(f"tensor x pipeline must divide the number of GPUs, and {rest} does not divide {number}")
     parallel = memory.Parallel(number // rest, tensor, pipeline, zero, sequence_parallel)
+    passes = parallel.data * whole("memory", "micro_batches", micro_batches)
+    if batch % passes:
+        raise ValueError(
+            f"--batch counts the sequences of one step over all GPUs: {parallel.data:,} copies of the model with "
+            f"{micro_batches:,} micro-batches each need a multiple of {passes:,}, got {batch:,}"
+        )
     run = memory.Run(how.weights, attention, recompute, dropout)
 
     def step(sequences: int, length: int = tokens) -> memory.Memory:
@@ -139,7 +150,7 @@ def memory_lines(
         f"{c.name}: {models.parameters(c).total:,} parameters, {c.layers} layers, {c.attention}",
         formula(c),
         "",
-        f"A training step of {batch:,} sequences of {tokens:,} tokens on {number:,} {gpu.name} ({share}), modelled:",
+        f"A training step of {counted(batch, 'sequence')} of {counted(tokens, 'token')} on {number:,} {gpu.name} ({share}), modelled:",
         f"{how.name} ({how.title}), ZeRO {zero}, {attention} attention, recompute {recompute}",
         "",
         *(f"  {name:12}{part / 1e9:10.2f} GB   {why[name]}" for name, part in found.parts.items()),
@@ -157,10 +168,12 @@ def memory_lines(
         lines.append("")
     most = memory.largest_batch(step, gpu, parallel.data * micro_batches)
     longest = memory.largest_context(lambda length: step(batch, length), gpu)
-    lines.append(f"The most that fits: {most:,} sequences of {tokens:,} tokens, or {batch:,} of {longest:,}")
+    lines.append(
+        f"The most that fits: {counted(most, 'sequence')} of {counted(tokens, 'token')}, or {batch:,} of {longest:,}"
+    )
     naive = memory.largest_model(gpu.hbm_bytes, number, how.bytes_per_parameter)
     lines.append(
-        f"Pencil: {gpu.hbm_bytes / 1e9:g} GB x {number:,} / {how.bytes_per_parameter:.4g} bytes a parameter = "
+        f"Pencil: {gpu.hbm_bytes / 1e9:g} GB x {number:,} / {how.bytes_per_parameter:.4g} bytes per parameter = "
         f"{big(naive)} parameters at most, before any activation"
     )
     return lines
@@ -192,12 +205,12 @@ def inference_lines(
     return [
         f"{c.name}: {models.parameters(c).total:,} parameters, {c.layers} layers, {c.attention}",
         "",
-        f"Serving {batch:,} sequences of at most {tokens:,} tokens on {number:,} {gpu.name}, modelled:",
+        f"Serving {counted(batch, 'sequence')} of at most {counted(tokens, 'token')} on {number:,} {gpu.name}, modelled:",
         "",
         *(f"  {name:12}{part / 1e9:10.2f} GB   {why[name]}" for name, part in found.parts.items()),
         f"  {'total':12}{found.total_bytes / 1e9:10.2f} GB   {found.reason(gpu)}",
         "",
-        f"The most that fits: {memory.largest_batch(serve, gpu):,} sequences of {tokens:,} tokens, or {batch:,} of "
+        f"The most that fits: {counted(memory.largest_batch(serve, gpu), 'sequence')} of {counted(tokens, 'token')}, or {batch:,} of "
         f"{memory.largest_context(lambda length: serve(batch, length), gpu):,}",
     ]
 
@@ -237,7 +250,7 @@ def flops_lines(
     lines += [
         "",
         f"The trap: a datasheet's {SPARSE_FACTOR * peak:,.4g} T «with sparsity» would promise {days(cost.days / SPARSE_FACTOR)}",
-        f"20 tokens a parameter would be {big(chinchilla_tokens(n))}; this run has {tokens / n:,.4g} a parameter",
+        f"20 tokens per parameter would be {big(chinchilla_tokens(n))}; this run has {tokens / n:,.4g} per parameter",
     ]
     if config:
         seq = usual_length(config) if seq is None else seq

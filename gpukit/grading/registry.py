@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from functools import cache
 
@@ -10,6 +9,7 @@ from gpukit.course import CourseError
 from gpukit.grading import prose
 from gpukit.grading.exercise import Exercise
 from gpukit.grading.prose import Prose
+from gpukit.nearest import did_you_mean
 
 
 class UnknownExercise(CourseError):
@@ -53,9 +53,9 @@ def exercise(exercise_id: str) -> Exercise:
     known = catalog()
     if exercise_id in known:
         return concept(known[exercise_id].concept)[exercise_id]
-    near = difflib.get_close_matches(str(exercise_id), known, n=1, cutoff=0.3)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise UnknownExercise(f"no exercise is called {exercise_id!r}{hint}  (all of them: gpukit progress)")
+    raise UnknownExercise(
+        f"no exercise is called {exercise_id!r}{did_you_mean(exercise_id, known)}  (all of them: gpukit progress)"
+    )
 
 
 def named(name: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import os
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpukit.accounting.arguments import choice, divides, whole
+from gpukit.nearest import did_you_mean
 
 DTYPES = ("fp32", "bf16")
 OPTIMIZERS = ("torch", "gpukit")
@@ -201,9 +201,9 @@ def preset(name: str) -> Preset:
     """The preset called `name`. Raises ValueError naming the nearest and all."""
     if name in PRESETS:
         return PRESETS[name]
-    near = difflib.get_close_matches(str(name), PRESETS, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"train: no preset is called {name!r}{hint}  (all of them: {', '.join(PRESETS)})")
+    raise ValueError(
+        f"train: no preset is called {name!r}{did_you_mean(name, PRESETS)}  (all of them: {', '.join(PRESETS)})"
+    )
 
 
 def threads(settings: Settings, there: int) -> int:

@@ -287,20 +287,18 @@ def _x_label(axis: int, shapes: Sequence[tuple[int, ...]]) -> str:
 
 
 def show_recorded(ops: Sequence[str], gpu: str, modes: Sequence[str] | None, out: Path | None) -> None:
-    """`gpukit bench --show`: print the recorded rows of each operation and draw them as PNG files in `out`.
+    """`gpukit bench --show`: print the recorded rows of each operation and, with a folder `out`, draw them as PNG files there.
 
     Raises FileNotFoundError where nothing is recorded, ValueError for an unknown GPU.
     """
     gpu = hardware.gpu(gpu).key
     if list(ops) == ["all"]:
         ops = sorted(p.stem for p in (benchmark.RESULTS / gpu).glob("*.csv") if benchmark.holds_times(p))
-    out = out or Path("build") / "bench"
     for op in ops:
         recorded = benchmark.rows(op, gpu)
         print(*map(benchmark.line, recorded), benchmark.summary(recorded), sep="\n")
-        for mode in modes or dict.fromkeys(
-            row.mode for row in recorded if row.op == op and row.mode in benchmark.MODES
-        ):
+        drawn = modes or dict.fromkeys(row.mode for row in recorded if row.op == op and row.mode in benchmark.MODES)
+        for mode in drawn if out else ():
             view = versus(op, gpu, mode)
             if isinstance(view, Versus):
                 out.mkdir(parents=True, exist_ok=True)

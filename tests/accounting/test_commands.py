@@ -33,7 +33,7 @@ def test_memory(capsys):
     assert layers * batch * tokens * each == wanted.parts["activations"]
     block = sum(map(float, re.findall(r"([\d.]+) MB$", text, re.MULTILINE))) * 1e6
     assert layers * block == pytest.approx(wanted.parts["activations"], rel=1e-3)
-    assert "80 GB x 8 / 16 bytes a parameter = 40 B parameters at most" in text
+    assert "80 GB x 8 / 16 bytes per parameter = 40 B parameters at most" in text
 
 
 def test_the_formula_for_the_parameters_comes_out():
@@ -105,25 +105,33 @@ def test_experts_count_as_often_as_they_are_used(capsys):
     ("line", "words"),
     (
         ("memory --model gpt2 --batch -3", "--batch must be a number such as 8192, 1.5B or 15T, got '-3'"),
-        ("memory --model gpt2 --batch 0", "batch must be a whole number from 1"),
+        ("memory --model gpt2 --batch 0", "--batch must be a whole number from 1"),
         ("memory --model gpt2 --seq 1.5", "--seq must be a whole number, got '1.5'"),
-        ("memory --model gpt2 --seq 1000000000000000000000000000000", "tokens must be a whole number from 1 to"),
+        ("memory --model gpt2 --seq 1000000000000000000000000000000", "--seq must be a whole number from 1 to"),
         ("memory --model gtp2", "no model is called 'gtp2'; did you mean 'gpt2'?"),
         ("memory --model gpt2 --gpus 8xh1000", "no GPU is called 'h1000'"),
         ("memory --model gpt2 --gpus 8", "gpus must be written as 8xh100, got '8'"),
-        ("memory --model gpt2 --gpus 0xh100", "gpus: their number must be a whole number from 1"),
-        ("memory --model gpt2 --gpus 3xh100", "data x micro_batches must divide batch, and 3 does not divide 1"),
+        ("memory --model gpt2 --gpus 0xh100", "--gpus must be a whole number from 1"),
+        (
+            "memory --model gpt2 --gpus 3xh100",
+            "3 copies of the model with 1 micro-batches each need a multiple of 3, got 1",
+        ),
+        (
+            "memory --model gpt2 --serve --zero 3",
+            "--zero is an option of a training step and has no meaning with --serve",
+        ),
+        ("memory --model gpt2 --cache fp8", "--cache is an option of serving: add --serve"),
         ("memory --model gpt2 --gpus 8xh100 --tensor 3", "tensor x pipeline must divide the number of GPUs"),
-        ("memory --model gpt2 --gpus 8xh100 --tensor 8", "tensor must divide heads, and 8 does not divide 12"),
+        ("memory --model gpt2 --gpus 8xh100 --tensor 8", "--tensor must divide heads, and 8 does not divide 12"),
         ("memory --model gpt2 --gpus 13xh100 --pipeline 13", "pipeline must be at most the model's 12 layers, got 13"),
-        ("memory --model gpt2 --zero 4", "zero must be a whole number from 0 to 3, got 4"),
+        ("memory --model gpt2 --zero 4", "--zero must be a whole number from 0 to 3, got 4"),
         ("memory --model gpt2 --recipe adam", "no recipe is called 'adam'; did you mean"),
-        ("memory --model gpt2 --recompute some", "recompute must be one of none, selective, full, got 'some'"),
+        ("memory --model gpt2 --recompute some", "--recompute must be one of none, selective, full, got 'some'"),
         ("memory --model gpt2 --serve --gpus 8xh100 --tensor 2", "tensor x pipeline must be the number of GPUs, 8"),
         ("memory --model gpt2 --serve --cache fp7", "dtype must be one of"),
-        ("flops --model gpt2 --tokens 0", "tokens must be a whole number from 1 to 10^18, got 0"),
+        ("flops --model gpt2 --tokens 0", "--tokens must be a whole number from 1 to 10^18, got 0"),
         ("flops --model 1e30 --tokens 1T", "model must be a number such as 8192, 1.5B or 15T, got '1e30'"),
-        ("flops --model 9999999T --tokens 1T", "parameters must be a whole number from 1 to 10^15"),
+        ("flops --model 9999999T --tokens 1T", "--model must be a whole number from 1 to 10^15"),
         ("flops --model gpt2 --tokens 1T --mfu 1.5", "mfu must be a number above 0 and at most 1, got 1.5"),
         ("flops --model gpt2 --tokens 1T --mfu half", "--mfu must be a number, got 'half'"),
         ("flops --model gpt2 --tokens 1T --mfu nan", "mfu must be a number above 0 and at most 1, got nan"),
