@@ -1,7 +1,6 @@
-# `make lab` opens the course, `make test` runs every test, `make prove` runs the notebooks on the
-# solutions and tries every known answer on the checks, all mutants of the plain functions and every tenth
-# of the kernels'; each sets up .venv first where that is needed.
-# PYTHON=python3.12 names a Python, VENV=.venv-other another environment, ARGS="--port 9000" is passed on.
+# Each target sets up .venv first where that is needed. PYTHON=python3.12 names a Python, VENV=.venv-other another
+# environment, ARGS="--port 9000" is passed on. A comment behind ## is what `make help` prints.
+.DEFAULT_GOAL := help
 VENV = .venv
 BIN = "$(VENV)"/bin
 PYTHONS = $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11)
@@ -20,29 +19,33 @@ fi; \
 "$$python" -I gpukit/bootstrap.py --venv "$(VENV)"
 endef
 
-.PHONY: lab test prove test-gpu test-triton grade measure clean
+.PHONY: help lab test prove test-gpu test-triton grade measure clean
 
-lab:
+help: ## print this list
+	@echo "make TARGET, where TARGET is one of"
+	@sed -n 's/^\([a-z-]*\): ## \(.*\)/  \1 \2/p' Makefile | while read -r target what; do printf '  %-12s %s\n' "$$target" "$$what"; done
+
+lab: ## open the course in JupyterLab; the first time, install it
 	$(SETUP) --last-step "starting JupyterLab"
 	@$(BIN)/gpukit lab $(ARGS)
 
-test:
+test: ## run every test, the saved notebooks included
 	$(SETUP) --extra dev --last-step "running the tests"
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/gpukit nb clean --check
 	$(BIN)/python -m pytest tests -n 2 --dist worksteal --durations=15 $(ARGS)
 
-prove:
+prove: ## run notebooks on the solutions, known answers on the checks
 	$(SETUP) --extra dev --last-step "proving the checks"
 	$(BIN)/python -m pytest --nbval notebooks --gpukit-impl=solutions --gpukit-seed=1 -n 2
 	$(BIN)/gpukit integrity --jobs 2 --seeds 3 --mutants some
 
-test-gpu:
+test-gpu: ## run the tests that need a GPU
 	$(SETUP) --extra dev --last-step "running the tests that need a GPU"
 	$(BIN)/python -m pytest -m gpu tests -n 8 --dist loadgroup --durations=25 $(ARGS)
 
-test-triton:
+test-triton: ## run the kernels on the oldest and the newest Triton that work
 	$(SETUP) --extra dev --last-step "running the kernels on Triton $(TRITONS)"
 	@for version in $(TRITONS); do \
 	  packages="$(CURDIR)/build/triton-$$version"; \
@@ -51,14 +54,14 @@ test-triton:
 	  PYTHONPATH="$$packages" $(BIN)/python -m pytest $(TRITON_TESTS) $(ARGS) || exit 1; \
 	done
 
-grade:
+grade: ## grade exercises/ and write reports
 	$(SETUP) --last-step "grading exercises/"
 	@$(BIN)/gpukit grade $(ARGS)
 
-measure:
+measure: ## print how long things take, beside what they should take at most
 	$(SETUP) --extra dev --last-step "measuring"
 	@$(BIN)/python -m tests.measure $(ARGS)
 
-clean:
+clean: ## remove .venv and everything that was built
 	rm -rf "$(VENV)" build .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,51 @@
+"""The files around the course say what is true: versions, commands and targets that exist."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+import gpukit
+from gpukit import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_make_alone_prints_every_target():
+    said = subprocess.run(["make", "-C", ROOT, "--no-print-directory"], capture_output=True, text=True, check=True).stdout
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    assert re.findall(r"^  ([a-z-]+) ", said, re.MULTILINE) == phony
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_versions_agree():
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == gpukit.__version__
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+    assert newest == gpukit.__version__
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob(".github/**/*.yml")), ids=lambda path: path.stem)
+def test_forms_and_workflows_are_yaml(path):
+    text = yaml.safe_load(path.read_text())
+    assert text["name"] and ("jobs" in text or text["body"])
+
+
+def test_the_container_sets_up_as_make_lab_does():
+    """Its first step is the Makefile's own, with the same file and the same environment."""
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert container["postCreateCommand"] == "python3 -I gpukit/bootstrap.py --venv .venv"
+    assert "-I gpukit/bootstrap.py --venv" in (ROOT / "Makefile").read_text()
+    assert container["postAttachCommand"].startswith("make lab")
+
+
+@pytest.mark.parametrize("name", ["README.md", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md"])
+def test_commands_that_documents_name_exist(name):
+    _, commands = cli._parser()
+    text = (ROOT / name).read_text()
+    named = set(re.findall(r"`(?:\.venv/bin/)?gpukit ([a-z]+)", text))
+    assert named - {*commands} == set()
+    targets = set(re.findall(r"`make ([a-z-]+)", text))
+    assert targets <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
