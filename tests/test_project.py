@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_make_alone_prints_every_target():
-    said = subprocess.run(["make", "-C", ROOT, "--no-print-directory"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        ["make", "-C", ROOT, "--no-print-directory"], capture_output=True, text=True, check=True
+    ).stdout
     phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
     assert re.findall(r"^  ([a-z-]+) ", said, re.MULTILINE) == phony
     assert max(map(len, said.splitlines())) <= 80
@@ -49,3 +51,9 @@ def test_commands_that_documents_name_exist(name):
     assert named - {*commands} == set()
     targets = set(re.findall(r"`make ([a-z-]+)", text))
     assert targets <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_type_checkers_know_every_public_name():
+    stub = (ROOT / "gpukit" / "__init__.pyi").read_text()
+    told = {name: module for module, name in re.findall(r"^from (\S+) import \w+ as (\w+)$", stub, re.MULTILINE)}
+    assert told == gpukit._PUBLIC and (ROOT / "gpukit" / "py.typed").exists()
