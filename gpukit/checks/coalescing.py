@@ -124,6 +124,11 @@ def _span(addresses: list[int | None]) -> tuple[int, int]:
     return tuple(max(live) // unit - min(live) // unit + 1 if live else 0 for unit in (SECTOR, LINE))
 
 
+def _distance(addresses: list[int | None]) -> tuple[int, int]:
+    live = _live(addresses)
+    return tuple((max(live) - min(live)) // unit + 1 if live else 0 for unit in (SECTOR, LINE))
+
+
 def _asked(addresses: list[int | None]) -> tuple[int, int]:
     size = 4 * len(_live(addresses))
     return cdiv(size, SECTOR), cdiv(size, LINE)
@@ -150,7 +155,7 @@ def _sector_cases(rng: Random) -> list[Case]:
         case("every seventh element of 4 bytes", strided(4, 7)),
         case("a column: 4 bytes every 4,096", strided(4, 1024)),
         case("all lanes one address", [base + 12] * WARP),
-        case("a gather", [4 * rng.randrange(10_000) for _ in range(WARP)]),
+        case("addresses anywhere", [4 * rng.randrange(10_000) for _ in range(WARP)]),
         case("neighbors from address 124 down to 0", [124 - 4 * lane for lane in range(WARP)], tags="zero"),
         case("lane 0 at address 0, the others off", [0, *[None] * 31], tags="zero off"),
         case("lanes 0 to 12 of 32 on", off(strided(4), lambda lane: lane < 13), tags="off"),
@@ -169,6 +174,7 @@ SECTORS = FunctionExercise(
         Misconception("per-lane", gives=lambda addresses: (len(_live(addresses)), len(_live(addresses)))),
         Misconception("from-first", gives=_from_first),
         Misconception("span", gives=_span),
+        Misconception("span", gives=_distance),
         Misconception("bytes-asked", gives=_asked),
         Misconception(
             "packed-lines", gives=lambda addresses: (_units(addresses, SECTOR), cdiv(_units(addresses, SECTOR), 4))

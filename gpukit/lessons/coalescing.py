@@ -142,9 +142,15 @@ def who_shares() -> Picture:
         diagram.arrow(ax, (9.0, 2.6), (11.0, 2.6), colour=style.WRITES, both=True)
         diagram.text(ax, 10.0, 2.6, "✕", color=style.WRITES, size=20, bold=True)
         diagram.text(ax, 10.0, 1.8, "no way", color=style.WRITES, size=9.5)
-        diagram.box(ax, 0.3, 5.7, 19.4, 1.0, f"L2 cache, {g.l2_bytes >> 20} MiB for all SMs", style.NEUTRAL)
+        diagram.box(ax, 0.3, 5.7, 19.4, 1.0, f"L2 cache, {g.l2_bytes >> 20} MiB on an H100, for all SMs", style.NEUTRAL)
         diagram.box(
-            ax, 0.3, 6.8, 19.4, 1.3, f"global memory, {g.hbm_bytes / 1e9:.0f} GB for all SMs: the tensors", style.WASTE
+            ax,
+            0.3,
+            6.8,
+            19.4,
+            1.3,
+            f"global memory, {g.hbm_bytes / 1e9:.0f} GB on an H100, for all SMs: the tensors",
+            style.WASTE,
         )
     return diagram.picture(
         ax, alt="Two SMs, each with one thread block. Every thread has registers of its own; the threads of one block "
@@ -642,15 +648,19 @@ def transposes_measured() -> Table:
     rows = []
     for tile in ("64 x 64", "1 x 1024"):
         row = recorded()[f"transpose, {tile}"]
-        rows.append((tile, int(row["l2_read_sectors"]), int(row["store_sectors"])))
+        rows.append((tile.replace("1024", "1,024"), int(row["l2_read_sectors"]), int(row["store_sectors"])))
     columns = {"tile": "", "load sectors": "", "store sectors": ""}
     return style.table(columns, rows, caption="transpose of 1,024 x 1,024 float16, measured on an H200")
+
+
+_COPY = "copy 256 MiB bf16"  # of 8,192 x 16,384 elements
 
 
 def transposes_timed() -> Table:
     """Transposes on an H200, and how much of its bandwidth they use."""
     rows = []
     for name, shape, case in (
+        ("Triton, a plain copy", (8192, 16384), _COPY),
         ("Triton, tiles of 64 x 64", (8192, 8192), "transpose 8192 x 8192 fp16, tiles of 64x64"),
         ("Triton, tiles of 1 x 1,024", (8192, 4096), "transpose 8192 x 4096 fp16, tiles of 1x1024"),
         ("PyTorch, x.t().contiguous()", (8192, 8192), "torch: transposed copy 8192 x 8192 bf16"),
@@ -662,12 +672,13 @@ def transposes_timed() -> Table:
 
 
 def transposes_said() -> Markdown:
+    """How far each transpose is from a copy."""
     tiles, rows = _us("transpose 8192 x 8192 fp16, tiles of 64x64"), _us("transpose 8192 x 4096 fp16, tiles of 1x1024")
     torch = _us("torch: transposed copy 8192 x 8192 bf16")
     return Markdown(
-        "**What you saw.** With square tiles the transpose runs nearly as fast as a plain copy. A tile that is one row "
-        "takes "
-        f"{2 * rows / tiles:.0f} times as long per element. PyTorch's copy, which handles any strides and uses no tile, "
+        "**What you saw.** With square tiles the transpose takes "
+        f"{2 * tiles / _us(_COPY):.2f} times as long per element as a plain copy. A tile that is one row takes "
+        f"{2 * rows / tiles:.0f} times as long per element as a square one. PyTorch's copy, which handles any strides and uses no tile, "
         f"takes **{torch / tiles:.0f} times** as long as the square tiles."
     )
 
@@ -705,14 +716,14 @@ def budget() -> Table:
         rows.append((name, "modelled", us, us / least))
     columns = {"token embedding": "", "": "", "time": "µs", "of the least": "times"}
     caption = f"Llama-3-8B on an H200: {TOKENS:,} tokens of {c.hidden:,} bfloat16"
-    return style.table(columns, rows, caption=caption, formats={"time": ".0f", "of the least": ".1f"})
+    return style.table(columns, rows, caption=caption, formats={"time": ",.0f", "of the least": ".1f"})
 
 
 def budget_said() -> Markdown:
     good, bad = _embedding_us(1, 1024), _embedding_us(1024, 1)
     return Markdown(
         f"**What you saw.** With lanes along the rows, the embedding takes {good:.0f} µs. With a lane per token it takes "
-        f"{bad:.0f} µs, {bad / good:.0f} times as long, and it fetches the same rows. For comparison: a whole layer takes "
+        f"{bad:,.0f} µs, {bad / good:.0f} times as long, and it fetches the same rows. For comparison: a whole layer takes "
         f"{llama.totals_us()[0]:,.0f} µs with PyTorch's functions (sums of measured times)."
     )
 
