@@ -39,8 +39,8 @@ def test_the_recorded_rows_say_what_the_text_says():
     dram = lesson._dram_mb()
     assert dram[32] == pytest.approx(2 * dram[16], rel=0.01) and dram[64] == pytest.approx(dram[32], rel=0.01)
     assert [need > has for _, need, has in lesson.first_level().rows] == [True, False, True, True]
-    tiles, rows, torch = lesson.transposes_timed().rows
-    assert tiles[3] > 3500 and torch[2] > 5 * tiles[2] and rows[3] < torch[3]
+    copy, tiles, rows, torch = lesson.transposes_timed().rows
+    assert copy[3] > tiles[3] > 0.9 * copy[3] and torch[2] > 5 * tiles[2] and rows[3] < torch[3]
 
 
 def test_views_and_gathers():
