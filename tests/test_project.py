@@ -57,3 +57,20 @@ def test_type_checkers_know_every_public_name():
     stub = (ROOT / "gpukit" / "__init__.pyi").read_text()
     told = {name: module for module, name in re.findall(r"^from (\S+) import \w+ as (\w+)$", stub, re.MULTILINE)}
     assert told == gpukit._PUBLIC and (ROOT / "gpukit" / "py.typed").exists()
+
+
+def test_the_picture_at_the_head_is_drawn_from_the_rows():
+    from gpukit.widgets import ladder
+
+    assert (ROOT / "docs" / "ladder.svg").read_text() == ladder.front()
+    shown = re.findall(r"from ([\d,]+) .* to ([\d,]+) ", (ROOT / "README.md").read_text())[0]
+    speeds = [f"{float(row['tokens_per_s']):,.0f}" for row in ladder.rows("gpt2") if row["rung"] in ("naive", "fp8")]
+    assert [*shown] == speeds
+
+
+def test_the_head_counts_lessons_and_exercises_right():
+    from gpukit.grading import registry
+
+    head = (ROOT / "README.md").read_text().split("##")[0]
+    assert f"{len(registry.catalog())} graded exercises" in head
+    assert "eighteen Jupyter notebooks" in head and len([*ROOT.glob("notebooks/*.ipynb")]) == 18

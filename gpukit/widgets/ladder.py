@@ -6,12 +6,15 @@ steps("gpt2")
 losses("gpt2")
 
 Both read what `gpukit train --ladder` recorded: gpukit/results/<gpu>/ladder-<preset>.csv, or a folder of one's own.
+`python -m gpukit.widgets.ladder docs/ladder.svg` draws the picture at the head of README.md anew.
 """
 
 from __future__ import annotations
 
 import csv
+import html
 import re
+import sys
 from pathlib import Path
 
 from gpukit import benchmark
@@ -20,6 +23,26 @@ from gpukit.widgets.style import Picture, Table
 from gpukit.widgets.versus import Missing
 
 _COLOURS = (style.YOURS, style.PEER, style.COMPUTE, style.WASTE, style.READS, style.WRITES)
+
+
+# The rungs of GPT-2's ladder that the README shows, in words of somebody who has not met them yet.
+_FRONT = {
+    "naive": "a plain PyTorch loop, float32",
+    "bf16": "matrix products in bf16",
+    "FlashAttention": "FlashAttention",
+    "padded vocabulary": "a vocabulary with aligned rows",
+    "torch.compile": "torch.compile",
+    "one pass": "the loss in chunks, one pass per batch",
+    "bf16 weights": "gpukit's kernels, weights in bf16",
+    "fp8": "the blocks' products in fp8",
+}
+_FRONT_STYLE = """
+text { font: 15px system-ui, sans-serif; fill: #262626 } .head { font-weight: 600; font-size: 17px } .small { font-size: 13px }
+rect { animation: grow 1.1s ease-out backwards; transform-box: fill-box } .value { animation: show .5s backwards }
+@keyframes grow { from { transform: scaleX(0) } } @keyframes show { from { opacity: 0 } }
+@media (prefers-color-scheme: dark) { text { fill: #E6E6E6 } }
+@media (prefers-reduced-motion: reduce) { rect, .value { animation: none } }
+"""
 
 
 def rows(preset: str, folder: Path | str = "h200") -> list[dict[str, str]]:
@@ -67,6 +90,35 @@ def steps(preset: str, folder: Path | str = "h200") -> Picture | Missing:
     return style.picture(fig, alt=f"Tokens per second of each rung. {words}.")
 
 
+def front() -> str:
+    """The ladder of GPT-2 as an SVG whose bars grow, for the README: measured tokens per second after each change."""
+    found = {row["rung"]: row for row in rows("gpt2") if row["rung"] in _FRONT}
+    most, left, widest, step = max(float(row["tokens_per_s"]) for row in found.values()), 330, 330, 34
+    naive, best = (float(found[rung]["tokens_per_s"]) for rung in ("naive", "fp8"))
+    head = f"GPT-2 (124 M) on one H200: {best / naive:.1f} times the tokens per second, one change at a time"
+    parts = [f'<text class="head" x="16" y="30">{head}</text>']
+    for n, (rung, words) in enumerate(_FRONT.items()):
+        speed, y = float(found[rung]["tokens_per_s"]), 58 + step * n
+        wide, wait = widest * speed / most, f'style="animation-delay: {0.5 * n:.1f}s"'
+        value = f"{speed:,.0f} tokens/s, {float(found[rung]['mfu']):.1%} MFU"
+        parts += [
+            f'<text x="{left - 12}" y="{y + 16}" text-anchor="end">{html.escape(words)}</text>',
+            f'<rect x="{left}" y="{y}" width="{wide:.1f}" height="22" rx="3" fill="{style.YOURS}" {wait}/>',
+            f'<text class="value small" x="{left + wide + 10:.1f}" y="{y + 16}" {wait}>{value}</text>',
+        ]
+    low = 58 + step * len(_FRONT) + 14
+    row = found["fp8"]
+    note = f"Measured, torch {row['torch']}. MFU: the share of the H200's 989 TFLOP/s in bf16."
+    parts.append(f'<text class="small" x="16" y="{low}">{note}</text>')
+    title = "Bars that grow: " + "; ".join(f"{w}, {float(found[r]['tokens_per_s']):,.0f}" for r, w in _FRONT.items())
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 880 {low + 16}" width="880" role="img">\n'
+        f"<title>{html.escape(title)} tokens per second.</title>\n<style>{_FRONT_STYLE}</style>\n"
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
+
+
 def losses(preset: str, folder: Path | str = "h200") -> Picture | Missing:
     """The loss of every step of the recorded rungs, which differ by rounding alone."""
     curves: dict[str, list[tuple[int, float]]] = {}
@@ -112,3 +164,7 @@ def _short(name: str) -> str:
     """A C++ kernel's name without its parameters and the namespaces around it."""
     name = re.sub(r"^void |\(anonymous namespace\)::|cutlass::Kernel2<|at::native::", "", name)
     return re.split(r"[>(]", name)[0][:70]
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(front(), encoding="utf-8")
