@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import gpukit
@@ -101,7 +101,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
 
     added = command("grade", _grade, "grade all exercises and write reports; exit status 0 when all pass")
     added.add_argument(
-        "--submission", metavar="DIR", help="grade the .py files in DIR or DIR/exercises, and nothing else of it"
+        "--submission", metavar="DIR", help="grade the exercises' files in a folder or a zip, and nothing else of it"
     )
     for kind in ("json", "markdown", "junit"):
         added.add_argument(f"--{kind}", metavar="FILE", help=f"write the report as {kind}")
@@ -269,6 +269,7 @@ def _progress(args: argparse.Namespace) -> int:
 
 
 def _grade(args: argparse.Namespace) -> int:
+    from gpukit.grading.ending import ending
     from gpukit.grading.registry import exercises
     from gpukit.grading.report import Report, missing
     from gpukit.grading.verdict import not_graded
@@ -283,7 +284,7 @@ def _grade(args: argparse.Namespace) -> int:
         if not Path(path).absolute().parent.is_dir():
             return _refuse(f"{path} cannot be written: there is no folder {Path(path).parent}")
     root = _root()
-    with tempfile.TemporaryDirectory(prefix="gpukit-", ignore_cleanup_errors=True) as folder, _ending() as ended_by:
+    with tempfile.TemporaryDirectory(prefix="gpukit-", ignore_cleanup_errors=True) as folder, ending() as ended_by:
         refused: dict[str, str] = {}
         if args.submission:
             root = Path(folder).resolve()
@@ -315,30 +316,6 @@ def _grade(args: argparse.Namespace) -> int:
     return 2 if problems else 0 if report.all_passed else 1
 
 
-@contextlib.contextmanager
-def _ending() -> Iterator[list[int]]:
-    """The signals that ask a program to end raise KeyboardInterrupt, once: what there is of a report is then written in peace.
-    Yields the signal that came."""
-    ended_by: list[int] = []
-
-    def end(number, _):
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)
-        ended_by.append(number)
-        raise KeyboardInterrupt
-
-    before = {}
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)
-        if number and signal.getsignal(number) is not signal.SIG_IGN:  # nohup gpukit grade
-            before[number] = signal.signal(number, end)
-    try:
-        yield ended_by
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _say(text: str, reports: dict[str, str | None]) -> None:
     """Print a line. Where nobody reads it (`gpukit grade --json FILE | head -1`) the reports are still made."""
     try:
@@ -360,30 +337,16 @@ def _silence() -> None:
 def _pristine_copy(submission: Path, root: Path, concepts: set[str]) -> dict[str, str]:
     """Copy a submission's exercise files, and nothing else of it, into the empty folder `root`. By concept, why there
     is none. Raises CourseError if `submission` holds no exercise at all."""
-    source = submission / "exercises" if (submission / "exercises").is_dir() else submission
-    if source.is_symlink() and source != submission:
-        raise course.CourseError(f"{source} is a symbolic link, not a folder")
-    if not source.is_dir():
-        raise course.CourseError(f"there is no folder {submission}")
+    from gpukit.classroom import intake
+
+    found = intake.one(submission, sorted(concepts))
     for name in ("exercises", "notebooks"):
         (root / name).mkdir()
-    refused = {}
-    for concept in sorted(concepts):
-        path = source / f"{concept}.py"
-        # A link could point at anything on the machine that grades, the solutions among them.
-        if path.is_symlink():
-            refused[concept] = f"{path.name} is a symbolic link, not a file"
-        elif not path.exists():
-            refused[concept] = f"the submission has no {path.name}"
-        else:
-            try:
-                (root / "exercises" / path.name).write_bytes(course.read_bytes(path, submission))
-            except course.CourseError as error:
-                refused[concept] = f"{path.name} {error}"
-    if all("has no" in refused.get(concept, "") for concept in concepts):
-        files = ", ".join(f"{concept}.py" for concept in sorted(concepts))
-        raise course.CourseError(f"{submission} holds none of the exercises ({files})")
-    return refused
+    for concept, data in found.files.items():
+        (root / "exercises" / f"{concept}.py").write_bytes(data)
+    for note in found.notes:
+        print(f"gpukit: {note}", file=sys.stderr)
+    return found.refused
 
 
 def _bench(args: argparse.Namespace) -> int:

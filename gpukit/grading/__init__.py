@@ -7,7 +7,8 @@ host, device        the learner's Python without data, and its kernels with data
 lint, fence         what a file may name, told before it runs (names lists it); what its process may ask of the system
 compare, evidence   whether a result is right; what a check saw; recognize tells which wrong idea explains it
 diagnose, verdict   the lines that the learner reads; state, label and lines as one object
-plugin, cells       the grader of `pytest --nbval notebooks`; check_cells protects its cells; report writes what a run found
+plugin, cells       the grader of `pytest --nbval notebooks`; check_cells protects its cells; report writes what a run
+                    found, also one that a signal ends (ending)
 stubs               exercises/ out of solutions/
 example             what an answer moves and takes on one input of a real size, for `gpukit compare` and charts
 """
