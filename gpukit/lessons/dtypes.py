@@ -131,7 +131,7 @@ def what_becomes_of_them() -> Markdown:
         "fp16 is "
         f"{smallest:.3g}, and everything that is nearer to 0 than to it, up to {smallest / 2:.3g}, becomes 0. If Adam's "
         "epsilon "
-        "is stored in fp16, Adam divides by zero. In the other direction fp16 tells 1.001 from 1.002, and bf16 rounds "
+        "is stored in fp16, Adam divides by zero wherever its other term, the root of the second moment, is 0 as well. In the other direction fp16 tells 1.001 from 1.002, and bf16 rounds "
         "both to "
         f"1: with {FORMATS['bf16'].mantissa_bits} mantissa bits its next number after 1 is {1 + FORMATS['bf16'].eps}. A "
         "million "
@@ -298,16 +298,19 @@ def gradients(gradient: Tensor, scales: Sequence[int]) -> Picture:
 
 
 def what_gradients_say(gradient: Tensor) -> Markdown:
-    def share(scale: int) -> float:
-        return ((gradient.double() * 2.0**scale).half() == 0).double().mean().item()
+    def stored(scale: int) -> Tensor:
+        return (gradient.double() * 2.0**scale).half()
 
-    over = int(((gradient.double() * 2.0**30).half().isinf()).sum())
+    def share(scale: int) -> float:
+        return (stored(scale) == 0).double().mean().item()
+
+    lost, over = int((stored(30) == 0).sum()), int(stored(30).isinf().sum())
     scaler = torch.amp.GradScaler("cpu")
     return Markdown(
-        f"**What you saw.** Without a scale, {share(0):.0%} of the gradients become 0 in fp16, and the weights behind them "
-        "are "
-        f"never trained. With a scale of 2^16 it is {share(16):.0%}. With 2^30 none are lost, but {over} overflow to "
-        "infinity, and "
+        f"**What you saw.** Without a scale, {share(0):.0%} of the gradients become 0 in fp16, and what they "
+        "would "
+        f"have changed stays as it is. With a scale of 2^16 it is {share(16):.0%}. With 2^30 it is {lost} of "
+        f"{gradient.numel():,}, but {over} overflow to infinity, and "
         f"a single infinity makes the whole step useless. So the best scale is the largest one that does not "
         f"overflow. It changes during training, and no one knows it beforehand. PyTorch's `GradScaler` searches for it: it "
         f"starts at {scaler.get_scale():,.0f}, multiplies by {scaler.get_backoff_factor()} after an overflow, and by "
@@ -321,19 +324,20 @@ def mixed_precision() -> Picture:
         diagram.box(ax, 0, 1.6, 3.6, 1.6, "weights\nand Adam's states\nin fp32", style.READS)
         diagram.arrow(ax, (3.6, 2.4), (5.6, 2.4), "cast")
         diagram.box(ax, 5.6, 1.6, 3.0, 1.6, "weights\nin 16 bits", style.WASTE)
-        diagram.arrow(ax, (8.6, 2.4), (10.2, 2.4))
+        diagram.arrow(ax, (8.6, 2.4), (9.9, 2.4))
+        diagram.box(ax, 9.9, 0.0, 5.2, 4.0, "", "none", dashed=True)
         diagram.box(ax, 10.2, 0.2, 4.6, 1.5, "matrix products:\n16-bit inputs,\nsums in fp32", style.WASTE)
-        diagram.box(ax, 10.2, 1.9, 4.6, 1.3, "softmax, norms, loss:\nfp32", style.READS)
+        diagram.box(ax, 10.2, 1.9, 4.6, 1.3, "what needs its range\nor precision: fp32", style.READS)
         diagram.text(ax, 12.5, 3.55, "forward and backward pass", size=9)
-        diagram.arrow(ax, (14.8, 1.7), (16.0, 1.7))
+        diagram.arrow(ax, (15.1, 1.7), (16.0, 1.7))
         diagram.box(ax, 16.0, 0.9, 3.0, 1.6, "gradients", style.WASTE)
-        ax.plot([17.5, 17.5, 1.8, 1.8], [2.45, 4.7, 4.7, 3.9], color=style.INK, lw=2)
+        ax.plot([17.5, 17.5, 1.8, 1.8], [2.45, 4.9, 4.9, 3.9], color=style.INK, lw=2)
         diagram.arrow(ax, (1.8, 4.0), (1.8, 3.2))
-        diagram.text(ax, 9.6, 4.4, "optimizer step in fp32", size=9)
+        diagram.text(ax, 5.9, 4.6, "optimizer step in fp32", size=9)
     return diagram.picture(
         ax, alt="Mixed precision: weights and Adam's states are kept in fp32 and cast to 16 bits for each step. Matrix "
             "products "
-        "read 16-bit numbers and add in fp32; softmax, norms and the loss are in fp32. The optimizer updates the fp32 "
+        "read 16-bit numbers and add in fp32; what needs the range or precision of fp32 runs in fp32. The optimizer updates the fp32 "
         "weights.",
     )  # fmt: skip
 
