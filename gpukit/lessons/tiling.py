@@ -154,7 +154,8 @@ def what_a_tile_takes(built: Compiled) -> Markdown:
     sums = 128 * 256 // built.threads
     return Markdown(
         f"**What you saw.** Three pieces of A and of B are 3 x (128 + 256) x 64 x 2 = {pieces:,} bytes. The compiler took "
-        f"{built.shared_bytes:,} of the {gpu('h200').smem_per_block_bytes:,} that a program may have. The sums are 128 x "
+        f"{built.shared_bytes:,} of the {gpu('h200').smem_per_block_bytes:,} that a program may have, which is all but 1 KiB of "
+        "the SM's. The sums are 128 x "
         "256 "
         f"float32 over {built.threads} threads: {sums} of the {built.registers} registers of each thread. A thread may "
         "have 255 at "
@@ -201,9 +202,9 @@ def what_tensor_cores_reach() -> Markdown:
     return Markdown(
         "**What you saw.** The instructions have grown with the GPUs. On an A100 each warp issues its own `mma` and takes "
         "both "
-        "operands from registers. On Hopper four warps issue a `wgmma` together, and its operands come directly from "
+        "operands from registers. On a Hopper GPU (H100, H200) four warps issue a `wgmma` together, and its operands come directly from "
         "shared "
-        "memory. On a Blackwell GPU one thread starts a `tcgen05.mma` for the whole program, and the sums lie in a memory "
+        "memory. On a Blackwell GPU (B200) one thread starts a `tcgen05.mma` for the whole program, and the sums lie in a memory "
         "of "
         "their own. An H200 still runs the old `mma`, but a kernel that does nothing else reached "
         f"{reached['mma bf16'].value:.0f} "
@@ -231,7 +232,9 @@ def saw() -> Table:
     columns = {"GPU": "", "SMs": "", "waves at 1,792": "", "at 1,793": "", "used at 1,792": "%", "used at 1,793": "%"}
     columns |= {"takes": "times as long"}
     formats = {"takes": ".2f", "used at 1,792": ".0f", "used at 1,793": ".0f"}
-    return style.table(columns, rows, caption="computed: 98 tiles, then 120; every wave takes as long", formats=formats)
+    return style.table(
+        columns, rows, caption="computed: 98 tiles, then 120; all waves last equally long", formats=formats
+    )
 
 
 # ---- alignment -------------------------------------------------------------------------------------------------------
@@ -312,8 +315,8 @@ def what_sizes_say() -> Markdown:
     ratio = [even[size] / odd[size + 1] for size in even]
     return Markdown(
         f"**What you saw.** 1,793 is no special case. At all these sizes, one element more per row makes cuBLAS "
-        f"{min(ratio):.1f} to {max(ratio):.1f} times as slow (measured on an H200, in a CUDA graph, bfloat16). The upper "
-        "line has "
+        f"{min(ratio):.1f} to {max(ratio):.1f} times as slow (measured on an H200, bfloat16). These times were taken in a CUDA "
+        f"graph, where no launch is included, so the factor at 1,793 is {even[1792] / odd[1793]:.1f} here. The upper line has "
         f"teeth: 1,728 reaches {even[1728]:.0f} TFLOP/s and 1,792 only {even[1792]:.0f}. Waves and changes of the tile are "
         "the "
         f"likely reasons, but times alone do not say which tile cuBLAS took. Beside alignment these teeth are small."
@@ -347,6 +350,7 @@ def what_orders_say() -> Markdown:
         "**What you saw.** Row by row (GROUP_M = 1), memory is busy nearly as long as the tensor cores, and not all of "
         "that can "
         f"hide behind them. The best group makes a wave nearly square: 264 programs run at a time, which is about 16 x 16. "
+        "GROUP_M = 2 gains nothing: C has 128 columns of tiles, so 264 programs are two rows of tiles in either order. "
         "GROUP_M = 128 is column by column, with A and B exchanged. Measured on an H200, 8,192 x 8,192 x 8,192 with the "
         "course's "
         f"kernel in tiles of 128 x 256: {rows:,.0f} µs row by row and {groups:,.0f} µs in groups of 8."
@@ -412,7 +416,7 @@ def what_persistence_says() -> Markdown:
     small = took["matmul 4096 bf16, 128x256x64"], took["matmul 4096 bf16, descriptors, persistent"]
     large = took["matmul 8192 bf16, groups of 128x256x64"], took["matmul 8192 bf16, descriptors, persistent"]
     return Markdown(
-        "**What you saw.** Program 0 computes tiles 0, 6 and 12, program 4 only tiles 4 and 10. The last round is not "
+        "**What you saw.** Program 0 computes tiles 0, 6 and 12, program 4 only tiles 4 and 10. Tile 15 belongs to program 15 mod 6 = 3. The last round is not "
         "full, just as "
         "a last wave: a persistent grid does not remove that waste. It saves the starts of programs, and it can overlap "
         "two tiles, "

@@ -1,10 +1,10 @@
-"""Which tiles of A and B are in L2 while a tiled matmul runs, row by row or in groups.
+"""Which pieces of A and B are in L2 while a tiled matmul runs, row by row or in groups.
 
     from gpukit.widgets.cache import cache
 
     cache(tiles=9, sms=9, capacity=54, group_m=3, still=40)
 
-A toy: a GPU with a handful of SMs and an L2 that holds a few tiles, so that each of them can be drawn. The steps come from
+A toy: a GPU with a handful of SMs and an L2 that holds a few pieces, so that each of them can be drawn. The steps come from
 gpukit.accounting.tiling.play; this draws them.
 """
 
@@ -23,7 +23,7 @@ _MISSED, _FOUND, _HELD = (style.READS, 1.0), (style.READS, 0.5), (style.READS, 0
 
 
 class CacheView(Walk):
-    """`group_m`, `capacity` (tiles that L2 holds) and `step` are traits."""
+    """`group_m`, `capacity` (pieces that L2 holds) and `step` are traits."""
 
     group_m = traitlets.Int(1)
     capacity = traitlets.Int(54)
@@ -36,7 +36,7 @@ class CacheView(Walk):
         sizes = sorted({tiles * f // 2 for f in (2, 4, 8, 12, 20, 4 * tiles)} | {capacity})
         controls = {
             "group_m": menu("GROUP_M (rows of tiles)", [(names.get(g, str(g)), g) for g in self.groups], 300),
-            "capacity": menu("L2 holds", [(f"{n} tiles", n) for n in sizes], 160),
+            "capacity": menu("L2 holds", [(f"{n} pieces", n) for n in sizes], 160),
         }
         start = {"group_m": group_m, "capacity": capacity}
         last = len(self._steps(group_m, capacity))
@@ -58,15 +58,15 @@ class CacheView(Walk):
             n = self.tiles
             return (
                 f"Before the launch: {n * n} programs, {self.sms} at a time, each of {n} steps along K. "
-                f"L2 is empty and holds {capacity} tiles. Step forward"
+                f"L2 is empty and holds {capacity} pieces. Step forward"
             )
         step = steps[number - 1]
         first = step.wave * self.sms
         return (
             f"Wave {step.wave + 1} of {steps[-1].wave + 1}, step {step.k + 1} of {self.tiles} along K: programs {first} to "
             f"{first + len(step.programs) - 1} ask. Their {step.requests} requests are for {len(step.missed) + len(step.found)} "
-            f"different tiles: {len(step.missed)} come from memory, {len(step.found)} were in L2. "
-            f"So far {_reads(steps[:number])} tiles read, hit rate {hit_rate(steps[:number]):.0%}"
+            f"different pieces: {len(step.missed)} come from memory, {len(step.found)} were in L2. "
+            f"So far {_reads(steps[:number])} pieces read, hit rate {hit_rate(steps[:number]):.0%}"
         )
 
     def drawing(self, group_m: int, capacity: int, step: int) -> Drawing:
@@ -92,7 +92,7 @@ class CacheView(Walk):
     def __repr__(self) -> str:
         start, n = self._start, self.tiles
         return (
-            f"cache viewer: {n} x {n} programs of {n} steps, {self.sms} at a time, L2 of {start['capacity']} tiles, "
+            f"cache viewer: {n} x {n} programs of {n} steps, {self.sms} at a time, L2 of {start['capacity']} pieces, "
             f"GROUP_M = {start['group_m']}"
         )
 
@@ -100,7 +100,7 @@ class CacheView(Walk):
 def cache(tiles: int = 9, sms: int = 9, capacity: int = 54, group_m: int = 1, still: int = 0) -> CacheView:
     """Walk through a matmul of tiles x tiles programs, each with `tiles` steps along K, `sms` of them at a time.
 
-    capacity  tiles of A and B that L2 holds
+    capacity  pieces of A and B that L2 holds, each as large as a tile of the drawing
     group_m   rows of tiles in a group of programs; 1 is row by row
     still     the step that a saved notebook shows
     Raises ValueError for more than 12 tiles, and for a number below 1 or a group_m above `tiles`.
@@ -165,7 +165,7 @@ def _totals(
     totals: dict[int, list[CacheStep]], chosen: int, number: int, n: int, left: float, top: float
 ) -> list[Shape]:
     """What each order reads from memory by this step (filled) and in the end (outline)."""
-    shapes: list[Shape] = [Words(left, top + 8, "tiles read from memory, by GROUP_M", bold=True)]
+    shapes: list[Shape] = [Words(left, top + 8, "pieces read from memory, by GROUP_M", bold=True)]
     most = max(_reads(steps) for steps in totals.values())
     wide = WIDTH - 10 - left - 140
     for i, (group, steps) in enumerate(totals.items()):
@@ -180,5 +180,5 @@ def _totals(
         shapes.append(Words(WIDTH - 10, y + 10, text, "right", size=11, bold=group == chosen))
     y = top + 34 + 34 * len(totals) + 8
     shapes.append(Words(left, y, "filled: by this step; outline: in the end"))
-    shapes.append(Words(left, y + 20, f"the least: {2 * n * n} tiles, each once"))
+    shapes.append(Words(left, y + 20, f"the least: {2 * n * n} pieces, each once"))
     return shapes

@@ -165,7 +165,7 @@ def test_cache_steps_and_marks():
     assert view.sentence().startswith("Before the launch: 81 programs, 9 at a time")
     view.forward_button.click()
     assert view.step == view.controls["step"].value == 1
-    assert "18 requests are for 6 different tiles: 6 come from memory, 0 were in L2" in view.sentence()
+    assert "18 requests are for 6 different pieces: 6 come from memory, 0 were in L2" in view.sentence()
     texts = [text.text for text in root(view).iter("text")]
     assert texts.count("M") == 6 + 1  # and the one in the legend
     view.controls["step"].value = 10  # the second wave: its rows of A have stayed
