@@ -1,7 +1,8 @@
 """Losses over a vocabulary: cross-entropy, its gradient in place, in chunks that never hold the logits, KL divergence.
 
-Seven exercises, from top to bottom; notebooks/15_losses.ipynb explains them. M is the number of tokens, V of classes: a row
-of x [M, V] holds the logits of one token. Kernels compute in float32. The code outside the gaps is complete.
+Seven exercises, from top to bottom; notebooks/15_losses.ipynb explains them. M is the number of tokens and V the number of
+classes, the entries of the vocabulary. A row of x [M, V] holds the logits of one token. Kernels compute in float32. The code
+outside the gaps is complete.
 """
 
 # What may be imported: torch, triton, einops, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
@@ -20,7 +21,7 @@ def num_warps_for(BLOCK_V: int) -> int:
 # ---------------------------------------------------------------------------------------------- losses.cross_entropy
 @triton.jit
 def cross_entropy_kernel(x_ptr, target_ptr, loss_ptr, lse_ptr, V, ignore_index, BLOCK_V: tl.constexpr):
-    """One program: loss and log-sum-exp of one row of x [M, V]. V may be any number of blocks."""
+    """Each program computes the loss and the log-sum-exp of one row of x [M, V], which may be any number of blocks long."""
     pid_m = tl.program_id(0).to(tl.int64)
     offs_v = tl.arange(0, BLOCK_V)
     # BEGIN SOLUTION
@@ -46,8 +47,8 @@ def cross_entropy_kernel(x_ptr, target_ptr, loss_ptr, lse_ptr, V, ignore_index, 
 def cross_entropy(x: Tensor, target: Tensor, BLOCK_V: int = 4096, ignore_index: int = -100) -> tuple[Tensor, Tensor]:
     """x [M, V] contiguous, target [M] int64 -> loss [M] and log-sum-exp [M], both float32.
 
-    A target is ignore_index, which may be any number, or else a class in [0, V); where it is ignore_index, loss and
-    log-sum-exp are 0. Some logits of a row may be -inf, but not the target's.
+    A target is ignore_index, which may be any number, or else a class in [0, V). Where it is ignore_index, the row does not
+    count: its loss and its log-sum-exp are 0. Some logits of a row may be -inf, but not the target's.
     Bound: x is read once.
     """
     M, V = x.shape
@@ -64,7 +65,7 @@ def cross_entropy_backward_kernel(
     V, ignore_index,
     BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Puts the gradient of the losses where the logits x [M, V] are. Which part a program takes is yours to decide."""
+    """Writes the gradient of the losses over the logits x [M, V]. You decide which part of x a program takes."""
     # BEGIN SOLUTION
     pid_m = tl.program_id(0).to(tl.int64)
     offs_v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -83,9 +84,9 @@ def cross_entropy_backward_(
 ) -> None:
     """Turns the logits x [M, V], contiguous, into their gradient, in place: no second tensor of that size is made.
 
-    target [M] and lse [M] are what cross_entropy took and gave: lse is 0 where the target is ignore_index. dloss [M] is
-    the gradient of each row's loss and has any stride, 0 included. Rows that are ignored have a gradient of 0; ignore_index is
-    any number that is no class.
+    target [M] is what cross_entropy was given, and lse [M] what it returned: 0 where the target is ignore_index, which is any
+    number that is no class. dloss [M] is the gradient of each row's loss; it may have any stride, 0 included. A row that is
+    ignored has a gradient of 0.
     Bound: x is read once and written once, in one launch.
     """
     M, V = x.shape
@@ -100,7 +101,8 @@ def cross_entropy_backward_(
 # ------------------------------------------------------------------------------------------------- losses.one_launch
 @triton.jit
 def loss_and_gradient_kernel(x_ptr, target_ptr, scale_ptr, loss_ptr, V, ignore_index, BLOCK_V: tl.constexpr):
-    """One program, one row: its loss, and scale times its gradient in the row's place. One of its results is wrong."""
+    """Each program computes the loss of one row and writes scale times its gradient over the row. One of the two results is
+    wrong."""
     pid_m = tl.program_id(0).to(tl.int64)
     offs_v = tl.arange(0, BLOCK_V)
     mask_v = offs_v < V
@@ -124,10 +126,11 @@ def loss_and_gradient_kernel(x_ptr, target_ptr, scale_ptr, loss_ptr, V, ignore_i
 
 
 def loss_and_gradient_(x: Tensor, target: Tensor, scale: Tensor, ignore_index: int = -100) -> Tensor:
-    """The losses of the rows of x [M, V], contiguous, V <= 65536 -> [M], float32; puts scale times their gradient into x.
+    """x [M, V] contiguous, V <= 65536, target [M] -> loss [M], float32. Writes scale times the gradient of the losses into x.
 
-    scale, float32 without dimensions, is what every row's gradient is multiplied by: 1 / count for a mean. target [M] and
-    ignore_index as above. Bound: x is read once and written once, in one launch.
+    scale, a float32 tensor without dimensions, multiplies the gradient of every row: it is 1 / count for a mean. target and
+    ignore_index are as above.
+    Bound: x is read once and written once, in one launch.
     """
     M, V = x.shape
     loss = torch.empty(M, dtype=torch.float32, device=x.device)
@@ -141,7 +144,7 @@ def loss_and_gradient_(x: Tensor, target: Tensor, scale: Tensor, ignore_index: i
 # -------------------------------------------------------------------------------------------------- losses.smoothing
 @triton.jit
 def smoothed_fwd_kernel(x_ptr, target_ptr, loss_ptr, lse_ptr, V, smoothing, z_loss, BLOCK_V: tl.constexpr):
-    """One program, one row. BLOCK_V is the smallest power of two that is at least V."""
+    """Each program computes the loss of one row. BLOCK_V is the smallest power of two that is at least V."""
     pid_m = tl.program_id(0).to(tl.int64)
     offs_v = tl.arange(0, BLOCK_V)
     mask_v = offs_v < V
@@ -165,7 +168,7 @@ def smoothed_bwd_kernel(
     V, smoothing, z_loss,
     BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """One program, one row of dx."""
+    """Each program computes one row of dx."""
     pid_m = tl.program_id(0).to(tl.int64)
     offs_v = tl.arange(0, BLOCK_V)
     target = tl.load(target_ptr + pid_m)
@@ -208,8 +211,8 @@ class SmoothedFunction(torch.autograd.Function):
 def smoothed_cross_entropy(x: Tensor, target: Tensor, smoothing: float, z_loss: float) -> Tensor:
     """x [M, V] contiguous and finite, V <= 65536, target [M] int64 in [0, V) -> loss [M] float32, differentiable.
 
-    smoothing  the share of each target's probability that is spread evenly over all V classes, the right one included
-    z_loss     weight of (log sum exp x)^2, which is added to the loss
+    smoothing  the share of each target's weight that is spread evenly over all V classes, the right one included
+    z_loss     the weight of (log sum exp x)^2, which is added to the loss of each row
     Bound, forward and backward together: two reads and one write of x's size, one launch each.
     """
     return SmoothedFunction.apply(x, target, smoothing, z_loss)
@@ -217,10 +220,10 @@ def smoothed_cross_entropy(x: Tensor, target: Tensor, smoothing: float, z_loss: 
 
 # ----------------------------------------------------------------------------------------------------- losses.column
 def evaluate(x: Tensor, weight: Tensor, target: Tensor, column: int, chunk: int) -> list[float]:
-    """Of the logits x @ weight.T, for x [M, D], weight [V, D], target [M]: the mean loss, and the mean and the largest
-    logit of the class `column`, which somebody wants in a log.
+    """x [M, D], weight [V, D], target [M] -> three numbers about the logits x @ weight.T: the mean loss, and the mean and the
+    largest logit of the class `column`, which somebody wants in a log.
 
-    The logits are made `chunk` tokens at a time, and no more than a few chunks of them may be in memory at any time.
+    The logits are computed `chunk` tokens at a time, and no more than a few chunks of them may be in memory at any time.
     """
     total, watched = 0.0, []
     for first in range(0, len(x), chunk):
@@ -240,11 +243,12 @@ def evaluate(x: Tensor, weight: Tensor, target: Tensor, column: int, chunk: int)
 def linear_cross_entropy(
     x: Tensor, weight: Tensor, target: Tensor, chunk: int, ignore_index: int = -100
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean cross-entropy of x @ weight.T, and its gradients: loss, dx [M, D] and dweight [V, D].
+    """x [M, D], weight [V, D], target [M] -> loss, the mean cross-entropy of x @ weight.T, with its gradients dx [M, D] and
+    dweight [V, D].
 
-    x [M, D], weight [V, D], target [M]. The mean is over the targets that are not ignore_index; there is at least one.
-    The logits are made `chunk` tokens at a time, the last time perhaps fewer, and are gone with their gradient before
-    long: memory must not grow with M, but for dx. PyTorch's operations are all you need, autograd included if you like.
+    The mean is over the targets that are not ignore_index; there is at least one. The logits are computed `chunk` tokens at
+    a time; the last chunk may be shorter. The memory must not grow with M, except for dx: no more than a few chunks of
+    logits and their gradients may exist at any time. You need PyTorch's operations alone, autograd included if you like.
     """
     # BEGIN SOLUTION
     count = (target != ignore_index).sum()  # of all chunks: the gradient of each needs it
@@ -268,7 +272,7 @@ def linear_cross_entropy(
 # --------------------------------------------------------------------------------------------------------- losses.kl
 @triton.jit
 def kl_fwd_kernel(x_ptr, t_ptr, loss_ptr, V, BLOCK_V: tl.constexpr):
-    """One program: the divergence of one row. V may be any number of blocks."""
+    """Each program computes the divergence of one row, which may be any number of blocks long."""
     pid_m = tl.program_id(0).to(tl.int64)
     offs_v = tl.arange(0, BLOCK_V)
     # BEGIN SOLUTION
@@ -285,7 +289,7 @@ def kl_fwd_kernel(x_ptr, t_ptr, loss_ptr, V, BLOCK_V: tl.constexpr):
 
 @triton.jit
 def kl_bwd_kernel(t_ptr, dloss_ptr, dx_ptr, stride_dloss, V, BLOCK_V: tl.constexpr):
-    """One program: one row of dx."""
+    """Each program computes one row of dx, which may be any number of blocks long."""
     pid_m = tl.program_id(0).to(tl.int64)
     offs_v = tl.arange(0, BLOCK_V)
     # BEGIN SOLUTION
@@ -312,7 +316,7 @@ def kl_bwd(t: Tensor, dloss: Tensor, BLOCK_V: int) -> Tensor:
 
 
 class KLFunction(torch.autograd.Function):
-    """`backward` gives a gradient, or None, for each argument of `forward`."""
+    """`backward` returns a gradient, or None, for each argument of `forward`."""
 
     @staticmethod
     def forward(ctx, x: Tensor, t: Tensor, BLOCK_V: int) -> Tensor:
@@ -331,10 +335,10 @@ class KLFunction(torch.autograd.Function):
 
 
 def kl_div(x: Tensor, t: Tensor, BLOCK_V: int = 2048) -> Tensor:
-    """The divergence sum of t (log t - x) of each row, for log-probabilities x and probabilities t, both [M, V],
-    contiguous, of one dtype -> loss [M] float32, differentiable by x.
+    """Log-probabilities x and probabilities t, both [M, V], contiguous and of one dtype -> loss [M] float32, differentiable
+    by x: the divergence of each row, the sum of t (log t - x).
 
-    x is finite; t may be 0: such an element adds nothing. Bound, forward and backward together: three reads and one write, in two
-    launches.
+    x is finite. t may be 0; such an element adds nothing.
+    Bound, forward and backward together: three reads and one write of x's size, in two launches.
     """
     return KLFunction.apply(x, t, BLOCK_V)

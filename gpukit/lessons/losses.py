@@ -24,7 +24,19 @@ from gpukit.widgets.versus import by
 SHAPE = M, V = 4096, 128_256  # tokens of the promise, and Llama 3's vocabulary
 LINEAR = (8192, 4096, V)  # tokens, width and vocabulary of the last layer
 CHUNK = 1024  # tokens at a time
+KL_SHAPE = (M, 32_768)
 GIB = 2**30
+
+NAMES = {
+    "torch": "single operations",
+    "library": "PyTorch",
+    "compile": "torch.compile",
+    "liger": "Liger",
+    "gpukit": "this project, two launches",
+    "gpukit-inplace": "this project, in place",
+}
+_COLOURS = (style.NEUTRAL, style.PEER, style.WASTE, style.COMPUTE, style.READS, style.WRITES)
+SHORT = (M, 32_000)  # Llama 2's vocabulary
 
 # A row of logits, small enough for pictures: what follows "the cat sat on the ..."
 WORDS = ("mat", "moon", "floor", "of", "chair")
@@ -48,8 +60,21 @@ def took(op: str, mode: str, shape: tuple[int, ...], dtype: str = "bfloat16") ->
 
 
 def both(shape: tuple[int, int] = SHAPE) -> dict[str, benchmark.Row]:
-    """Loss and gradient of logits of this shape, by provider."""
-    return took("cross_entropy", "fwd+bwd", shape)
+    """Loss and gradient of logits of this shape, by provider; {} unless all of NAMES are recorded."""
+    rows = took("cross_entropy", "fwd+bwd", shape)
+    return rows if rows.keys() >= NAMES.keys() else {}
+
+
+def linear_rows() -> dict[str, benchmark.Row]:
+    """The last layer with its loss and all gradients, by provider; {} unless all four are recorded."""
+    rows = took("linear_cross_entropy", "fwd+bwd", LINEAR)
+    return rows if rows.keys() >= {"library", "compile", "liger", "gpukit"} else {}
+
+
+def kl_rows() -> tuple[dict[str, benchmark.Row], dict[str, benchmark.Row]]:
+    """The divergence and its gradient by provider, in float32 and in bfloat16; two {} unless both are recorded."""
+    found = tuple(took("kl_div", "fwd+bwd", KL_SHAPE, dtype) for dtype in ("float32", "bfloat16"))
+    return found if all(rows.keys() >= {"library", "compile", "gpukit"} for rows in found) else ({}, {})
 
 
 def us(row: benchmark.Row) -> float:
@@ -374,7 +399,7 @@ def what_memory_says(once: live.watch, chunked: live.watch) -> str:
         f"been freed. In chunks of {CHUNK:,} tokens, {chunked.peak_bytes / GIB:.2f} GiB, of which {2 * V * width / GIB:.2f} are "
         "the weight's gradient (counted)."
     )
-    rows = took("linear_cross_entropy", "fwd+bwd", LINEAR)
+    rows = linear_rows()
     if rows:
         theirs, ours = (rows[name].peak_bytes / GIB for name in ("library", "gpukit"))
         text += f" On an H200, PyTorch's allocator said {theirs:.2f} GiB and {ours:.2f} GiB (measured)."
@@ -469,22 +494,11 @@ def gives(lines: Mapping[str, Tensor]) -> Table:
 
 # ---- what it costs ---------------------------------------------------------------------------------------------------
 
-NAMES = {
-    "torch": "single operations",
-    "library": "PyTorch",
-    "compile": "torch.compile",
-    "liger": "Liger",
-    "gpukit": "this project, two launches",
-    "gpukit-inplace": "this project, in place",
-}
-_COLOURS = (style.NEUTRAL, style.PEER, style.WASTE, style.COMPUTE, style.READS, style.WRITES)
-SHORT = (M, 32_000)  # Llama 2's vocabulary
-
 
 def measured() -> Table | Markdown:
     """Loss and gradient by provider: time at two vocabularies, and at the larger one the passes it is worth and the memory."""
     long, short = both(), both(SHORT)
-    if not long:
+    if not (long and short):
         return _NOTHING
     rows = [("model: one read, one write", 2 * pass_us(SHORT), 2 * pass_us(), 2.0, 0.0)]
     for name, said in NAMES.items():
@@ -596,7 +610,7 @@ def what_in_place_does(found: Mapping[int, float]) -> Markdown:
 
 def linear() -> Table | Markdown:
     """The last layer with its loss and all gradients, by provider: time and memory."""
-    rows = took("linear_cross_entropy", "fwd+bwd", LINEAR)
+    rows = linear_rows()
     if not rows:
         return Markdown("No run is recorded: `gpukit bench linear_cross_entropy` makes one where there is a GPU.")
     named = {"library": "PyTorch", "compile": "torch.compile", "liger": "Liger", "gpukit": "this project"}
@@ -615,7 +629,7 @@ def chunk_ms() -> float:
 
 
 def what_linear_says() -> Markdown:
-    rows = took("linear_cross_entropy", "fwd+bwd", LINEAR)
+    rows = linear_rows()
     if not rows:
         return Markdown("")
     theirs, ours = rows["library"], rows["gpukit"]
@@ -627,14 +641,15 @@ def what_linear_says() -> Markdown:
         "whichever way you go, so the loss is a small part of this. What chunks add is traffic: the weight's gradient is a "
         f"sum over all chunks, so it is read and written once per chunk, which is worth {chunk_ms():.1f} ms at the rate of a "
         f"copy (modelled) unless it runs beside the products. Liger holds least, {rows['liger'].peak_bytes / GIB:.2f} GiB, and "
-        f"takes longest. The saved memory is worth more than the lost time if it becomes a larger batch."
+        f"takes longest. Whether "
+        "the trade pays depends on what you do with the memory, such as a larger batch; [17 Capstone](17_capstone.ipynb) "
+        "measures it."
     )
 
 
 def kl() -> Table | Markdown:
     """KL divergence and its gradient, by provider, in two dtypes."""
-    shape = (M, 32_768)
-    wide, narrow = (took("kl_div", "fwd+bwd", shape, dtype) for dtype in ("float32", "bfloat16"))
+    wide, narrow = kl_rows()
     if not wide:
         return Markdown("No run is recorded: `gpukit bench kl_div` makes one where there is a GPU.")
     named = {name: said for name, said in NAMES.items() if name in wide}
@@ -642,7 +657,7 @@ def kl() -> Table | Markdown:
     least = (results.copy_us("kl_div", next(iter(rows.values())).bytes) for rows in (wide, narrow))
     lines = [("model: three reads, one write", *least)]
     lines += [(said, us(wide[name]), us(narrow[name]) if name in narrow else None) for name, said in named.items()]
-    caption = f"measured on an NVIDIA H200, {wide['gpukit'].date}: divergence and gradient, {by(shape)}"
+    caption = f"measured on an NVIDIA H200, {wide['gpukit'].date}: divergence and gradient, {by(KL_SHAPE)}"
     return style.table(
         {"provider": "", "float32": "µs", "bfloat16": "µs"}, lines, caption=caption,
         formats=dict.fromkeys(("float32", "bfloat16"), ",.0f"),
@@ -650,20 +665,19 @@ def kl() -> Table | Markdown:
 
 
 def what_kl_says() -> Markdown:
-    shape = (M, 32_768)
-    wide, narrow = (took("kl_div", "fwd+bwd", shape, dtype) for dtype in ("float32", "bfloat16"))
+    wide, narrow = kl_rows()
     if not wide:
         return Markdown("")
     share = {
         name: results.copy_us("kl_div", rows["gpukit"].bytes) / us(rows["gpukit"])
         for name, rows in (("wide", wide), ("narrow", narrow))
     }
-    forward = took("kl_div", "fwd", shape)["gpukit"]
+    forward = took("kl_div", "fwd", KL_SHAPE)["gpukit"]
     backward = us(narrow["gpukit"]) - us(forward)
     return Markdown(
         f"**What you saw.** Three reads and one write are all that this project's kernels need, and in float32 they run at "
         f"{share['wide']:.0%} of the rate of a copy. PyTorch takes {us(wide['library']) / us(wide['gpukit']):.1f} times as long, "
-        f"and holds {wide['library'].peak_bytes / (4 * math.prod(shape)):.0f} tensors of that size on the way; `torch.compile` "
+        f"and holds {wide['library'].peak_bytes / (4 * math.prod(KL_SHAPE)):.0f} tensors of that size on the way; `torch.compile` "
         f"takes {us(wide['compile']) / us(wide['gpukit']):.2f} times as long. The exception is bfloat16: half the bytes do not take half "
         f"the time, and the share of a copy's rate is {share['narrow']:.0%}. The forward pass is the reason. It takes "
         f"{us(forward):.0f} µs, where its bytes take {results.copy_us('kl_div', forward.bytes):.0f}; the {backward:.0f} µs that "
@@ -697,12 +711,12 @@ def yours() -> Markdown:
 def layer_line() -> Markdown:
     """The loss behind the last layer, beside one layer's forward pass."""
     rows = both()
-    if not rows:
+    held = linear_rows()
+    if not (rows and held):
         return _NOTHING
     times = layer.TOKENS // M
     theirs, ours = (times * rows[name].median_ms for name in ("library", "gpukit-inplace"))
     whole = layer.totals_us()[1] / 1e3
-    held = took("linear_cross_entropy", "fwd+bwd", LINEAR)
     return Markdown(
         f"Llama 3 8B, {layer.TOKENS:,} tokens in bfloat16 on an H200: the loss of the logits and their gradient take "
         f"**{theirs:.1f} ms** with PyTorch and **{ours:.1f} ms** in place ({times} times the measured time of {M:,} tokens). The "

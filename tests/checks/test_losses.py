@@ -1,26 +1,21 @@
-"""What is special about the exercises and the lesson of notebook 15; tests/checks/test_answers.py judges the known answers of all
-exercises, tests/kernels/test_cross_entropy.py and tests/kernels/test_kl_div.py test the kernels."""
-
-import json
+"""What is special about the exercises of notebook 15; tests/checks/test_answers.py judges the known answers of all exercises,
+tests/kernels/test_cross_entropy.py and tests/kernels/test_kl_div.py test the kernels."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from gpukit import benchmark, course, live
+from gpukit import course, live
 from gpukit.checks import losses as checks
 from gpukit.checks.losses import CHUNKED, COLUMN, CROSS_ENTROPY, EXERCISES, IN_PLACE, KL, ONE_LAUNCH, SMOOTHING
 from gpukit.grading.exercise import KernelExercise
 from gpukit.grading.judge import judge_source
 from gpukit.grading.stubs import clear
-from gpukit.hardware import gpu
 from gpukit.kernels import cross_entropy, kl_div, linear_cross_entropy
-from gpukit.op import Cost
 from tests.checks.known import cases, ids
 
 ROOT = course.root(__file__)
 SOLUTION = (ROOT / "solutions" / "losses.py").read_text(encoding="utf-8")
-CELLS = json.loads((ROOT / "notebooks" / "15_losses.ipynb").read_text(encoding="utf-8"))["cells"]
 
 
 # ---- cases -----------------------------------------------------------------------------------------------------------
@@ -197,57 +192,3 @@ def test_losses_by_pytorch_beside_a_kernel_do_not_pass():
     after = after.replace("    return loss\n", "    return borrowed\n", 1)
     verdict = judge_source(ONE_LAUNCH, before + borrowed + "    loss_and_gradient_kernel[(M,)](" + after, seed=1)
     assert verdict.diagnosis == "not-your-kernel"
-
-
-# ---- texts and the notebook ------------------------------------------------------------------------------------------
-
-
-def test_notebook_reads_rows_that_are_recorded_later(tmp_path, monkeypatch):
-    """The cells that show measured times, once with no row and once with rows such as `gpukit bench` writes."""
-    monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
-    cells = ("imports", "promise", "memory-said", "measured", "measured-more")
-    shown = []
-    monkeypatch.setattr("IPython.display.display", lambda *things: shown.extend(map(str, things)))
-
-    def run() -> tuple[dict, str]:
-        shown.clear()
-        namespace = {}
-        for name in cells:
-            (cell,) = [cell for cell in CELLS if cell["id"] == name]
-            if name == "memory-said":
-                namespace |= {"once": live.watch(), "chunked": 1, "weight": torch.empty(2)}
-            exec("".join(cell["source"]), namespace)
-            shown.append(namespace.get("text", ""))
-        return namespace, "\n".join(shown)
-
-    _, text = run()
-    assert "(measured" not in text and "recorded for the H200 SXM yet" in text
-
-    def row(op, provider, mode, shape, ms, dtype="bfloat16", peak=2**30) -> benchmark.Row:
-        cost = Cost(1, 1, 1)
-        return benchmark.Row(
-            op, provider, mode, dtype, shape, ms, ms, ms, cost.bytes, 1, peak, gpu("h200").name, "2.11", "3.6", "", "2026-11-21"
-        )  # fmt: skip
-
-    both, large, linear, kl = "fwd+bwd", (4096, 128256), (8192, 4096, 128256), (4096, 32768)
-    rows = {
-        "cross_entropy": [
-            row("copy", "torch", "fwd", (32768, 16384), 0.5),
-            row("cross_entropy", "gpukit", "fwd", large, 0.274),
-            row("cross_entropy", "gpukit", both, large, 0.773),
-            row("cross_entropy", "gpukit-inplace", "fwd", large, 0.737),
-            row("cross_entropy", "library", both, large, 2.355),
-            row("cross_entropy", "compile", both, large, 1.343),
-        ],
-        "linear_cross_entropy": [row("linear_cross_entropy", p, both, linear, 42.0) for p in ("library", "gpukit")],
-        "kl_div": [row("kl_div", p, both, kl, 0.6, "float32") for p in ("torch", "library", "gpukit")],
-    }
-    (tmp_path / "h200").mkdir()
-    for op, recorded in rows.items():
-        benchmark.write(recorded, tmp_path / "h200" / f"{op}.csv")
-    _, text = run()
-    assert "PyTorch takes **2,355**, our kernel **737** (measured)" in text
-    assert "in two launches 773" in text and "yet" not in text
-    # The best of the others is not our own other kernel.
-    assert "1.74 times as fast as the best of the others (torch.compile)" in text
-    assert "the allocator saw 1.00 GiB and 1.00 GiB" in text

@@ -1,13 +1,14 @@
 """The numbers of notebook 15, without its looks."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import gpukit
-from gpukit import live
+from gpukit import benchmark, live
 from gpukit.hardware import gpu
 from gpukit.lessons import layer, results
 from gpukit.lessons import losses as lesson
@@ -142,3 +143,32 @@ def test_the_divergence_in_half_the_bytes():
     said = lesson.what_kl_says().data
     assert f"{wide.gbps / results.copy_gbps('kl_div'):.0%} of the rate of a copy" in said
     assert lesson.kl().rows[-1][1:] == pytest.approx((lesson.us(wide), lesson.us(narrow)))
+
+
+SENTENCES = (
+    lesson.promise, lesson.measured, lesson.measured_bars, lesson.what_was_measured, lesson.linear, lesson.what_linear_says,
+    lesson.kl, lesson.what_kl_says, lesson.layer_line, lambda: lesson.what_in_place_does({lesson.V: 2.87}),
+)  # fmt: skip
+
+
+def test_the_lesson_opens_where_nothing_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
+    for sentence in SENTENCES:
+        said = sentence().data
+        assert "No run is recorded" in said or not said
+    once = live.watch()
+    assert "(measured)" not in lesson.what_memory_says(once, once)
+    assert lesson.in_place_table({4096: 2.0}).rows == [("4,096", 2.0, None, None)]
+
+
+def test_the_lesson_shows_rows_that_are_recorded_later(tmp_path, monkeypatch):
+    """With other times the sentences have other numbers; the best of the others is not another kernel of ours."""
+    recorded = benchmark.rows("cross_entropy")
+    times = {"gpukit": 0.773, "gpukit-inplace": 0.737, "library": 2.355, "compile": 1.343, "liger": 1.4, "torch": 6.0}
+    changed = [replace(row, median_ms=times[row.provider]) if row.op != "copy" else row for row in recorded]
+    monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
+    (tmp_path / "h200").mkdir()
+    benchmark.write(changed, tmp_path / "h200" / "cross_entropy.csv")
+    assert "**2,355 µs**" in lesson.promise().data and "**737 µs**" in lesson.promise().data
+    assert "1.74 times as fast as the best of the others (torch.compile)" in lesson.what_was_measured().data
+    assert "No run" in lesson.layer_line().data, "the last layer's rows are missing"
