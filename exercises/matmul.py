@@ -1,7 +1,8 @@
 """Matrix products on tensor cores: tiles in PyTorch, any strides, precision, order, shares of K, epilogues, 4-bit weights.
 
 Seven exercises, from top to bottom; notebooks/12_matmul.ipynb explains them. c [M, N] = a [M, K] @ b [K, N]. Kernels add
-up in float32; give tl.dot input_precision="ieee", so that float32 means float32. The code outside the gaps is complete.
+up in float32. Give tl.dot the argument input_precision="ieee", so that float32 means float32. The code outside the gaps is
+complete.
 """
 
 # What may be imported: torch, triton, einops, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
@@ -16,8 +17,8 @@ from torch import Tensor
 def matmul_tiles(a: Tensor, b: Tensor, BLOCK: int) -> Tensor:
     """a [M, K] and b [K, N] in bfloat16 -> c [M, N] in float32, tile by tile, as a GPU's programs would, in PyTorch alone.
 
-    Products and sums are float32. Any sizes; BLOCK is the tile's edge along M, N and K. Memory: besides c no more at a time
-    than eight tiles of BLOCK x BLOCK float32 numbers hold.
+    Products and sums are float32. BLOCK is the edge of a tile along M, N and K, and sizes need not be multiples of it.
+    Memory: besides c, at any time at most as much as eight tiles of BLOCK x BLOCK float32 numbers.
     """
     (M, K), N = a.shape, b.shape[1]
     c = torch.zeros(M, N, dtype=torch.float32)
@@ -34,7 +35,7 @@ def matmul_kernel(
     M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One program: one tile of one of the products. c is contiguous; of a and b only the strides are known."""
+    """One program computes one tile of one product of the batch. c is contiguous; a and b have the strides that are given."""
     pid_m, pid_n, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     raise NotImplementedError("matmul.strides")  # your code here
@@ -43,8 +44,8 @@ def matmul_kernel(
 def matmul(a: Tensor, b: Tensor, BLOCK: int) -> Tensor:
     """a [B, M, K] and b [B, K, N] of one dtype and any strides -> c [B, M, N] in that dtype, contiguous.
 
-    A matrix may be transposed, its rows may lie apart, and a stride may be 0: a tensor that was expanded. Nothing may be
-    copied. Bound: each a is loaded ceil(N / BLOCK) times, each b ceil(M / BLOCK) times, c is stored once.
+    A matrix may be transposed, its rows may lie apart, and a stride may be 0, as in a tensor that was expanded. Nothing may
+    be copied. Bound: each matrix of a is loaded ceil(N / BLOCK) times, each of b ceil(M / BLOCK) times, c is stored once.
     """
     (batches, M, K), N = a.shape, b.shape[2]
     c = torch.empty(batches, M, N, dtype=a.dtype, device=a.device)
@@ -56,16 +57,16 @@ def matmul(a: Tensor, b: Tensor, BLOCK: int) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------- matmul.precision
 def which(a: Tensor, b: Tensor, c: Tensor) -> str:
-    """How c [M, N] was computed from a [M, K] and b [K, N], all float32:
+    """How c [M, N] was computed from a [M, K] and b [K, N]. All three are float32. The answer is one of these names:
 
     "ieee"       float32 operands, float32 sums
-    "tf32"       operands as the tensor cores read float32: without the last 13 bits of the mantissa, which are cut off
+    "tf32"       operands as the tensor cores read float32: the last 13 bits of the mantissa are cut off; float32 sums
     "fp16"       operands rounded to float16, float32 sums
     "bf16"       operands rounded to bfloat16, float32 sums
-    "bf16 sums"  operands rounded to bfloat16, and so is the sum, again and again while it grows
+    "bf16 sums"  operands rounded to bfloat16, and the sum is rounded to bfloat16, too, again and again while it grows
 
-    In which order somebody added is unknown. Where several ways fit, the answer is the first of them in this list. No
-    element is infinite.
+    The order in which the products were added is unknown. Where several ways fit, return the first of them in this list.
+    All elements are finite.
     """
     raise NotImplementedError("matmul.precision")  # your code here
 
@@ -77,7 +78,8 @@ def ordered_kernel(
     N, K, tiles_m, tiles_n,
     GROUP_M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program: one tile of c, in groups of GROUP_M rows of tiles. a, b and c are contiguous and of whole tiles."""
+    """One program computes one tile of c, in groups of GROUP_M rows of tiles. a, b and c are contiguous and have whole
+    tiles only."""
     pid = tl.program_id(0)
     place = pid % (GROUP_M * tiles_n)  # your code here
     first = pid // (GROUP_M * tiles_n) * GROUP_M
@@ -96,9 +98,9 @@ def ordered_kernel(
 
 
 def matmul_ordered(a: Tensor, b: Tensor, GROUP_M: int, BLOCK: int = 16) -> Tensor:
-    """Contiguous a [M, K] and b [K, N] -> c [M, N]; BLOCK divides M, N and K, GROUP_M need not divide the rows of tiles.
+    """Contiguous a [M, K] and b [K, N] -> c [M, N]. BLOCK divides M, N and K. GROUP_M need not divide the rows of tiles.
 
-    Bound: what an L2 in miniature reads from memory, when tiles start in the order of the program ids.
+    Bound: what the L2 of a small model of a GPU reads from memory. Programs start in the order of their ids.
     """
     (M, K), N = a.shape, b.shape[1]
     c = torch.empty(M, N, dtype=a.dtype, device=a.device)
@@ -114,7 +116,8 @@ def shares_kernel(
     M, N, K,
     SPLIT_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Program (m, n, share): one tile's sums over one of SPLIT_K shares of K. a and b are contiguous, partial is yours."""
+    """Program (m, n, share) computes the sums of one tile over one of SPLIT_K shares of K. a and b are contiguous. The
+    layout of partial is your choice."""
     share = tl.program_id(2)
     offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -124,15 +127,15 @@ def shares_kernel(
 
 @triton.jit
 def add_kernel(partial_ptr, c_ptr, size, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr):
-    """c from its parts: one program, BLOCK of the M N = size elements."""
+    """c from its parts. One program adds up BLOCK of the M N = size elements, always in the same order."""
     raise NotImplementedError("matmul.split_k")  # your code here
 
 
 def matmul_split_k(a: Tensor, b: Tensor, SPLIT_K: int) -> Tensor:
     """a [M, K] and b [K, N], contiguous, few rows and a long K -> c [M, N] in their dtype, in two launches, no atomics.
 
-    SPLIT_K divides neither K nor its blocks of 32 in general. Bound: a is loaded ceil(N / 32) times, b ceil(M / 16) times;
-    SPLIT_K M N partial sums are stored once and loaded once.
+    In general SPLIT_K divides neither K nor the number of blocks of 32 in K. Bound: a is loaded ceil(N / 32) times and b
+    ceil(M / 16) times; SPLIT_K M N partial sums are stored once and loaded once.
     """
     (M, K), N = a.shape, b.shape[1]
     c = torch.empty(M, N, dtype=a.dtype, device=a.device)
@@ -150,7 +153,7 @@ def linear_gelu_kernel(
     M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One program: one tile of y. All tensors are contiguous."""
+    """One program computes one tile of y. All tensors are contiguous."""
     offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -165,8 +168,8 @@ def linear_gelu_kernel(
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """gelu(x weight^T + bias) in one launch; x [M, K], weight [N, K] as nn.Linear keeps it, bias [N] -> y [M, N].
 
-    gelu(z) = z / 2 (1 + erf(z / sqrt(2))), computed in float32; all are contiguous. Bound: what the product reads, the bias once for each
-    row of tiles, y stored once.
+    gelu(z) = z / 2 (1 + erf(z / sqrt(2))), computed in float32. All tensors are contiguous. Bound: what the product reads;
+    the bias is loaded once per row of tiles, and y is stored once.
     """
     (M, K), N = x.shape, weight.shape[0]
     y = torch.empty(M, N, dtype=x.dtype, device=x.device)
@@ -182,7 +185,7 @@ def int4_kernel(
     M, N, K,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One program: one tile of y, GROUP rows of the weight at a time. All tensors are contiguous."""
+    """One program computes one tile of y and takes GROUP rows of the weight at a time. All tensors are contiguous."""
     offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     offs_j = tl.arange(0, GROUP // 2)  # rows of packed in one group
@@ -195,10 +198,10 @@ def int4_kernel(
 def int4_linear(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
     """x [M, K] times the weight [K, N] of 4-bit integers -> y [M, N] in x's dtype; all tensors are contiguous.
 
-    packed [K / 2, N] uint8: row j holds row 2 j of the weight in its low four bits and row 2 j + 1 in its high four, each
-    as q + 8 with q from -8 to 7. scales [K / GROUP, N]: the weight is q times the scale of its group, GROUP rows of its
-    column; GROUP is a power of two from 32 on. Bound: packed and scales are loaded once for each row of tiles, x once for
-    each column of them.
+    packed [K / 2, N] uint8: row j holds row 2 j of the weight in its low four bits and row 2 j + 1 in its high four bits,
+    each as q + 8 with q from -8 to 7. scales [K / GROUP, N]: a weight is q times the scale of its group, which is GROUP
+    rows of its column. GROUP is a power of two, at least 32. Bound: packed and scales are loaded once per row of tiles, x
+    once per column of tiles.
     """
     (M, K), N = x.shape, packed.shape[1]
     y = torch.empty(M, N, dtype=x.dtype, device=x.device)
