@@ -108,6 +108,22 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     _add_impl(added)
     added.add_argument("--seed", type=int, metavar="N", help=argparse.SUPPRESS)
 
+    added = command("update", _update, "bring this learners' copy to a newer release, and keep every answer")
+    added.add_argument("source", metavar="FROM", help="the release, a folder or a zip")
+
+    added = command("reset", _reset, "put the empty stub of an exercise back, after a backup")
+    added.add_argument("id", metavar="ID", help="softmax.fused, or softmax for the whole file")
+
+    added = command("release", _release, "make the learners' copy of the course, without solutions")
+    added.add_argument("out", metavar="OUT", help="a folder that is not there or empty, or a name that ends in .zip")
+    added.add_argument("--concepts", nargs="+", default=[], metavar="NAME", help="memory softmax ... (default: all)")
+    added.add_argument(
+        "--check", action="store_true", help="make nothing: search OUT, a folder, zip or wheel, for answers"
+    )
+
+    added = command("init", _init, "lay the course out in a folder, from an installed gpukit")
+    added.add_argument("folder", metavar="DIR", help="a folder that is not there or empty")
+
     added = command("bench", _bench, "time operations side by side with PyTorch, or show what is recorded")
     benchmark.add_arguments(added)
 
@@ -347,6 +363,43 @@ def _pristine_copy(submission: Path, root: Path, concepts: set[str]) -> dict[str
     for note in found.notes:
         print(f"gpukit: {note}", file=sys.stderr)
     return found.refused
+
+
+def _update(args: argparse.Namespace) -> int:
+    from gpukit.classroom.update import update
+
+    print("\n".join(update(_root(), Path(args.source))))
+    return 0
+
+
+def _reset(args: argparse.Namespace) -> int:
+    from gpukit.classroom.reset import reset
+
+    print("\n".join(reset(_root(), args.id)))
+    return 0
+
+
+def _release(args: argparse.Namespace) -> int:
+    from gpukit.classroom import leaks
+    from gpukit.classroom.release import release
+
+    root, out = _root(), Path(args.out)
+    if args.check:
+        found = leaks.scan(out, root)
+        print("\n".join(found) or f"no answer was found in {out}")
+        return 1 if found else 0
+    made, lacking = release(out, args.concepts, root)
+    print(f"{out}: {made}\nconcepts: {', '.join(made.concepts)}")
+    if lacking:
+        print(f"they build on notebooks that are not in it: {', '.join(lacking)}")
+    return 0
+
+
+def _init(args: argparse.Namespace) -> int:
+    from gpukit.classroom.release import init
+
+    print(f"{args.folder}: {init(Path(args.folder))}\nnext: cd {args.folder}, then gpukit lab")
+    return 0
 
 
 def _bench(args: argparse.Namespace) -> int:

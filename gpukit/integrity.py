@@ -297,30 +297,41 @@ def _wrapped(exercise: KernelExercise, source: str, body: str) -> str:
 # ------------------------------------------------------------------------------------------------- what is given away
 # The library holds the operations that the lessons build; everything else that a learner gets holds no answer.
 _LIBRARY = frozenset("accounting kernels reference simulator validation".split())
-_TELLING = 30  # characters without spaces: shorter lines, such as `y = torch.empty_like(x)`, stand in any kernel
+TELLING = 30  # characters without spaces: shorter lines, such as `y = torch.empty_like(x)`, stand in any kernel
 
 
-def leaks(folder: Path, root: Path | None = None) -> list[str]:
-    """Where a file under `folder`, an unpacked wheel or a copy of the course, repeats a line of an answer.
-
-    The lines are those of all gaps and all right answers of the course in `root`, without those that a stub shows.
-    """
+def secrets(root: Path | None = None) -> dict[str, str]:
+    """Where each telling line of an answer stands: the lines, without spaces, of all gaps and all right answers of the course
+    in `root`, without those that a stub shows."""
     root = root or course.root()
-    secrets: dict[str, str] = {}
+    found: dict[str, str] = {}
     shown: set[str] = set()
     for path in sorted((root / "solutions").glob("*.py")):
         text = path.read_text(encoding="utf-8")
         shown |= set(stubs.normalised(stubs.clear(text)))
         sources = [(answer.where, answer.source) for answer in answers(path.stem, root) if answer.diagnosis == RIGHT]
         for where, source in ((f"solutions/{path.name}", text), *sources):
-            secrets |= {line: where for line in stubs.normalised(source) if len(line) >= _TELLING}
+            found |= {line: where for line in stubs.normalised(source) if len(line) >= TELLING}
+    handed_out = "\n".join(shown)  # a stub may show a line as a part of a longer one
+    return {line: where for line, where in found.items() if line not in handed_out}
+
+
+def in_library(parts: tuple[str, ...]) -> bool:
+    """Whether a path below the course, ("gpukit", "kernels", "softmax.py"), is of the library, which may repeat an answer."""
+    return parts[:1] == ("gpukit",) and parts[1] in _LIBRARY
+
+
+def leaks(folder: Path, root: Path | None = None) -> list[str]:
+    """Where a file under `folder`, an unpacked wheel or a copy of the course, repeats a line of an answer of the course in
+    `root`. gpukit.classroom.leaks looks into every kind of file."""
+    telling = secrets(root)
     found = []
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder).parts
-        if path.suffix not in (".py", ".md", ".txt", ".ipynb") or (inside[:1] == ("gpukit",) and inside[1] in _LIBRARY):
+        if path.suffix not in (".py", ".md", ".txt", ".ipynb") or in_library(inside):
             continue
-        told = set(stubs.normalised(stubs.readable(path))) & secrets.keys() - shown
-        found += [f"{'/'.join(inside)} repeats a line of {secrets[line]}: {line}" for line in sorted(told)]
+        told = set(stubs.normalised(stubs.readable(path))) & telling.keys()
+        found += [f"{'/'.join(inside)} repeats a line of {telling[line]}: {line}" for line in sorted(told)]
     return found
 
 

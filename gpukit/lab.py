@@ -21,14 +21,16 @@ def lab(argv: list[str]) -> int:
         root = course.root()
     except course.CourseNotFound as error:
         return _refuse(str(error))
-    if not (root / FIRST).is_file():
-        return _refuse(f"{root / FIRST} is missing: the course's files are not complete")
+    if (first := _first(root)) is None:
+        return _refuse(
+            f"{root / FIRST} is missing, and so is every other notebook: the course's files are not complete"
+        )
     if not os.access(root / "exercises", os.W_OK):
         return _refuse(f"{root} cannot be written, so no answer could be saved: copy the course to where you can write")
     if importlib.util.find_spec("jupyterlab") is None:
         return _refuse(f"JupyterLab is not installed for {sys.executable}: make lab, in {root}, installs it")
     print(
-        f"JupyterLab opens {FIRST}. If no browser window comes up, open the address below. Stop: Ctrl-C twice.",
+        f"JupyterLab opens {first}. If no browser window comes up, open the address below. Stop: Ctrl-C twice.",
         flush=True,
     )
     os.chdir(root)
@@ -37,13 +39,19 @@ def lab(argv: list[str]) -> int:
     os.execve(start[0], start, environment())
 
 
+def _first(root: Path) -> str | None:
+    """FIRST, or in a copy with some of the concepts the first notebook that it has."""
+    found = sorted(path.name for path in (root / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+    return f"notebooks/{found[0]}" if found else None
+
+
 def command(root: Path, argv: list[str]) -> list[str]:
     """How JupyterLab is started. It takes the first free port from 8888 up."""
     options = [
         f"--ServerApp.root_dir={root}",
         f"--ServerApp.jpserver_extensions={{'{__name__}': True}}",
         "--LabApp.custom_css=True",
-        f"--LabApp.default_url=/lab/tree/{FIRST}",
+        f"--LabApp.default_url=/lab/tree/{_first(root) or FIRST}",
         "--Application.log_level=WARN",
     ]
     if hasattr(os, "geteuid") and os.geteuid() == 0:  # in a container; JupyterLab refuses root unless told

@@ -47,10 +47,10 @@ LAYERS = {
     "gpukit.bootstrap": 5,
     "gpukit.side_by_side": 5,
     "gpukit.cheatsheet": 5,
-    "gpukit.classroom": 5,
-    "gpukit.cli": 6,
-    "gpukit.__main__": 7,
-    "gpukit.train.__main__": 7,  # `gpukit train` for torchrun
+    "gpukit.classroom": 6,
+    "gpukit.cli": 7,
+    "gpukit.__main__": 8,
+    "gpukit.train.__main__": 8,  # `gpukit train` for torchrun
 }
 # Within a layer only these look at each other: checks/ lists exercises as data, grading/ finds them there.
 SIBLINGS = {frozenset({"gpukit.grading", "gpukit.checks"})}
@@ -122,7 +122,7 @@ def test_imports_point_to_lower_layers():
         (
             "gpukit.testing",
             "def f():\n    import gpukit.cli",
-            "2: gpukit.testing (layer 2) imports gpukit.cli (layer 6)",
+            "2: gpukit.testing (layer 2) imports gpukit.cli (layer 7)",
         ),
         ("gpukit.kernels.gelu", "from gpukit.simulator import trace", "layer 1) imports gpukit.simulator"),
         ("gpukit.bootstrap", "from gpukit import course", "1: gpukit.bootstrap uses the standard library only"),

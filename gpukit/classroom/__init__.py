@@ -1,5 +1,7 @@
-"""A term with a class: from submissions to grades, `gpukit class`. Nothing but the command line imports it.
+"""A term with a class: from the learners' copy to grades. Nothing but the command line imports it.
 
+release      the copy without solutions (`gpukit release`, `init`); copies is what it says of itself, leaks searches it
+update       a copy brought to a newer release (merge: answers into new stubs); reset: one stub; backup: before both
 assignment   the TOML file that says which exercises count, for how much and until when
 intake       submissions as folders, zips or an LMS's download; packed lists their files, roster says whose they are
 grade        submissions to verdicts, in several processes here or on a Dask cluster; pool is what runs them

@@ -107,6 +107,11 @@ def write(root: Path) -> list[str]:
     return done
 
 
+def made(root: Path) -> dict[str, str]:
+    """The text of exercises/<concept>.py as `write` makes it, by concept."""
+    return {path.stem: stub for path, stub in _stubs(root).items()}
+
+
 def drift(root: Path) -> list[str]:
     """How root/exercises differs from what `write` would make: a line for each file, none if it does not."""
     stubs = _stubs(root)
@@ -161,15 +166,6 @@ def readable(path: Path) -> str:
     """Everything in a file that a person can read; of a notebook the sources and text outputs, one after the other."""
     if path.suffix != ".ipynb":
         return path.read_text(encoding="utf-8")
-
-    def strings(value) -> list[str]:
-        if isinstance(value, str):
-            return [value]
-        if isinstance(value, list):
-            joined = all(isinstance(item, str) for item in value)  # nbformat stores text as a list of lines
-            return ["".join(value)] if joined else [text for item in value for text in strings(item)]
-        return [text for item in value.values() for text in strings(item)] if isinstance(value, dict) else []
-
     try:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     except (ValueError, KeyError, TypeError):
@@ -177,23 +173,33 @@ def readable(path: Path) -> str:
     return "\n".join(strings(cells))
 
 
+def strings(value) -> list[str]:
+    """The texts in what a JSON file holds. nbformat stores a text as a list of lines, so a list of strings is joined."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list):
+        joined = all(isinstance(item, str) for item in value)
+        return ["".join(value)] if joined else [text for item in value for text in strings(item)]
+    return [text for item in value.values() for text in strings(item)] if isinstance(value, dict) else []
+
+
 def _stubs(root: Path) -> dict[Path, str]:
     solutions = sorted((root / "solutions").glob("*.py"))
     if not solutions:
         raise CourseError("there is no solutions/ folder here, so there is nothing to make exercises/ from")
-    made = {}
+    found = {}
     for path in solutions:
         concept = path.stem
         ids = {e.function: e.id for e in registry.exercises().values() if e.concept == concept}
         try:
             text = path.read_text(encoding="utf-8")
-            made[root / "exercises" / path.name] = clear(text, ids)
+            found[root / "exercises" / path.name] = clear(text, ids)
             _each_has_a_gap(text, ids)
         except BadMarkers as error:
             raise BadMarkers(f"solutions/{path.name}, {error}") from None
         except SyntaxError as error:
             raise BadMarkers(f"solutions/{path.name}, line {error.lineno}: {error.msg}") from None
-    return made
+    return found
 
 
 def _each_has_a_gap(source: str, ids: dict[str, str]) -> None:
