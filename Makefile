@@ -39,6 +39,7 @@ test: ## run every test, the saved notebooks included
 prove: ## run notebooks on the solutions, known answers on the checks
 	$(SETUP) --extra dev --last-step "proving the checks"
 	$(BIN)/python -m pytest --nbval notebooks --gpukit-impl=solutions --gpukit-seed=1 -n 2
+	$(BIN)/python -m tests.classroom.proved -j 2
 	$(BIN)/gpukit integrity --jobs 2 --seeds 3 --mutants some
 
 test-gpu: ## run the tests that need a GPU

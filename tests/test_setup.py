@@ -246,6 +246,10 @@ def test_lab_starts_at_the_first_notebook_and_passes_options_on(tmp_path):
     command = lab.command(tmp_path, ["--port=9000"])
     assert command[:3] == [sys.executable, "-m", "jupyterlab"] and command[-1] == "--port=9000"
     assert "--LabApp.default_url=/lab/tree/notebooks/00_start.ipynb" in command
+    (tmp_path / "notebooks").mkdir()  # a copy with some of the concepts
+    for name in ("09_softmax", "02_memory"):
+        (tmp_path / "notebooks" / f"{name}.ipynb").write_text("{}")
+    assert "--LabApp.default_url=/lab/tree/notebooks/02_memory.ipynb" in lab.command(tmp_path, [])
     assert lab.environment()["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
 
 

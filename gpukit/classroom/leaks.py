@@ -51,7 +51,7 @@ def scan(place: Path, root: Path) -> list[str]:
         raise CourseError(f"there is no {place}")
     found = []
     for name, data in _files(place):
-        found += _of_file(name, data, telling)
+        found += _of_file(name, data, telling, packed=place.is_file())
     return sorted(set(found))
 
 
@@ -66,7 +66,10 @@ def _files(place: Path) -> Iterator[tuple[str, bytes | str]]:
             yield name, path.read_bytes() if path.stat().st_size <= _LONGEST else "is too large to be searched"
 
 
-def _of_file(name: str, data: bytes | str, telling: dict[str, str], depth: int = 0) -> Iterator[str]:
+def _of_file(
+    name: str, data: bytes | str, telling: dict[str, str], depth: int = 0, packed: bool = False
+) -> Iterator[str]:
+    """`packed`: the file is all that is searched, so what is in it lies where it will be unpacked."""
     parts = PurePosixPath(name).parts
     forbidden = [part for part in parts[:-1] if part in FORBIDDEN]
     if forbidden:
@@ -80,9 +83,7 @@ def _of_file(name: str, data: bytes | str, telling: dict[str, str], depth: int =
         yield f"{name} {members}"
         return
     for member, content in members or ():
-        # A wheel's library is the library; the members of an archive inside a copy are not.
-        inner = member if depth == 0 and len(parts) == 1 else f"{name}!{member}"
-        yield from _of_file(inner, content, telling, depth + 1)
+        yield from _of_file(member if packed else f"{name}!{member}", content, telling, depth + 1)
     if members is None and not (len(parts) > 1 and integrity.in_library(_within_course(parts))):
         for line in sorted(_told(data, telling)):
             yield f"{name} repeats a line of {telling[line]}: {line}"

@@ -113,12 +113,13 @@ def _combined(old: list[str], mine: list[str], new: list[str]) -> tuple[list[str
     clash = False
     for edit in list(ours):
         for other in [each for each in theirs if _meet(edit, each)]:
-            in_gap = any(edit[0] < hi and lo < edit[1] for lo, hi in gaps)
-            if other == edit or (in_gap and edit[0] <= other[0] and other[1] <= edit[1]):
+            answers = any(edit[0] < hi and lo < edit[1] for lo, hi in gaps)
+            if other == edit or (answers and edit[0] <= other[0] and other[1] <= edit[1]):
                 theirs.remove(other)
+                clash |= other != edit and not any(lo <= other[0] and other[1] <= hi for lo, hi in gaps)
             else:
-                clash = True
                 ours.remove(edit)
+                clash = True
                 break
     for lo, hi in gaps:  # lines that one side left alone between lines that it changed may not fit together
         clash |= hi - lo > 1 and all(any(e[0] < hi and lo < e[1] for e in side) for side in (ours, theirs))
