@@ -294,7 +294,7 @@ def _wrapped(exercise: KernelExercise, source: str, body: str) -> str:
     return source + text.replace("{function}", exercise.function).replace("{in_place}", repr(tuple(exercise.in_place)))
 
 
-# ------------------------------------------------------------------------------------------------- what is given away
+# ------------------------------------------------------------------------------- what is given away (classroom/leaks.py)
 # The library holds the operations that the lessons build; everything else that a learner gets holds no answer.
 _LIBRARY = frozenset("accounting kernels reference simulator validation".split())
 TELLING = 30  # characters without spaces: shorter lines, such as `y = torch.empty_like(x)`, stand in any kernel
@@ -319,20 +319,6 @@ def secrets(root: Path | None = None) -> dict[str, str]:
 def in_library(parts: tuple[str, ...]) -> bool:
     """Whether a path below the course, ("gpukit", "kernels", "softmax.py"), is of the library, which may repeat an answer."""
     return parts[:1] == ("gpukit",) and parts[1] in _LIBRARY
-
-
-def leaks(folder: Path, root: Path | None = None) -> list[str]:
-    """Where a file under `folder`, an unpacked wheel or a copy of the course, repeats a line of an answer of the course in
-    `root`. gpukit.classroom.leaks looks into every kind of file."""
-    telling = secrets(root)
-    found = []
-    for path in sorted(folder.rglob("*")):
-        inside = path.relative_to(folder).parts
-        if path.suffix not in (".py", ".md", ".txt", ".ipynb") or in_library(inside):
-            continue
-        told = set(stubs.normalised(stubs.readable(path))) & telling.keys()
-        found += [f"{'/'.join(inside)} repeats a line of {telling[line]}: {line}" for line in sorted(told)]
-    return found
 
 
 # --------------------------------------------------------------------------------------------------------- the table

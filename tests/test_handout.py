@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpukit import course, integrity
+from gpukit.classroom import leaks
 from gpukit.grading import prose
 
 ROOT = course.root(__file__)
@@ -31,18 +32,26 @@ def test_wheel_holds_the_checks_and_their_prose_and_no_answers(wheel):
     assert {path.stem for path in (wheel / "gpukit" / "checks").glob("*.md")} == set(prose.concepts())
     tops = {path.name for path in wheel.iterdir() if not path.name.endswith(".dist-info")}
     assert tops == {"gpukit"}
-    assert integrity.leaks(wheel) == []
+    assert {path.name for path in (wheel / "gpukit" / "_course").iterdir()} == {"docs", "exercises", "notebooks"}
+    _as_committed(wheel / "gpukit" / "_course")
+    assert leaks.scan(wheel, ROOT) == []
 
 
 def test_course_without_solutions_holds_no_answers(tmp_path):
     for name in ("notebooks", "exercises", "gpukit", "README.md", "CONTRIBUTING.md"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)
+    _as_committed(tmp_path)
+    found = leaks.scan(tmp_path, ROOT)
+    assert [leak for leak in found if not set(leak.split("/")) & {"__pycache__", ".ipynb_checkpoints"}] == []
+
+
+def _as_committed(folder: Path) -> None:
+    """folder/exercises as git has them: a learner's own answers are no leak."""
     tracked = subprocess.run(["git", "ls-files", "exercises"], cwd=ROOT, capture_output=True, text=True).stdout.split()
-    for name in tracked:  # a learner's own answers are no leak
+    for name in tracked:
         committed = subprocess.run(["git", "show", f"HEAD:./{name}"], cwd=ROOT, capture_output=True, text=True).stdout
-        (tmp_path / name).write_text(committed)
-    assert integrity.leaks(tmp_path) == []
+        (folder / name).write_text(committed)
 
 
 def test_a_leak_is_found_in_code_prose_and_notebooks(tmp_path):
@@ -52,4 +61,4 @@ def test_a_leak_is_found_in_code_prose_and_notebooks(tmp_path):
     (tmp_path / "gpukit" / "kernels" / "softmax.py").write_text(line)  # the library may
     (tmp_path / "gpukit" / "hint.md").write_text(f"    {line}\n")
     (tmp_path / "cell.ipynb").write_text(f'{{"cells": [{{"source": ["{line}"]}}]}}')
-    assert [leak.partition(" repeats")[0] for leak in integrity.leaks(tmp_path)] == ["cell.ipynb", "gpukit/hint.md"]
+    assert [leak.partition(" repeats")[0] for leak in leaks.scan(tmp_path, ROOT)] == ["cell.ipynb", "gpukit/hint.md"]
