@@ -29,10 +29,10 @@ from gpukit.grading import registry, stubs
 
 # What learners get of a checkout; everything else stays at home.
 TAKEN = (
-    *("gpukit", "exercises", "notebooks", "docs", ".devcontainer", "AGENTS.md", "CITATION.cff", "LICENSE"),
-    *("Makefile", "constraints.txt", "pyproject.toml", ".gitignore"),
+    *("gpukit", "exercises", "notebooks", "docs", ".devcontainer", "AGENTS.md", "CHANGELOG.md", "CITATION.cff"),
+    *("LICENSE", "Makefile", "constraints.txt", "pyproject.toml", ".gitignore"),
 )
-TARGETS = ("lab", "grade", "clean")  # of the Makefile; the others need the tests
+TARGETS = ("help", "lab", "grade", "clean")  # of the Makefile; the others need the tests
 CARRIED = Path(gpukit.__file__).parent / "_course"  # the course's folders in a wheel: pyproject.toml puts them there
 
 
@@ -115,6 +115,8 @@ def _committed(root: Path) -> tuple[dict[str, bytes], str]:
     _refuse_answered(members)
     files = {name: data for name, data in members.items() if name.split("/")[0] in TAKEN}
     files["Makefile"] = _makefile(files["Makefile"].decode()).encode()
+    if "AGENTS.md" in files:  # its last section is for contributors
+        files["AGENTS.md"] = re.sub(rb"\n## As a contributor.*", b"", files["AGENTS.md"], flags=re.DOTALL)
     return files, commit
 
 
@@ -161,9 +163,6 @@ def _makefile(text: str) -> str:
     targets = {p: found[1] for p in paragraphs if (found := re.match(r"([a-z][\w-]*):", p))}
     kept = [p for p in paragraphs if p not in targets or targets[p] in TARGETS]
     made = re.sub(r"^\.PHONY:.*$", f".PHONY: {' '.join(TARGETS)}", "\n\n".join(kept), flags=re.MULTILINE)
-    made = re.sub(
-        r"\A(#.*\n)*", "# `make lab` opens the course, `make grade` grades exercises/; both set up .venv first.\n", made
-    )
     return re.sub(r"^# Besides the version.*\n(TRITON.*\n)+", "", made, flags=re.MULTILINE).rstrip("\n") + "\n"
 
 

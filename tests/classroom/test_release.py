@@ -71,8 +71,11 @@ def test_prerequisites_are_named_and_not_included(made):
 def test_its_makefile_has_the_targets_that_work_there(made):
     out, _, _ = made
     text = (out / "Makefile").read_text()
-    assert set(re.findall(r"^([a-z][\w-]*):", text, re.MULTILINE)) == {"lab", "grade", "clean"}
+    assert set(re.findall(r"^([a-z][\w-]*):", text, re.MULTILINE)) == {"help", "lab", "grade", "clean"}
     assert "TRITON" not in text
+    said = subprocess.run(["make", "--no-print-directory"], cwd=out, capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"^  ([a-z-]+) ", said, re.MULTILINE) == ["help", "lab", "grade", "clean"]
+    assert "CONTRIBUTING" not in (out / "AGENTS.md").read_text()
     for target in ("lab", "grade", "clean"):
         done = subprocess.run(["make", "-n", target], cwd=out, capture_output=True, text=True)
         assert done.returncode == 0 and "$(" not in done.stdout, done.stderr
