@@ -476,23 +476,43 @@ RING = FunctionExercise(
 
 
 # --------------------------------------------------------------------------------------------------------- capstone.dq
-# More than 2^31 elements, in many heads: programs that walked over millions of tokens would not come to an end.
-_MANY = (3 << 14, 512, 128)
+# More than 2^31 elements, in many heads of few tokens: a program walks over all tokens of its head.
+_MANY = (3 << 14, 64, 1024)
 _NUMBERS = 64  # bytes that a call may allocate beside its results: single numbers
 
 
 class _Heads(Inputs):
     def qkv(self, H: int, H_kv: int, T: int, D: int, dtype: str = "float32", slope: float = 0.0) -> tuple:
-        """v is around 1, so that a row's sum matters. slope: by how much the scores rise from key to key; below 0 they fall after
-        the first block of keys instead, once, by so much that its exponential is no float32."""
+        """v is around 1, so that a row's sum matters. slope: by how much the scores rise from key to key."""
         q, k, v = self.normal(H, T, D), self.normal(H_kv, T, D), self.normal(H_kv, T, D) + 1
-        if slope < 0:
-            q[..., 0], k[..., 0], k[:, :16, 0] = 20, 0, 5 * math.sqrt(D)
-            slope = 0
         if slope:
             q[..., 0] = 8
             k[..., 0] = (self.torch.arange(T) - T / 2) * slope * math.sqrt(D) / 8
         return tuple(x.to(getattr(self.torch, dtype)) for x in (q, k, v))
+
+    def steps(self, T: int) -> tuple:
+        """Two heads in bfloat16 whose scores change once, after the first block of keys: they fall from 100 to 0, so that the
+        exponential of the difference is no float32; they rise from 0 to log(1.5). Each p is 1 or has no part in o, so o is
+        rounded once whether p was rounded for tl.dot or not; the sum 16 / 1.5 + n has more digits than 16 bits hold."""
+        q, k, v = self.torch.zeros(2, T, 16), self.torch.zeros(2, T, 16), self.normal(2, T, 16) + 1
+        q[..., :3], k[0, :16, 0] = 2, 200
+        rise = self.torch.tensor(2 * math.log(1.5))
+        for i in range(3):  # numbers of 8 bits whose sum has 24
+            k[1, 16:, i] = rise.bfloat16()
+            rise -= k[1, 16, i]
+        v[0, 16:] = v[1, :16] = 0
+        return tuple(x.bfloat16() for x in (q, k, v))
+
+    def waves(self, T: int) -> tuple:
+        """q, k, v and do of a head in float16: key 0 has most of the weight of each query, and the gradients of the first 16
+        queries and of the others have opposite signs, so that the sums of dk and dv leave float16 and come back."""
+        q, k, v, do = (self.normal(1, T, 16, scale=s) for s in (1 / 4, 1, 1 / 32, 500))
+        q[..., 0], k[..., 0], k[:, 0, 0] = 16, 0, 1
+        v += 1 / 4
+        v[:, 0] += 1 / 16
+        do[:, :16] += 6000
+        do[:, 16:] -= 3500
+        return tuple(x.half() for x in (q, k, v, do))
 
 
 def _attention_case(tensors: tuple, *rest: Any, note: str = "", tags: str = "") -> Case:
@@ -649,23 +669,22 @@ def _attention_cases(rng: Random) -> list[Case]:
         do = (make.normal(*q.shape) + 0.5).to(q.dtype)
         if upstream:
             do = dict(make.upstream(do))[upstream]
-        if slope < 0:  # scores around 100 leave gradients few digits; this case is about the forward pass
-            do = do * 0
-        note = listed(
-            "scores that rise" * (slope > 0), "scores that fall" * (slope < 0), f"gradient {upstream}" * bool(upstream)
-        )
-        return _attention_case((q, k, v), do, note=note, tags=" steep" * (slope < 0))
+        note = listed("scores that rise" * (slope > 0), f"gradient {upstream}" * bool(upstream))
+        return _attention_case((q, k, v), do, note=note)
 
+    steps = make.steps(33)
+    *waves, do = make.waves(33)
     return [
         given(1, 1, 5, 4),
         given(1, 1, 16, 16),
         given(2, 2, 33, 16),
         given(4, 2, 15, 16, upstream="of a sum: stride 0"),
         given(4, 2, 31, 32, upstream="transposed"),
-        given(6, 2, 17, 20, dtype="float16"),
-        given(2, 1, 33, 16, dtype="bfloat16"),
+        given(6, 2, 17, 20, dtype="bfloat16"),
         given(1, 1, 49, 16, slope=0.3),
-        given(2, 1, 33, 16, slope=-1),
+        # Gradients of scores this large have few digits: this case is about the forward pass.
+        _attention_case(steps, 0 * steps[0], note="scores that fall, scores that rise", tags="steep once"),
+        _attention_case(waves, do, note="gradients with sums beyond 65,504", tags="far"),
     ]
 
 

@@ -131,6 +131,8 @@ class Words:
         lines = self.source.splitlines()
         code = [f"    {lines[line - 1].strip()}"] if 0 < line <= len(lines) else []
         more = ["a check runs kernels as Python; a GPU needs what Triton's compiler takes"] if ran else []
+        if "Boolean value of Tensor" in message:
+            more = ["an `if` asks for one truth, and this condition is a block: tl.where chooses for each element"]
         return self._found("fail", "does-not-compile", text, *code, " ".join(message.split())[:300], *more)
 
     # -- the results ---------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ _GOLDEN = 0.6180339887498949  # multiples of it fill [0, 1) evenly from the firs
 
 @dataclass(frozen=True)
 class Span:
-    """From start to end in us, on "host" or a stream; kind "launch", "compile", "wait", "kernel", "flush" or "fill"."""
+    """From start to end in µs, on "host" or a stream; kind "launch", "compile", "wait", "kernel", "flush" or "fill"."""
 
     lane: str
     name: str
@@ -77,7 +77,7 @@ class Counts:
 
 @dataclass
 class SimulatedGpu:
-    """One simulated GPU and its host. Bandwidths in GB/s, times in us."""
+    """One simulated GPU and its host. Bandwidths in GB/s, times in µs."""
 
     launch_us: float = 5.0  # of the host, for each kernel
     latency_us: float = 2.0  # from the host's launch to the earliest start
@@ -203,7 +203,7 @@ class Device:
         _gpu_of[self] = gpu
 
     def clock(self) -> float:
-        """The host's clock, in us."""
+        """The host's clock, in µs."""
         return _gpu_of[self].now_us()
 
     def synchronize(self) -> None:

@@ -351,6 +351,24 @@ def a_dot_that_is_too_small_for_the_gpu_is_refused():
         dot_of_8[(1,)](x, torch.zeros(256), K=8)
 
 
+@triton.jit
+def doubled_if(x_ptr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs)
+    if x > 0:
+        tl.store(x_ptr + offs, 2 * x)
+
+
+@row()
+def an_if_on_a_block_is_refused():
+    x = torch.tensor([3.0, -1.0])
+    doubled_if[(1,)](x, BLOCK=1)
+    doubled_if[(1,)](x[1:], BLOCK=1)
+    assert x.tolist() == [6, -1], "a single number is true or not"
+    with pytest.raises(triton.runtime.errors.InterpreterError, match=r"a block of 2, .* tl.where"):
+        doubled_if[(1,)](x, BLOCK=2)
+
+
 # ---- other types --------------------------------------------------------------------------------------------------
 
 

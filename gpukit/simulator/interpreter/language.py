@@ -1,7 +1,7 @@
 """What Triton's compiler makes of the words that its interpreter leaves to Python, and the functions that it lacks.
 
-Python asks a block of 16 numbers for its truth once; the compiler asks each of them. So `and`, `or` and `not` are rewritten
-(`rewriter`), and `min`, `max` and `range` have another meaning inside a kernel (`bind`).
+Python asks a block of 16 numbers for its truth once; the compiler asks each of them. So `and`, `or`, `not` and what an `if`
+asks are rewritten (`rewriter`), and `min`, `max` and `range` have another meaning inside a kernel (`bind`).
 """
 
 import ast
@@ -40,6 +40,13 @@ def rewriter(plain):
         def visit_UnaryOp(self, node):
             self.generic_visit(node)
             return ast.copy_location(call("none_of", [node.operand]), node) if isinstance(node.op, ast.Not) else node
+
+        def visit_If(self, node):
+            self.generic_visit(node)
+            node.test = ast.copy_location(call("one_truth", [node.test]), node.test)
+            return node
+
+        visit_While = visit_IfExp = visit_If
 
     return Rewriter()
 
@@ -87,6 +94,21 @@ def none_of(plain):
         return value.__not__() if isinstance(value, tl.tensor) else not value
 
     return none_of
+
+
+def one_truth(plain):
+    """What `if`, `while` and `x if condition else y` ask. Triton's own says that every block is true."""
+
+    def one_truth(condition):
+        value = condition()
+        if isinstance(value, tl.tensor) and value.handle.data.size > 1:
+            raise ValueError(
+                f"an `if` or a `while` asks for one truth, and its condition is a block of {value.handle.data.size:,}, which "
+                "Triton's compiler refuses: tl.where chooses for each element"
+            )
+        return value
+
+    return one_truth
 
 
 # ---- names that mean something else inside a kernel ---------------------------------------------------------------

@@ -95,6 +95,7 @@ _ADDED = (
     (INTERPRETER, "interpreter_semantic.all_of", language.all_of),
     (INTERPRETER, "interpreter_semantic.any_of", language.any_of),
     (INTERPRETER, "interpreter_semantic.none_of", language.none_of),
+    (INTERPRETER, "interpreter_semantic.one_truth", language.one_truth),
 )
 _installed: list[tuple[object, str, object]] = []
 _ABSENT = object()
