@@ -19,7 +19,7 @@ fi; \
 "$$python" -I gpukit/bootstrap.py --venv "$(VENV)"
 endef
 
-.PHONY: help lab test prove test-gpu test-triton grade measure clean
+.PHONY: help lab test prove test-gpu test-triton grade book measure clean
 
 help: ## print this list
 	@echo "make TARGET, where TARGET is one of"
@@ -58,6 +58,10 @@ test-triton: ## run the kernels on the oldest and the newest Triton that work
 grade: ## grade exercises/ and write reports
 	$(SETUP) --last-step "grading exercises/"
 	@$(BIN)/gpukit grade $(ARGS)
+
+book: ## build the course as a site, in build/book/html
+	$(SETUP) --extra book --last-step "building the book"
+	@$(BIN)/python docs/book.py build/book $(ARGS)
 
 measure: ## print how long things take, beside what they should take at most
 	$(SETUP) --extra dev --last-step "measuring"
