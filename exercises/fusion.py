@@ -1,6 +1,6 @@
 """Fusion: fewer trips to memory for the same arithmetic.
 
-Six exercises, from top to bottom; notebooks/08_fusion.ipynb explains them. The first is arithmetic in plain Python. The
+Six exercises; notebooks/08_fusion.ipynb explains them, the last one before the two above it. The first is arithmetic in plain Python. The
 others are kernels, which compute in float32 and write in the dtype of their first input. A bound counts reading or writing
 one whole tensor as one access. All tensors are contiguous. Blocks are powers of two, and no size has to be a multiple of
 its block.

@@ -151,6 +151,9 @@ ACCESSES = FunctionExercise(
             "used-inside",
             gives=_wrong_accesses(writes=lambda t, inside, later, needed: t in later | needed and t not in inside),
         ),
+        Misconception(
+            "used-inside", gives=_wrong_accesses(writes=lambda t, inside, later, needed: t in needed or t not in inside)
+        ),
         Misconception("inputs-free", gives=_wrong_accesses(inputs=False)),
         Misconception("each-tensor-once", gives=_each_tensor_once),
         Misconception("order", gives=lambda *graph: _accesses(*graph)[::-1]),

@@ -21,6 +21,10 @@ _WRAPPED = (
     "the tensor has more than 2^31 elements, and an offset computed in int32 wraps around there and becomes negative: which "
     "index has to be int64 before it is multiplied by a stride?"
 )
+_SIXTEEN_BITS = (
+    "this operation takes float32 and refuses 16 bits: in which dtype was its argument loaded, and where can the kernel "
+    "convert it?"
+)
 
 
 class Diagnosis(Exception):
@@ -133,6 +137,7 @@ class Words:
         more = ["a check runs kernels as Python; a GPU needs what Triton's compiler takes"] if ran else []
         if "Boolean value of Tensor" in message:
             more = ["an `if` asks for one truth, and this condition is a block: tl.where chooses for each element"]
+        more += [_SIXTEEN_BITS] if "Expected dtype ['fp32', 'fp64']" in message else []
         return self._found("fail", "does-not-compile", text, *code, " ".join(message.split())[:300], *more)
 
     # -- the results ---------------------------------------------------------------------------------------------------

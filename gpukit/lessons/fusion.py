@@ -256,7 +256,10 @@ def gelu_times(ways: Mapping[str, Callable[[Tensor], Tensor]]) -> Table:
             row += [plan.bytes / copy_gbps() / 1e3, us or "not measured yet"]
         rows.append(tuple(row))
     columns = dict.fromkeys(("bf16, model", "bf16, measured", "fp32, model", "fp32, measured"), "µs")
-    caption = f"GELU of {M:,} x {N:,}, eager calls, H200; model: bytes at {copy_gbps():,.0f} GB/s, the rate of a copy"
+    caption = (
+        f"GELU of {M:,} x {N:,}, each call launched from Python, H200; model: bytes at {copy_gbps():,.0f} GB/s, the rate "
+        "of a copy"
+    )
     return style.table({"": ""} | columns, rows, caption=caption, formats=dict.fromkeys(columns, ".0f"))
 
 
@@ -275,14 +278,13 @@ def _measure(ways: Mapping[str, Callable[[Tensor], Tensor]]) -> dict[tuple[str, 
 
 def what_the_times_say() -> Markdown:
     us = {name: took_us("gelu_tanh", provider) for name, provider in _WAYS.items()}
+    graph = graphs.gelu(M * N, "bf16")
+    apart_us, fused_us = (graph.plan(fused).bytes / copy_gbps() / 1e3 for fused in (None, graph.fusible))
     cuda, vector = us["CUDA C++, one element per thread"], us[VECTOR]
     text = (
         f"**What you saw.** Op by op takes {us['op by op']:.0f} µs, and the bytes alone explain it: "
-        f"{graphs.gelu(M * N, 'bf16').plan().bytes / copy_gbps() / 1e3:.0f} µs at the rate of a copy. Every fused kernel "
-        "moves "
-        f"the same bytes, {graphs.gelu(M * N, 'bf16').plan(graphs.gelu(M * N).fusible).bytes / copy_gbps() / 1e3:.0f} µs' "
-        "worth, "
-        f"and Triton's takes {us['Triton']:.0f} µs. The CUDA kernel with one element per thread takes {cuda:.0f} µs. It "
+        f"{apart_us:.0f} µs at the rate of a copy. Every fused kernel moves the same bytes, for which a copy takes "
+        f"{fused_us:.0f} µs, and Triton's takes {us['Triton']:.0f} µs. The CUDA kernel with one element per thread takes {cuda:.0f} µs. It "
         "moves no "
         f"byte more, but starting its {blocks(256):,} blocks alone takes {start_us(256):.0f} µs, so in bfloat16 the bytes "
         "do "
@@ -294,9 +296,7 @@ def what_the_times_say() -> Markdown:
         text += (
             " The kernel with 16 bytes per thread has an eighth of the blocks and the same loads as Triton's, so the "
             "model "
-            f"expects it near {graphs.gelu(M * N, 'bf16').plan(graphs.gelu(M * N).fusible).bytes / copy_gbps() / 1e3:.0f} "
-            "µs "
-            "(modelled; it was not measured yet)."
+            f"expects it near {fused_us:.0f} µs (modelled; it was not measured yet)."
         )
     return Markdown(text)
 
@@ -311,7 +311,7 @@ def sin_cos_times() -> Table:
             row += [plan.bytes / copy_gbps() / 1e3, took_us("sin_cos", provider, dtype)]
         rows.append(tuple(row))
     columns = dict.fromkeys(("bf16, model", "bf16, measured", "fp32, model", "fp32, measured"), "µs")
-    caption = f"sin(x)**2 + cos(x)**2 of {M:,} x {N:,}, eager calls, H200"
+    caption = f"sin(x)**2 + cos(x)**2 of {M:,} x {N:,}, each call launched from Python, H200; model: bytes at the rate of a copy"
     return style.table({"": ""} | columns, rows, caption=caption, formats=dict.fromkeys(columns, ".0f"))
 
 
@@ -340,7 +340,7 @@ def recomputation() -> Table:
         plan = graph.plan(graph.fusible if fused else None)
         us = took_us("three_sigmoids", provider, "float32") if provider else None
         rows.append((name, keep or "x", plan.accesses, plan.bytes / copy_gbps() / 1e3, us))
-    columns = {"": "", "kept": "", "accesses": "tensors", "model": "µs", "measured": "µs"}
+    columns = {"": "", "kept": "", "trips": "", "model": "µs", "measured": "µs"}
     caption = f"Three sigmoids of {M:,} x {N:,} in float32, forward and backward, H200; model: bytes at a copy's rate"
     formats = {"model": ",.0f", "measured": ",.0f"}
     return style.table(columns, rows, caption=caption, formats=formats)
@@ -356,14 +356,14 @@ def what_recomputation_says() -> Markdown:
         f"float32: {us['torch', 'float32']:.0f} µs against {us['triton', 'float32']:.0f}. Computing again without fusing "
         "is the "
         "worst choice of all, with 21 trips: what is computed again then travels through memory once more.\n\n"
-        "`torch.compile` finds a choice of its own. y must be written anyway, since somebody asked for it, so keeping y "
+        "`torch.compile` finds a choice of its own. y must be written anyway, because it is the result, so keeping y "
         "costs "
         f"the backward pass one read and nothing more. Its time, {us['compile', 'float32']:.0f} µs, is far from its bytes, "
         "and in "
         f"bfloat16, with half of the bytes, it takes {us['compile', 'bfloat16']:.0f} µs: no less. So the limit is not the "
         "memory. "
-        "Between its two launches the GPU waits for Python, which runs autograd's and the compiler's code "
-        "([04 Benchmarking](04_benchmarking.ipynb) shows how to see that)."
+        "The likely reason is that the GPU waits between the two launches while Python runs autograd's and the compiler's "
+        "code ([04 Benchmarking](04_benchmarking.ipynb) shows how to see that)."
     )
 
 
@@ -497,13 +497,13 @@ def swiglu_line() -> Markdown:
     eager, library, ours = (part.us(provider) for provider in ("torch", "library", "gpukit"))
     pytorch = layer.totals_us()[0]
     return Markdown(
-        f"In the layer of Llama 3 8B that notebook 04 timed ({pytorch / 1e3:.1f} ms), the clearest case for fusion is "
+        f"In the layer of Llama-3-8B that notebook 04 timed ({pytorch / 1e3:.1f} ms), the clearest case for fusion is "
         "SwiGLU, an "
-        f"activation function of two tensors. Written out as its formula it takes {eager:.0f} µs. With PyTorch's own "
-        "function for one "
+        f"activation function of two tensors ([02](02_memory.ipynb)). Written out as its formula it takes {eager:.0f} µs. "
+        "With PyTorch's own function for one "
         f"of its two steps it takes {library:.0f} µs, which was the line in that table. As one kernel it takes "
         f"**{ours:.0f} µs** "
-        "(sums of measured times, 16,384 tokens). Notebook 10 writes that kernel, and notebook 11 does the same for the "
-        "norm "
+        "(sums of measured times, 16,384 tokens). [10 GELU](10_gelu.ipynb) writes that kernel, and "
+        "[11 Norms](11_norms.ipynb) does the same for the norm "
         "and the residual addition before it."
     )

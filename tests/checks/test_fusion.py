@@ -15,6 +15,7 @@ from gpukit import benchmark, course, hardware
 from gpukit.accounting import fusion as graphs
 from gpukit.accounting.fusion import Graph, Move, Op
 from gpukit.checks.fusion import ACCESSES, DETECTIVE, EPILOGUE, EXERCISES, GATE
+from gpukit.grading.diagnose import Words
 from gpukit.grading.judge import judge_source
 from gpukit.grading.stubs import clear
 from gpukit.reference.softmax import softmax as five_lines
@@ -363,3 +364,11 @@ def test_recorded_ptx_is_that_of_the_source():
 def test_records_name_no_machine():
     for path in (benchmark.RESULTS / "h200").glob("fusion*"):
         assert not re.search(r"/(tmp|root|home|work|usr)/", path.read_text()), path.name
+
+
+@pytest.mark.parametrize(
+    ("message", "asks"), [("Expected dtype ['fp32', 'fp64'] but got fp16", True), ("undefined is not defined", False)]
+)
+def test_an_exponential_of_16_bits_asks_where_to_convert(message, asks):
+    said = " ".join(" ".join(Words(DETECTIVE, "fusion.py").does_not_compile("an A100", 1, message).lines).split())
+    assert ("where can the kernel convert it?" in said) is asks
