@@ -1,8 +1,8 @@
-"""Decoding with a cache of keys and values: what is seen, tokens per second, one token's attention, heads, splits, 8 bits.
+"""Decoding with a cache of keys and values: masks, tokens per second, one token's attention, shared heads, parts, 8 bits.
 
 Six exercises, from top to bottom; notebooks/14_kv_cache.ipynb explains them. A cache is [B, T_max, H_kv, D]: token t of
-sequence b lies at [b, t]. What lies behind a sequence's last token was never written: it may be anything, NaN included.
-Kernels add up in float32; give tl.dot input_precision="ieee". The code outside the gaps is complete.
+sequence b lies at [b, t]. The slots behind a sequence's last token were never written and may hold anything, NaN included.
+Kernels compute sums in float32; give tl.dot input_precision="ieee". The code outside the gaps is complete.
 """
 
 # What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
@@ -18,11 +18,11 @@ from torch import Tensor
 def attend(
     q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The next T tokens of each sequence: keep their keys and values, then causal attention over all tokens so far.
+    """The next T tokens of each sequence: store their keys and values, then compute causal attention over all tokens so far.
 
-    q [B, T, H, D], k and v [B, T, H_kv, D]; caches [B, T_max, H_kv, D] in which each sequence has `length` tokens already,
-    0 or more. H_kv divides H: query head h reads head h // (H / H_kv) of the cache. Each token sees itself and all before
-    it. All may have any strides. Returns o [B, T, H, D] and the two caches, changed in place.
+    q is [B, T, H, D], k and v are [B, T, H_kv, D]. The caches are [B, T_max, H_kv, D] and already hold `length` tokens of
+    each sequence, 0 or more. H_kv divides H: query head h reads head h // (H / H_kv) of the cache. Each token sees itself
+    and all tokens before it. All tensors may have any strides. Returns o [B, T, H, D] and the two caches, changed in place.
     """
     end = length + q.shape[1]
     k_cache[:, length:end] = k
@@ -43,14 +43,15 @@ def tokens_per_second(
     weights: int, weight_bits: int, layers: int, kv_heads: int, head_size: int, cache_bits: int, batch: int, prompt: int,
     new: int, hbm_gbps: float,
 ) -> float:  # fmt: skip
-    """Tokens that all sequences of a batch together gain in a second, if decoding takes as long as its bytes take to come.
+    """Tokens per second of all sequences of a batch together, if a step takes as long as reading its bytes from memory.
 
     weights     numbers that every step reads, of weight_bits each
-    cache_bits  of an element of the cache. Of 8 bits: besides, each head of each token has a scale of 4 bytes for its keys
-                and one for its values
+    cache_bits  bits per element of the cache. If there are 8, each head of each token also has two scales of 4 bytes, one
+                for its keys and one for its values
     prompt      tokens in each sequence's cache before the first step, 0 or more
-    new         steps; each appends a token to every sequence and then reads all that is cached, the new token included
-    hbm_gbps    10^9 bytes per second
+    new         number of steps. Each appends a token to every sequence and then reads all that is cached, the new token
+                included
+    hbm_gbps    speed of the memory in 10^9 bytes per second
     """
     # BEGIN SOLUTION
     scale_bytes = 4 if cache_bits == 8 else 0
@@ -70,7 +71,7 @@ def decode_kernel(
     H, scale,
     D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One program: one head of one sequence. q and o are contiguous; of the caches only the strides are known."""
+    """One program: one head of one sequence. q and o are contiguous; the caches have the strides that are given."""
     row = tl.program_id(0).to(tl.int64)
     b, h = row // H, row % H
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # 64 bits for what stride_kd and stride_vd make of it
@@ -99,9 +100,9 @@ def decode_kernel(
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor) -> Tensor:
     """Attention of each sequence's newest token over its cache: softmax(q k^T / sqrt(D)) v.
 
-    q [B, H, D], contiguous; k_cache and v_cache [B, T_max, H, D] of any strides, each its own; lengths [B] int32, 0 to
-    T_max: how many tokens count. Returns o like q; a sequence of length 0 gives zeros. D is 1 to 128. Bound: q and each key
-    and value within the lengths loaded once, o stored once.
+    q [B, H, D] is contiguous. k_cache and v_cache [B, T_max, H, D] may have any strides, each its own. lengths [B] int32
+    says how many tokens of each sequence count, 0 to T_max. Returns o, shaped like q; a sequence of length 0 gives zeros.
+    D is 1 to 128. Bound: q, and each key and value within the lengths, are loaded once, and o is stored once.
     """
     B, H, D = q.shape
     o = torch.empty_like(q)
@@ -119,7 +120,7 @@ def packed_kernel(
     T_max, H_kv, GROUP, scale,
     D: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """One program: one head of one sequence's cache, for all GROUP query heads that read it. All tensors are contiguous."""
+    """One program: one head of one sequence's cache, and all GROUP query heads that read it. All tensors are contiguous."""
     row = tl.program_id(0).to(tl.int64)
     b, h = row // H_kv, row % H_kv
     offs_d = tl.arange(0, D)
@@ -147,10 +148,11 @@ def packed_kernel(
 
 
 def decode_packed(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor) -> Tensor:
-    """As `decode`, with fewer heads in the cache: q [B, H, D], caches [B, T_max, H_kv, D], contiguous; lengths from 1 on.
+    """As `decode`, with fewer heads in the cache: q is [B, H, D], the caches are [B, T_max, H_kv, D].
 
-    GROUP = H / H_kv query heads in a row, 1 to 64 of them, read one head of the cache. D is a power of two from 16 on.
-    Bound: each key and value within the lengths is loaded once, whatever GROUP is.
+    All tensors are contiguous, and lengths are at least 1. GROUP = H / H_kv neighboring query heads, 1 to 64 of them, read
+    the same head of the cache. D is a power of two, at least 16. Bound: each key and value within the lengths is loaded
+    once, whatever GROUP is.
     """
     B, H, D = q.shape
     _, T_max, H_kv, _ = k_cache.shape
@@ -215,12 +217,13 @@ def combine_kernel(acc_ptr, m_ptr, l_ptr, o_ptr, SPLITS: tl.constexpr, D: tl.con
 
 
 def decode_split(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, SPLITS: int) -> Tensor:
-    """As `decode`, with SPLITS programs for each head of a sequence, in two launches, no atomics. Lengths from 1 on.
+    """As `decode`, with SPLITS programs for each head of a sequence, in two launches and without atomics.
 
-    q [B, H, D] and caches [B, T_max, H, D] are contiguous; D is a power of two. SPLITS divides neither the lengths nor their
-    blocks of 32 in general, and a sequence may have fewer blocks than that. Bound: each key and value within the lengths is
-    loaded once, q SPLITS times; of each part D + 2 float32 numbers are stored once and loaded once (m twice); no program
-    has more than its share of its own sequence's tokens, rounded up to blocks of 32.
+    q [B, H, D] and the caches [B, T_max, H, D] are contiguous, D is a power of two, and lengths are at least 1. In general
+    SPLITS divides neither the lengths nor their number of blocks of 32, and a sequence may have fewer blocks than SPLITS.
+    Bound: each key and value within the lengths is loaded once, and q SPLITS times. Each part stores D + 2 float32 numbers
+    once, and they are loaded once (m twice). No program reads more than its share of its own sequence's tokens, rounded up
+    to blocks of 32.
     """
     (B, H, D), T_max = q.shape, k_cache.shape[1]
     o = torch.empty_like(q)
@@ -238,7 +241,7 @@ def decode_split(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, S
 # ------------------------------------------------------------------------------------------------------- kv_cache.int8
 @triton.jit
 def quantize(x_ptr, cache_ptr, scale_ptr, D: tl.constexpr):
-    """D numbers from x_ptr on become D int8 from cache_ptr on and one float32 at scale_ptr."""
+    """Store the D numbers at x_ptr as D int8 at cache_ptr and one float32, their scale, at scale_ptr."""
     offs_d = tl.arange(0, D)
     # BEGIN SOLUTION
     x = tl.load(x_ptr + offs_d).to(tl.float32)
@@ -266,7 +269,7 @@ def int8_kernel(
     q_ptr, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, lengths_ptr, o_ptr,
     T_max, H, scale, D: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """One program: one head of one sequence, whose tokens fit one block. The new token is in the caches already."""
+    """One program: one head of one sequence, whose tokens fit into one block. The caches already hold the new token."""
     row = tl.program_id(0).to(tl.int64)
     offs_d = tl.arange(0, D)
     q = tl.load(q_ptr + row * D + offs_d).to(tl.float32) * scale
@@ -297,12 +300,13 @@ def decode_int8(
     v_scales: Tensor,
     lengths: Tensor,
 ) -> Tensor:
-    """Append the newest token of each sequence to caches of int8, then its attention over what is in them.
+    """Append the newest token of each sequence to caches in int8, then compute its attention over what they hold.
 
-    q, k, v [B, H, D], the newest token's; caches [B, T_max, H, D] int8 and scales [B, T_max, H] float32, changed in place;
-    lengths [B] int32: tokens before it, less than T_max. Everything is contiguous, D a power of two. Each D numbers are
-    stored as integers from -127 to 127, rounded to nearest, and the scale that makes their largest 127; zeros have the scale
-    0. Returns o like q. Bound: each element and scale within the lengths is loaded once.
+    q, k and v [B, H, D] are the newest token's. The caches [B, T_max, H, D] int8 and the scales [B, T_max, H] float32 are
+    changed in place. lengths [B] int32 counts the tokens before the newest, fewer than T_max. Everything is contiguous, and
+    D is a power of two. The D numbers of a head are stored as integers from -127 to 127, rounded to nearest, with the scale
+    that makes the largest of them 127; a row of zeros has the scale 0. Returns o, shaped like q. Bound: each element and
+    scale within the lengths is loaded once.
     """
     (B, H, D), T_max = q.shape, k_cache.shape[1]
     o = torch.empty_like(q)

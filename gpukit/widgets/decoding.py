@@ -119,7 +119,9 @@ def busy(tokens: int, heads: int, splits: Sequence[int], sms: int) -> style.Pict
                 below = [sum(own[:turn]) for own in programs]
                 here = [own[turn] if turn < len(own) else 0 for own in programs]
                 colour = style.PEER if turn % 2 else style.READS
-                ax.bar(range(sms), here, 1.0, bottom=below, color=colour, linewidth=0)
+                top = [low + own for low, own in zip(below, here, strict=True)]
+                edges = [sm - 0.5 for sm in range(sms + 1)]  # stairs: one shape, and not one for each SM
+                ax.stairs(top, edges, baseline=below, fill=True, color=colour, linewidth=0)
             at_work = sum(bool(own) for own in programs)
             highest = max(map(sum, programs))
             ax.set_title(calculator.number_of(parts, "part"))
