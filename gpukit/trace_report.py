@@ -64,7 +64,7 @@ def _roofline(op: Op, least: Cost, dtype: torch.dtype, gpu: hardware.Gpu, time_u
     if not least.flops or name not in gpu.peak_flops:
         return []
     point = roofline.Point(op.name, least.flops, least.bytes, time_us, "modelled")
-    where = f"{point.intensity:.3g} FLOP a byte, {roofline.limit(gpu, name, point.intensity)} side of the ridge at "
+    where = f"{point.intensity:.3g} FLOPs per byte, {roofline.limit(gpu, name, point.intensity)} side of the ridge at "
     share = f"{point.least_us(gpu, name) / time_us:.0%} of the roof"
     return tables.facts([("roofline", f"{where}{gpu.ridge(name):.3g}; {share} (modelled)")])
 

@@ -40,7 +40,7 @@ class Point:
 
     @property
     def intensity(self) -> float:
-        """FLOP a byte."""
+        """FLOPs per byte."""
         return self.flops / self.bytes
 
     def flops_per_s(self, gpu: Gpu, dtype: str) -> float:
@@ -53,7 +53,7 @@ class Point:
 
 
 def attainable(gpu: Gpu, dtype: str, intensity: float) -> float:
-    """FLOP/s that `gpu` can reach at `intensity` FLOP a byte. Raises ValueError for a dtype without a rate."""
+    """FLOP/s that `gpu` can reach at `intensity` FLOPs per byte. Raises ValueError for a dtype without a rate."""
     return min(gpu.peak(dtype), intensity * gpu.hbm_gbps * 1e9)
 
 

@@ -247,6 +247,7 @@ LAYER = FunctionExercise(
         _layer_wrong("mask-ignored", pairs=lambda a: a["T"] ** 2),
         _layer_wrong("diagonal-forgotten", pairs=lambda a: a["T"] ** 2 / 2 if a["causal"] else a["T"] ** 2),
         _layer_wrong("diagonal-forgotten", pairs=lambda a: a["T"] ** 2 // 2 if a["causal"] else a["T"] ** 2),
+        _layer_wrong("diagonal-forgotten", pairs=lambda a: a["T"] * (a["T"] // 2 if a["causal"] else a["T"])),
         _layer_wrong(
             "diagonal-forgotten/2", pairs=lambda a: a["T"] * (a["T"] - 1) // 2 if a["causal"] else a["T"] ** 2
         ),

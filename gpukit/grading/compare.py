@@ -54,7 +54,9 @@ def plain(
     if tolerance and _near(actual, expected, tolerance):
         return None
     unit = f" {unit}" if unit else ""
-    return wrong("values", f"expected {_number(expected)}{unit}, yours {_number(actual)}")
+    rounded = tolerance and isinstance(expected, float) and isinstance(actual, float)
+    right, yours = told_apart(expected, actual) if rounded else (_number(expected), _number(actual))
+    return wrong("values", f"expected {right}{unit}, yours {yours}")
 
 
 def _called(names: Sequence[str], i: int) -> str:

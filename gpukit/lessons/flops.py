@@ -50,8 +50,8 @@ def product() -> Picture:
             diagram.text(ax, x + wide / 2, y + tall + 0.3, f"{name}  {below}", bold=True)
         diagram.box(ax, 0.5, 3.1, 4.5, 0.5, "a row: K numbers", style.READS, size=9)
         diagram.box(ax, 7.4, 0.4, 0.6, 4, "", style.WRITES)
-        diagram.text(ax, 8.2, 0.8, "a column:", align="left", size=9)
-        diagram.text(ax, 8.2, 1.25, "K numbers", align="left", size=9)
+        diagram.text(ax, 8.15, 0.8, "a column:", align="left", size=8)
+        diagram.text(ax, 8.15, 1.25, "K numbers", align="left", size=8)
         diagram.box(ax, 12.8, 3.1, 0.6, 0.5, "", style.COMPUTE)
         diagram.text(ax, 15.3, 3.1, "an element:", align="left", size=9)
         diagram.text(ax, 15.3, 3.55, "K multiplications", align="left", size=9)
@@ -109,10 +109,10 @@ def three_products() -> Picture:
 def backward_products(samples: int, d0: int, d1: int, d2: int) -> Table:
     """The products of two linear layers and their backward pass, x being data."""
     rows: list[tuple] = [("forward, W1", samples, d1, d0), ("forward, W2", samples, d2, d1)]
-    rows += [("gradient of W2", d1, d2, samples), ("gradient of h", samples, d1, d2)]
+    rows += [("gradient of W2", d1, d2, samples), ("gradient of h = x W1", samples, d1, d2)]
     rows += [("gradient of W1", d0, d1, samples)]
     rows = [(*row, flops.matmul_flops(*row[1:])) for row in rows]
-    rows.append(("gradient of x, which nobody needs", "", "", "", 0))
+    rows.append(("gradient of x, which is not needed", "", "", "", 0))
     return style.table(dict.fromkeys(("product", "M", "N", "K", "FLOPs"), ""), rows)
 
 
@@ -170,7 +170,7 @@ def what_the_models_say() -> Markdown:
     agree = sum(row[2] is not None for row in table)
     return Markdown(
         f"**What you saw.** PyTorch's counter and the formulas agree to the last FLOP for the {agree} models that it "
-        f"counted. The rule of 6 is off in both directions. For these dense models it is {1 - max(dense):.0%} to "
+        f"counted. The rule of 6 is off in both directions. For the models without experts it is {1 - max(dense):.0%} to "
         f"{1 - min(dense):.0%} too low, because attention's own two products have no parameters. For mixtures of experts "
         f"it is {ratio['mixtral-8x7b']:.1f} and {ratio['deepseek-v3']:.1f} times too high, because N counts all experts "
         f"and a token meets only a few. With the active parameters the rule is usable again. The column *multiply* holds "
@@ -304,8 +304,8 @@ def promise() -> Markdown:
     return Markdown(
         f"One result in advance: the makers of Llama 3 405B report {_HOURS / 1e6:.1f} million H100 hours of training. "
         f"From the model's shapes, its {_TRAINED_ON / 1e12:.1f} trillion tokens and the {rate} TFLOP/s per GPU that they "
-        f"report, the formulas of this notebook give **{hours / 1e6:.1f} million** (computed). The rest is failures, "
-        f"restarts and tests."
+        f"report, the formulas of this notebook give **{hours / 1e6:.1f} million** (computed). They know nothing of "
+        f"failures and restarts, which take hours as well."
     )
 
 
@@ -349,8 +349,8 @@ def what_mfu_says() -> Markdown:
         f"are {first[3]:.0f}%, about the {first[2]}% that they report. With the headline the same run would have an MFU "
         f"of {first[4]:.0f}%. And a plan that takes its days from the headline would be finished in half the time, on "
         f"paper only. The last row divides the work of the whole training ({_scientific(_work_405b())} FLOPs, computed) "
-        f"by all hours that the makers report: {rows['all H100 hours of the run'][3]:.0f}%, since failures, restarts and "
-        f"tests took hours as well."
+        f"by all hours that the makers report: {rows['all H100 hours of the run'][3]:.0f}%. That is less than in any of the "
+        f"three phases, because an hour in which a GPU waits, for instance for a restart, is an hour too."
     )
 
 
@@ -407,11 +407,11 @@ def what_the_days_say() -> Markdown:
     takes = [row[-1] for row in days().rows]
     return Markdown(
         f"**What you saw.** The rule of 6 gives {takes[1]:.0f} days. The headline rate promises half of that, "
-        f"{takes[0]:.0f}, and no dense model will keep the promise. Attention's products add {takes[3] - takes[2]:.0f} "
+        f"{takes[0]:.0f}, and no training with dense matrices will keep the promise. Attention's products add {takes[3] - takes[2]:.0f} "
         f"days for sequences of 8,192 tokens. The last row is a run in which every layer is recomputed and the GPUs "
         f"*execute* half of their peak: it takes {takes[4]:.0f} days, {takes[4] / takes[3] - 1:.0%} more than its useful "
-        f"work would. That is less than a third, because neither the logits nor the last product of each layer is "
-        f"computed again."
+        f"work would. A whole second forward pass would add a third. It is less, because neither the logits nor the last "
+        f"product of each layer is computed again: no gradient needs their results."
     )
 
 
@@ -542,7 +542,7 @@ def going_on() -> Table:
     ways["constant rate with a decay in the last fifth: go back to before the decay"] = 0.8 * 15
     ways["go on at a tenth of the peak"] = 15.0
     rows = [(what, 18 - at, 15 - at, takes * (18 - at) / 15) for what, at in ways.items()]
-    columns = {"15 T become 18 T": "", "to train": "T", "of it again": "T", "takes": "days"}
+    columns = {"15 T become 18 T": "", "to train": "T", "a second time": "T", "takes": "days"}
     return style.table(columns, rows, formats=dict.fromkeys([*columns][1:], ".1f"), caption="computed")
 
 
@@ -550,7 +550,7 @@ def what_the_schedule_says() -> Markdown:
     rows = going_on().rows
     return Markdown(
         f"**What you saw.** {_plan(15).share_below(0.5, samples=10_000):.0%} of the tokens, and of the money, are spent "
-        f"below half of the peak. That is not waste: at small rates the weights settle, and the loss falls quickly. But "
+        f"below half of the peak. That is not waste: while the rate falls, the weights settle, and the loss falls with it. But "
         f"it makes a finished run hard to continue. The 3 T further tokens would take {rows[3][3]:.0f} days at a tenth of "
         f"the peak rate, where they teach little. To train them at a useful rate you must go back to where the two "
         f"cosines part, after {_parting():.1f} T tokens, and train {rows[1][2]:.1f} T a second time. A schedule that "
@@ -773,7 +773,7 @@ def measured() -> Picture:
         style.label(ax, 8, took[8], "measured", dx=0, dy=8, ha="center")
         style.label(ax, 1024, least[1024], "the roof", dx=10, dy=-4)
         style.label(ax, roofline.critical_batch(H200), max(took.values()), "critical batch", dx=-6, va="top")
-        ax.set_ylim(15)
+        ax.set_ylim(15, 1.5 * max(took.values()))
         style.axes(ax, x="tokens", y="time (µs)", log="xy")
     return style.picture(
         fig, alt=f"Time of a linear layer by tokens on an H200: {len(took)} sizes measured, and the roof below them."

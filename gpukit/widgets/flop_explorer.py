@@ -71,7 +71,7 @@ class FlopExplorer(Calculator):
         ]
         factor, rule = (6, "6 N") if phase == "training" else (2, "2 N")
         n = models.parameters(c).active
-        head = f"{c.name}, {PHASES[phase]} at {tokens:,} tokens: {rate(total)} a token"
+        head = f"{c.name}, {PHASES[phase]} at {tokens:,} tokens: {rate(total)} per token"
         squared = f"{now[SQUARE] / total:.1%} of it is attention's square"
         more = f"{abs(total / (factor * n) - 1):.1%} {'more' if total > factor * n else 'less'}"
         compare = f"{more} than {rule} = {factor} x {pencil.big(n)} = {rate(factor * n)}"

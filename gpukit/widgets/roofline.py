@@ -1,4 +1,4 @@
-"""Kernels below the roof of a GPU: FLOP/s against FLOP a byte. Rows go in, the figure comes out.
+"""Kernels below the roof of a GPU: FLOP/s against FLOPs per byte. Rows go in, the figure comes out.
 
     from gpukit.accounting.roofline import Point
     from gpukit.widgets.roofline import roofline
@@ -136,13 +136,15 @@ def _sentence(points: Sequence[Point], key: str, dtype: str) -> str:
     gpu = hardware.gpu(key)
     parts = []
     for p in points:
-        text = f"{p.name}: {style.number(p.intensity)} FLOP a byte, {_rate(p.flops_per_s(gpu, dtype))}"
+        text = f"{p.name}: {style.number(p.intensity)} FLOPs per byte, {_rate(p.flops_per_s(gpu, dtype))}"
         if p.time_us is None:
             parts.append(f"{text} at most, limited by {limit(gpu, dtype, p.intensity)}")
         else:
             share = p.flops_per_s(gpu, dtype) / attainable(gpu, dtype, p.intensity)
             parts.append(f"{text} {p.how}, {share:.0%} of the roof there")
-    roof = f"{_rate(gpu.peak(dtype))} from {gpu.ridge(dtype):.0f} FLOP a byte on, {gpu.hbm_gbps:,.0f} GB/s below that"
+    roof = (
+        f"{_rate(gpu.peak(dtype))} from {gpu.ridge(dtype):.0f} FLOPs per byte on, {gpu.hbm_gbps:,.0f} GB/s below that"
+    )
     return f"{gpu.name}, {dtype}: {roof}. {'; '.join(parts)}."
 
 
@@ -177,7 +179,7 @@ def _shapes(points: Sequence[Point], key: str, dtype: str) -> list[Shape]:
     for power in _powers(floor, ceiling):
         shapes.append(Line(((_LEFT, y(power)), (_RIGHT, y(power)))))
         shapes.append(Words(_LEFT - 8, y(power), f"{power / 1e12:,g}", "right", 11))
-    shapes.append(Words((_LEFT + _RIGHT) / 2, _BOTTOM + 38, "FLOP a byte of memory traffic (log scale)", "center"))
+    shapes.append(Words((_LEFT + _RIGHT) / 2, _BOTTOM + 38, "FLOPs per byte of memory traffic (log scale)", "center"))
     shapes.append(Words(10, 38, "TFLOP/s (log scale)"))
     corner = x(ridge), y(peak)
     roof = ((x(low), y(attainable(gpu, dtype, low))), corner, (_RIGHT, y(peak)))
@@ -191,7 +193,7 @@ def _shapes(points: Sequence[Point], key: str, dtype: str) -> list[Shape]:
         at = x(point.intensity), y(rate)
         timed = point.time_us is not None
         fill = (style.YOURS if point.how == "measured" else style.PEER) if timed else "none"
-        title = f"{point.name}: {style.number(point.intensity)} FLOP a byte, {_rate(rate)}"
+        title = f"{point.name}: {style.number(point.intensity)} FLOPs per byte, {_rate(rate)}"
         shapes.append(Dot(*at, 6, fill, board.INK if timed else style.YOURS, title))
         width = 7.0 * len(point.name)
         right = at[0] + 12 + width > _RIGHT

@@ -66,7 +66,7 @@ class TrainingCost(Calculator):
             f"{number:,} GPUs x {peak:,.4g} TFLOP/s (bf16, dense) x {share:g} = {cost.flops_per_s:.3g} FLOP/s",
             f"{pencil.big(cost.gpu_hours)} GPU-hours"
             + (f", {pencil.big(cost.money)} at {price:g} each" if cost.money is not None else "")
-            + f"; {tokens / n:,.3g} tokens a parameter, where 20 is Chinchilla's rule",
+            + f"; {tokens / n:,.3g} tokens per parameter, where 20 is Chinchilla's rule",
         ]
         longest = max(row.total for row in rows)
         drawn, bottom = calculator.bars(rows, 106, most=longest * 1.02, unit=pencil.days, left=130)

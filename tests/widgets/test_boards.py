@@ -201,8 +201,8 @@ def test_cache_errors(arguments, message):
 
 def test_roofline_places_points_and_says_where():
     view = VIEWS["roofline"]()
-    assert "naive: 0.500 FLOP a byte, 2.40 TFLOP/s at most, limited by memory" in view.sentence()
-    assert "mine: 1,000 FLOP a byte, 500 TFLOP/s measured, 51% of the roof there" in view.sentence()
+    assert "naive: 0.500 FLOPs per byte, 2.40 TFLOP/s at most, limited by memory" in view.sentence()
+    assert "mine: 1,000 FLOPs per byte, 500 TFLOP/s measured, 51% of the roof there" in view.sentence()
     circles = {circle.find("title").text.partition(":")[0]: circle for circle in root(view).iter("circle")}
     assert set(circles) == {"naive", "mine", "model"}
     assert float(circles["naive"].get("cx")) < float(circles["model"].get("cx")) < float(circles["mine"].get("cx"))

@@ -197,7 +197,7 @@ def test_what_serving_does_not_use_cannot_be_set():
 def test_training_cost():
     view = training_cost("70B", "15T", "1024xh100", 0.5, price=2)
     assert "143.9 days" in view.sentence() and "would promise 72.0 days" in view.sentence()
-    assert "3.537 M GPU-hours, 7.075 M at 2 each; 214 tokens a parameter" in view.sentence()
+    assert "3.537 M GPU-hours, 7.075 M at 2 each; 214 tokens per parameter" in view.sentence()
     assert "B200 63.3 days" in view.sentence()
     view.model = "deepseek-v3"
     assert "6 x 37.55 B" in view.sentence()
