@@ -15,6 +15,7 @@ from pathlib import Path
 import gpukit
 from gpukit import benchmark, course, hardware, tables
 from gpukit.accounting.commands import flops_command, memory_command
+from gpukit.classroom import commands as classroom
 from gpukit.nearest import did_you_mean
 from gpukit.train import command as training
 
@@ -123,6 +124,8 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
 
     added = command("init", _init, "lay the course out in a folder, from an installed gpukit")
     added.add_argument("folder", metavar="DIR", help="a folder that is not there or empty")
+
+    classroom.add_arguments(command("class", None, "grade a whole class, and repeat a verdict (for instructors)"))
 
     added = command("bench", _bench, "time operations side by side with PyTorch, or show what is recorded")
     benchmark.add_arguments(added)

@@ -4,7 +4,7 @@ release      the copy without solutions (`gpukit release`, `init`); copies is wh
 update       a copy brought to a newer release (merge: answers into new stubs); reset: one stub; backup: before both
 assignment   the TOML file that says which exercises count, for how much and until when
 intake       submissions as folders, zips or an LMS's download; packed lists their files, roster says whose they are
-grade        submissions to verdicts, in several processes here or on a Dask cluster; pool is what runs them
+grade        submissions to verdicts; pool: in several processes here or on a Dask cluster; versions: of a check
 store        the SQLite file that keeps verdicts, files and what was handed in
 marks        verdicts to points, by the assignment's rules
 replay       one verdict once more, on the same file and the same inputs

@@ -20,7 +20,6 @@ Without `seed` all students get the same inputs, which are derived from the secr
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -33,6 +32,7 @@ from typing import Any
 
 from gpukit import course
 from gpukit.grading import registry
+from gpukit.nearest import did_you_mean
 
 KEYS = ("title", "exercises", "points", "deadline", "late", "seed", "secret")
 MAX_BYTES = 1 << 20
@@ -105,7 +105,9 @@ def parse(text: str, where: str = "assignment") -> Assignment:
         raise BadAssignment(f"{where}: this is not TOML: {error}") from None
     for key in content:
         if key not in KEYS:
-            raise BadAssignment(f"{where}: no key is called {key!r}{_near(key, KEYS)}; the keys are {', '.join(KEYS)}")
+            raise BadAssignment(
+                f"{where}: no key is called {key!r}{did_you_mean(key, KEYS)}; the keys are {', '.join(KEYS)}"
+            )
     take = _Take(where, content)
     title = take("title", str, "a text", required=True)
     exercises = _exercises(take)
@@ -160,7 +162,7 @@ def _named(name: str, known: Iterable[str], where: str) -> list[str]:
     if not found:
         names = dict.fromkeys(part for each in known for part in (each.partition(".")[0], each))
         raise BadAssignment(
-            f"{where}: no concept or exercise is called {name!r}{_near(name, names)}  (all of them: gpukit progress)"
+            f"{where}: no concept or exercise is called {name!r}{did_you_mean(name, names)}  (all of them: gpukit progress)"
         )
     return found
 
@@ -235,11 +237,6 @@ def _seed(take: _Take, secret: str) -> int | None:
 
 def _derived(*words: str) -> int:
     return int.from_bytes(hashlib.sha256(json.dumps(words).encode()).digest()[:4], "big") % _SEEDS
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _shown(value: Any) -> str:

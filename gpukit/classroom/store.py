@@ -171,10 +171,11 @@ class Store:
         found = self._graded(where, (file_hash, exercise, check_version, seed))
         return found[0] if found else None
 
-    def current(self) -> dict[tuple[str, str], Graded]:
-        """The verdicts that count, by (student, exercise): those of `expected` that there are."""
+    def current(self, student: str | None = None) -> dict[tuple[str, str], Graded]:
+        """The verdicts that count, by (student, exercise): those of `expected` that there are, of all students or of one."""
         key = " AND ".join(f"verdicts.{name} = expected.{name}" for name in _KEY.split(", "))
-        found = self._graded(f"WHERE EXISTS (SELECT 1 FROM expected WHERE {key})", ())
+        one, values = (" AND verdicts.student = ?", (student,)) if student is not None else ("", ())
+        found = self._graded(f"WHERE EXISTS (SELECT 1 FROM expected WHERE {key}){one}", values)
         return {(each.student, each.exercise): each for each in found}
 
     # -- what was handed in ----------------------------------------------------------------------------------------------

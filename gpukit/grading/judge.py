@@ -102,11 +102,7 @@ def judge(
         lines = (f"{exercise.id}: {shown} {error}",)
         verdict = Verdict(exercise.id, "missing", 0, 0, impl, lines, diagnosis="missing")
     else:
-        with (
-            warnings.catch_warnings()
-        ):  # a caller who turns them into errors, such as pytest -W error, changes no verdict
-            warnings.simplefilter("ignore")
-            verdict = judge_source(exercise, source, shown=shown, impl=impl, seed=seed, terminal=terminal)
+        verdict = judge_source(exercise, source, shown=shown, impl=impl, seed=seed, terminal=terminal)
     if impl == "exercises":
         from gpukit.grading.report import record
 
@@ -129,7 +125,9 @@ def judge_source(
     run = _Run(exercise, course.plain(source), shown or f"{impl}/{exercise.concept}.py", impl, seed, brief, terminal)
     start = time.perf_counter()
     try:
-        state, label, lines = run.judge()
+        with warnings.catch_warnings():  # whether the caller makes errors of them (pytest -W error) changes no verdict
+            warnings.simplefilter("ignore")
+            state, label, lines = run.judge()
     except ServerFailed as error:
         state, label, lines = (
             "error",

@@ -12,7 +12,7 @@ import html
 import json
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from gpukit.course import CourseError
@@ -78,6 +78,75 @@ def clear(source: str, ids: Mapping[str, str] | None = None) -> str:
         kept += lines[after:begin] + [indent + line for line in gap]
         after = end + 1
     return "\n".join([*kept, *lines[after:]]) + "\n"
+
+
+def handed_out(concept: str, root: Path) -> str:
+    """The stub of a concept: made from its solution where there is one, else exercises/<concept>.py as it is; "" without."""
+    solution, stub = root / "solutions" / f"{concept}.py", root / "exercises" / f"{concept}.py"
+    if solution.is_file():
+        ids = {e.function: e.id for e in registry.concept(concept).values()}
+        return clear(solution.read_text(encoding="utf-8"), ids)
+    return stub.read_text(encoding="utf-8") if stub.is_file() else ""
+
+
+def unwritten(source: str, stub: str, concept: str) -> dict[str, int]:
+    """The exercises of a concept whose gap is in `source` as in `stub`, so that a check would say todo, and the lines of these
+    gaps; without those of which that cannot be told from the text. What stands between the exercise before and a function
+    counts as a part of it."""
+    try:
+        theirs, ours = ast.parse(source).body, ast.parse(stub).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    functions = {each.function: each.id for each in registry.concept(concept).values()}
+    sections, handed = _sections(theirs, functions), _sections(ours, functions)
+    found = {}
+    for function, exercise_id in functions.items():
+        section = sections.get(function, [])
+        if not section or list(map(ast.dump, section)) != list(map(ast.dump, handed.get(function, []))):
+            continue
+        if _bound(section) & _bound(
+            [node for node in theirs if node not in section]
+        ):  # given another meaning elsewhere
+            continue
+        gap = f"NotImplementedError({exercise_id!r})"
+        raises = (node for each in section for node in ast.walk(each) if isinstance(node, ast.Raise) and node.exc)
+        if lines := [node.lineno for node in raises if ast.unparse(node.exc) == gap]:
+            found[exercise_id] = min(lines)
+    return found
+
+
+def _sections(body: list[ast.stmt], functions: Collection[str]) -> dict[str, list[ast.stmt]]:
+    """The statements that belong to each function: from behind the one before it."""
+    found: dict[str, list[ast.stmt]] = {}
+    section: list[ast.stmt] = []
+    for node in body:
+        section.append(node)
+        if (name := getattr(node, "name", None)) in functions:
+            found[name] = section
+            section = []
+    return found
+
+
+def _bound(nodes: list[ast.stmt]) -> set[str]:
+    """The names of the file that statements give a meaning to; what is inside a function has names of its own."""
+    names: set[str] = set()
+    waiting: list[ast.AST] = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names |= {
+                node.name,
+                *(name for each in ast.walk(node) if isinstance(each, ast.Global) for name in each.names),
+            }
+            continue
+        if isinstance(node, ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name.partition(".")[0])
+        waiting += ast.iter_child_nodes(node)
+    return names
 
 
 def may_import(counted: bool) -> str:

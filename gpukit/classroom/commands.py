@@ -1,0 +1,134 @@
+"""The subcommands of `gpukit class`. Each imports what it needs when it runs: `gpukit class --help` stays light."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from pathlib import Path
+
+from gpukit import course
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommands, each with a function `run` that returns an exit status."""
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(name: str, run, summary: str) -> argparse.ArgumentParser:
+        added = actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        added.set_defaults(run=run)
+        return added
+
+    added = command("grade", _grade, "grade what a class handed in; judges only what is new")
+    added.add_argument("submissions", metavar="SUBMISSIONS", help="a folder of folders and zips, or an LMS's zip")
+    added.add_argument("-a", "--assignment", metavar="FILE", required=True, help="the assignment, a TOML file")
+    added.add_argument("-o", "--out", metavar="DIR", required=True, help="the folder for grades.sqlite and all reports")
+    added.add_argument(
+        "-j", "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: one for each CPU)"
+    )
+    added.add_argument(
+        "--roster", metavar="CSV", help="whose submissions these are: student_id, name, email and others"
+    )
+    added.add_argument("--scheduler", metavar="ADDRESS", help="let the workers of this Dask scheduler judge")
+
+    added = command("replay", _replay, "repeat a verdict, on the same file and the same inputs")
+    added.add_argument("out", metavar="OUT", help="the folder that gpukit class grade wrote")
+    added.add_argument("student", metavar="STUDENT")
+    added.add_argument("id", metavar="ID", help="an exercise, such as softmax.fused")
+
+
+def _grade(args: argparse.Namespace) -> int:
+    from gpukit.classroom import assignment, grade, intake, marks, pool, roster, store
+    from gpukit.grading import fence
+    from gpukit.grading.check_cells import protect_imports
+    from gpukit.grading.ending import ending
+
+    if args.jobs < 1:
+        raise course.CourseError(f"--jobs must be 1 or more, got {args.jobs}")
+    chosen = assignment.read(args.assignment)
+    people = roster.read(args.roster) if args.roster else None
+    root = course.root()
+    protect_imports(root)
+    submissions = intake.read(args.submissions, chosen.concepts, people)
+    out = _folder(args.out)
+    print(f"{chosen.title}: {len(chosen.exercises)} exercises, {chosen.possible:g} points")
+    print(f"fence around each exercise: {fence.active()}", flush=True)
+    with store.Store(out / store.NAME) as kept, ending() as ended_by:
+        try:
+            grade.enter(chosen, submissions, kept)
+            kept.set(fence=fence.active())
+            before = len(kept.current())
+
+            def show(student: str, progress: grade.Progress) -> None:
+                states = [each.state for each in kept.current(student).values()]
+                left = f"  {_duration(progress.left_s)} left" if progress.left else ""
+                print(f"[{progress.done}/{progress.students}] {student}: {_counted(states)}{left}", flush=True)
+
+            progress = grade.grade(kept, root, lambda: pool.pool(args.jobs, args.scheduler), show)
+        except KeyboardInterrupt:
+            print(f"interrupted: {len(kept.current())} verdicts are kept; run the same command again to go on")
+            return 128 + (ended_by[0] if ended_by else signal.SIGINT)
+        rows = marks.marked(chosen, kept)
+        _summary(rows, progress.judged, before)
+        if not all(row.complete for row in rows):
+            _not_graded(rows)
+            return 1
+    return 0
+
+
+def _summary(rows, judged: int, before: int) -> None:
+    marks = [mark for row in rows for mark in row.marks]
+    print(f"\n{_plural(len(rows), 'student')}: {_counted([mark.state for mark in marks])}")
+    print(f"{before} verdicts were there, {_plural(judged, 'exercise')} run")
+    noted = [(row.student, note) for row in rows for note in row.handed_in.notes]
+    if noted:
+        print(f"\nto be looked at ({len(noted)}):")
+        print("\n".join(f"  {student}: {note}" for student, note in noted))
+
+
+def _not_graded(rows) -> None:
+    """What the grader itself could not do: nobody has lost points by it."""
+    print("\nnot graded:")
+    for row in rows:
+        for mark in row.marks:
+            if mark.points is None:
+                print(f"  {row.student}, {mark.exercise}: {mark.why}")
+    print("run the same command again to try these once more")
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from gpukit.classroom import replay, store
+    from gpukit.grading.check_cells import protect_imports
+
+    root = course.root()
+    protect_imports(root)
+    with store.Store(Path(args.out) / store.NAME, create=False) as kept:
+        found = replay.replay(kept, args.student, args.id, root)
+    print(found)
+    return 0 if found.same else 1
+
+
+def _folder(path: str) -> Path:
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise course.CourseError(f"{folder} cannot be made: {error.strerror}") from None
+    return folder
+
+
+def _counted(states: list[str]) -> str:
+    """ "14 pass, 2 fail, 1 todo" """
+    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states, key=_pass_first)))
+
+
+def _pass_first(state: str) -> tuple[bool, str]:
+    return state != "pass", state
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
