@@ -31,7 +31,7 @@ _one_at_a_time = threading.Lock()  # a Dask worker has several threads; torch an
 
 @dataclass(frozen=True)
 class Work:
-    """A file to be judged on one exercise. `check_version` is that of the process which asks."""
+    """A file to be judged on one exercise. `check_version`: as the process that asks has it."""
 
     exercise: str
     source: bytes
