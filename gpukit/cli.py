@@ -242,7 +242,9 @@ def _chosen(names: list[str]) -> list[str]:
 
     known = registry.exercises()
     names = names or ["all"]
-    chosen = {*known} if "all" in names else {exercise_id for name in names for exercise_id in registry.named(name)}
+    if "all" in names:
+        return [*registry.handed_out(course.root())]
+    chosen = {exercise_id for name in names for exercise_id in registry.named(name)}
     return [exercise_id for exercise_id in known if exercise_id in chosen]
 
 
@@ -271,19 +273,20 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _progress(args: argparse.Namespace) -> int:
-    from gpukit.grading.registry import exercises
+    from gpukit.grading.registry import handed_out
     from gpukit.grading.report import recorded
 
-    done = recorded(_root())
+    root = _root()
+    done, exercises = recorded(root), handed_out(root)
     rows = [("exercise", "state", "checks", "level", "minutes", "notebook", "what it asks")]
-    for e in exercises().values():
+    for e in exercises.values():
         last = done.get(e.id)
         state = "not tried" if last is None else last["state"] + (", edited since" if last["edited"] else "")
         checks = f"{last['checks_passed']}/{last['checks_total']}" if last else ""
         rows.append((e.id, state, checks, f"{e.label.difficulty}/5", f"{e.label.minutes}", e.notebook, e.title))
     print("\n".join(tables.aligned(rows)))
-    passed = sum(done.get(exercise_id, {}).get("state") == "pass" for exercise_id in exercises())
-    print(f"\n{passed} of {len(exercises())} exercises pass")
+    passed = sum(done.get(exercise_id, {}).get("state") == "pass" for exercise_id in exercises)
+    print(f"\n{passed} of {len(exercises)} exercises pass")
     return 0
 
 

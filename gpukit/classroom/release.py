@@ -201,9 +201,14 @@ def _readme(concepts: tuple[str, ...], files: Mapping[str, bytes]) -> str:
     lacking = prerequisites(files)
     rows = "\n".join(f"- [{Path(name).stem.replace('_', ' ')}]({name})" for name in notebooks)
     named = f"\nThey build on notebooks that are not in this copy: {', '.join(lacking)}.\n" if lacking else ""
-    text = _README if whole else _README.replace("make lab   ", "gpukit lab ").replace("make grade  ", "gpukit grade")
-    return text.format(
-        version=gpukit.__version__, rows=rows, lacking=named, setup=_WITH_MAKE if whole else _WITH_PIP, one=concepts[0]
+    return _README.format(
+        version=gpukit.__version__,
+        rows=rows,
+        lacking=named,
+        setup=_WITH_MAKE if whole else _WITH_PIP,
+        lab="make lab" if whole else "gpukit lab",
+        check=".venv/bin/gpukit check" if whole else "gpukit check",
+        one=concepts[0],
     )
 
 
@@ -219,8 +224,8 @@ A course in making language models fast on GPUs, in notebooks with exercises tha
 {setup}
 
 ```
-make lab     # opens the notebooks in JupyterLab
-make grade   # checks all exercises and says what passes
+{lab:<22}   # opens the notebooks in JupyterLab
+{check:<22}   # checks all exercises of this copy and says what passes
 ```
 
 A notebook says what to write into which file of `exercises/`. Fill the gap, save the file, and run the notebook's check cell, or in a terminal inside JupyterLab `gpukit check {one}`. `gpukit hint ID` gives a hint, and `gpukit progress` lists what passes.
@@ -231,7 +236,7 @@ Hand in the folder `exercises/` as it is, as a zip: `zip -r exercises.zip exerci
 
 ## A new release
 
-Close the notebooks, then run `gpukit update FILE.zip` in this folder. What you wrote goes into the new files; a copy of everything as it was lies in `.gpukit/backups/`. `gpukit reset ID` puts the empty stub of an exercise back, also after a backup.
+Close the notebooks, then run `gpukit update FILE.zip` in this folder, in a terminal inside JupyterLab. What you wrote goes into the new files; a copy of everything as it was lies in `.gpukit/backups/`. `gpukit reset ID` puts the empty stub of an exercise back, also after a backup.
 """
 _WITH_MAKE = """\
 You need Linux, Python 3.11, 3.12 or 3.13, and make. A GPU is not needed. The first command below makes `.venv` and installs what the course needs, which takes some minutes and 8 GB.

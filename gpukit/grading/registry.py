@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 from functools import cache
+from pathlib import Path
 
 from gpukit.course import CourseError
 from gpukit.grading import prose
@@ -43,6 +45,17 @@ def exercises() -> dict[str, Exercise]:
             raise prose.ProseError(f"{where}.md tells of {item.id}, which EXERCISES in {where}.py does not list")
         found[item.id] = concept(item.concept)[item.id]
     return found
+
+
+def handed_out(root: Path) -> dict[str, Exercise]:
+    """The exercises of the copy in `root`: those of the concepts that its release.json names, or all. What a learner is
+    shown, never what a grade consists of: a learner may edit that file."""
+    try:
+        concepts = json.loads((root / "release.json").read_bytes())["concepts"]
+        found = {name: e for name, e in exercises().items() if e.concept in concepts}
+    except (OSError, ValueError, KeyError, TypeError):
+        found = {}
+    return found or exercises()
 
 
 def exercise(exercise_id: str) -> Exercise:

@@ -11,7 +11,7 @@ import ipywidgets as widgets
 
 from gpukit import course
 from gpukit.grading.exercise import Exercise
-from gpukit.grading.registry import exercises
+from gpukit.grading.registry import handed_out
 from gpukit.grading.report import recorded
 from gpukit.widgets import style
 
@@ -20,9 +20,10 @@ class Progress(widgets.VBox):
     """One bar and one table a notebook; `refresh` reads the last verdicts again."""
 
     def __init__(self, notebook: str = ""):
-        self.exercises = [e for e in exercises().values() if notebook in ("", e.notebook)]
+        listed = handed_out(course.root()).values()
+        self.exercises = [e for e in listed if notebook in ("", e.notebook)]
         if not self.exercises:
-            known = ", ".join(dict.fromkeys(e.notebook for e in exercises().values()))
+            known = ", ".join(dict.fromkeys(e.notebook for e in listed))
             raise ValueError(f"progress: notebook must be one of {known}, got {notebook!r}")
         # An output area and not an HTML widget: JupyterLab opens its links in a tab beside the notebook.
         self.area = widgets.Output()

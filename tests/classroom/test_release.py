@@ -15,7 +15,11 @@ from gpukit import cli, course, integrity
 from gpukit.classroom import copies, leaks
 from gpukit.classroom import release as releasing
 from gpukit.classroom.release import release
+from gpukit.grading import registry
+from gpukit.grading.report import Report
+from gpukit.widgets import progress
 from tests.classroom import proved
+from tests.words import habits
 
 ROOT = course.root(__file__)
 pytestmark = pytest.mark.skipif(
@@ -65,7 +69,18 @@ def test_prerequisites_are_named_and_not_included(made):
     readme = (out / "README.md").read_text()
     assert all(name in readme for name in lacking)
     assert set(re.findall(r"\((notebooks/\S+)\)", readme)) <= below(out)
-    assert "make lab" in readme and "make grade" in readme and "## Hand in" in readme
+    assert "make lab" in readme and ".venv/bin/gpukit check" in readme and "## Hand in" in readme
+    assert not habits(readme) and "{" not in readme
+
+
+def test_a_copy_lists_its_own_exercises_and_a_grade_lists_all(made, monkeypatch, capsys):
+    monkeypatch.chdir(made[0])
+    ids = [e.id for e in registry.catalog().values() if e.concept in CONCEPTS]
+    assert cli._chosen([]) == ids and cli._chosen(["softmax.fused"]) == ["softmax.fused"]
+    assert cli.main(["progress"]) == 0
+    assert f"0 of {len(ids)} exercises pass" in capsys.readouterr().out
+    assert len(progress.Progress().exercises) == len(ids)
+    assert len(Report("exercises", made[0]).rows) == len(registry.catalog())
 
 
 def test_its_makefile_has_the_targets_that_work_there(made):

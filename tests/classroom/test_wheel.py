@@ -51,7 +51,8 @@ def test_a_first_exercise_passes_where_only_the_wheel_is(installed, tmp_path):
     assert {path.name for path in made.iterdir()} == {
         *("exercises", "notebooks", "docs", "README.md", copies.NAME),
     }
-    assert "gpukit lab" in (made / "README.md").read_text() and "make" not in (made / "README.md").read_text()
+    readme = (made / "README.md").read_text()
+    assert "\ngpukit lab " in readme and "\ngpukit check " in readme and "make lab" not in readme
     path = made / "exercises" / "start.py"
     handed_out = path.read_text()
     path.write_text(handed_out.replace(STUB, ANSWER))
