@@ -255,7 +255,11 @@ class Words:
         size = first.numel() * first.element_size()
 
         def enough(count: float | Callable[..., float], total: float, what: str) -> str:
-            return f"{_mib(total)} of {what}" if callable(count) else f"{count:g} {what} of {_mib(size)}"
+            return (
+                f"{_mib(total)} of {what}"
+                if callable(count)
+                else f"{count:g} {what[: -1 if count == 1 else None]} of {_mib(size)}"
+            )
 
         lines = [
             f"{outcome.case.name}: {_mib(reply.read_bytes)} read and {_mib(reply.written_bytes)} written, where "
@@ -315,17 +319,24 @@ class Words:
     # -- how it is put -------------------------------------------------------------------------------------------------
 
     def _costs(self, label: str, text: str, *more: str) -> Diagnosis:
-        return self._found("fail", label, f"right values, but {text}", *more, *self._remark(label))
+        facts, remark = [f"right values, but {text}", *more], self._remark(label)
+        # The remark asks the question: where a verdict has no room for all lines, facts in the middle are left out.
+        while len(facts) > 3 and len(self._wrapped(*facts, *remark)) >= MAX_LINES:
+            del facts[-2]
+        return self._found("fail", label, *facts, *remark)
 
     def _remark(self, label: str) -> list[str]:
         remark = self.exercise.remark(label)
         return [remark] if remark else []
 
     def _found(self, state: str, label: str, text: str, *more: str) -> Diagnosis:
+        return Diagnosis(state, label, self._with_hint(self._wrapped(text, *more)))
+
+    def _wrapped(self, text: str, *more: str) -> list[str]:
         lines = _wrap(f"{self.exercise.id}: {text}")
         for line in more:  # the learner's own code, indented by four, stays as it is
             lines += [line] if line.startswith("    ") else _wrap(f"  {line.strip()}")
-        return Diagnosis(state, label, self._with_hint(lines))
+        return lines
 
     def _with_hint(self, lines: list[str]) -> tuple[str, ...]:
         name = self.exercise.id
