@@ -161,6 +161,18 @@ def strided(launches: Mapping[str, object]) -> Table:
     return style.table(columns, lines, caption=caption)
 
 
+def what_strides_cost() -> Markdown:
+    """The exception: the same bytes, and another time."""
+    took = {r.case: r.measured_us for r in timed.read("h200")}
+    plain, other = (took[f"matmul 4096 {name}, 128x128x64"] for name in ("bf16", "fp16, a @ b.T"))
+    return Markdown(
+        "The same bytes need not take the same time. At 4,096 this kernel took "
+        f"{plain:.0f} µs for `a @ b` in bfloat16 and {other:.0f} µs for `a @ b.T` in float16, both in tiles of 128 x 128 "
+        "(measured on an H200). Bytes, sectors and widths do not show the reason. It may be the way in which a tile lies in "
+        "shared memory, or the dtype; the two runs differ in both."
+    )
+
+
 # ---- precision -------------------------------------------------------------------------------------------------------
 
 SIGNS = ("random signs", "all positive")
@@ -206,7 +218,7 @@ def formats() -> Picture:
                 for _ in range(13):
                     diagram.box(ax, x, top, width, 0.6, "", "none", dashed=True)
                     x += width
-                diagram.text(ax, x + 0.2, top + 0.3, "13 bits: not looked at", align="left", size=9)
+                diagram.text(ax, x + 0.2, top + 0.3, "13 bits: ignored", align="left", size=9)
         for x, colour, words in (
             (1.7, style.NEUTRAL, "sign"),
             (4.0, style.PEER, "exponent"),
@@ -217,8 +229,8 @@ def formats() -> Picture:
     listed = "; ".join(f"{name}: {e} and {m}" for name, (_, e, m) in bits.items())
     return diagram.picture(
         ax,
-        alt=f"Exponent and mantissa bits of each format. {listed}. tf32 lies in memory as fp32, and the last 13 bits are not "
-        "looked at.",
+        alt=f"Exponent and mantissa bits of each format. {listed}. tf32 lies in memory as fp32, and the last 13 bits are "
+        "ignored.",
     )
 
 
@@ -330,12 +342,16 @@ def order_us(name: str) -> float:
     return next(r.measured_us for r in timed.read("h200") if r.case == f"matmul {N} bf16, {name} of 128x256x64")
 
 
+def _abc(n: int) -> tuple[Tensor, ...]:
+    """Three square matrices: shapes and addresses, no memory. One tensor for all three would be found in L2 too often."""
+    return tuple(torch.empty(n, n, dtype=torch.bfloat16, device="meta") for _ in range(3))
+
+
 @cache
 def _cached(GROUP_M: int):
     """The kernel's sampled accesses, sent through a model of an H200's caches."""
-    x = torch.empty(N, N, dtype=torch.bfloat16, device="meta")  # shapes alone: no memory
-    with gpukit.trace(sample=2) as t:
-        counted_kernels.matmul[(math.prod(TILES), 1)](x, x, x, N, N, N, N, 1, N, 1, GROUP_M=GROUP_M, **TILE)
+    with gpukit.trace(sample=1) as t:
+        counted_kernels.matmul[(math.prod(TILES), 1)](*_abc(N), N, N, N, N, 1, N, 1, GROUP_M=GROUP_M, **TILE)
     return t.launches[0].traffic("h200", compiled=False)
 
 
@@ -357,7 +373,7 @@ def what_orders_say() -> Markdown:
     slow, fast = order_us("rows"), order_us("groups")
     return Markdown(
         f"**What you saw.** Grouping saves {1 - groups / rows:.0%} of what is read from memory, {rows:.2f} against "
-        f"{groups:.2f} GiB, and the model of the caches nearly agrees with the strips, which you can count by hand. In time "
+        f"{groups:.2f} GiB, and the model of the caches is close to the strips, which you can count by hand. In time "
         f"it saves {1 - fast / slow:.0%}: {slow:,.0f} against {fast:,.0f} µs. The time falls by less than the traffic "
         "because reading from memory goes on while the tensor cores work. Only the part of it that they have to wait for is "
         "saved."
@@ -375,7 +391,6 @@ def tile_case(name: str):
 def tile_at_1024(BM: int, BN: int):
     """The prediction for a product of 1,024 in tiles of BM x BN."""
     n = 1024
-    x = torch.empty(n, n, dtype=torch.bfloat16, device="meta")
     tile = {
         "BM": BM,
         "BN": BN,
@@ -386,7 +401,7 @@ def tile_at_1024(BM: int, BN: int):
         "num_warps": max(BM * BN // 4096, 4),
     }
     grid = (math.ceil(n / BM) * math.ceil(n / BN), 1)
-    return gpukit.predict(partial(counted_kernels.matmul[grid], x, x, x, n, n, n, n, 1, n, 1, **tile), gpu="h200")
+    return gpukit.predict(partial(counted_kernels.matmul[grid], *_abc(n), n, n, n, n, 1, n, 1, **tile), gpu="h200")
 
 
 def tile_gain() -> tuple[float, float]:
@@ -444,7 +459,7 @@ def what_tiles_say() -> str:
 
 def descriptor_kernel() -> Markdown:
     """The source of matmul_descriptors, without its decorator."""
-    source = inspect.getsource(counted_kernels.matmul_descriptors.fn)
+    source = inspect.getsource(counted_kernels.matmul_descriptors.fn).replace(", BM: tl", ",\n    BM: tl", 1)
     return Markdown(f"```python\n{source.rstrip()}\n```")
 
 
@@ -770,8 +785,8 @@ def what_sizes_say() -> Markdown:
         f"{before:,} and {first:,}, from {us(odd[before]):.0f} to {us(odd[first]):.0f} µs. From there on the kernel first copies "
         "both matrices into longer, aligned rows, and the copies cost less than the narrow loads: at "
         f"{max(odd):,} it takes {us(odd[max(odd)]):.0f} µs and cuBLAS {us(cublas[max(cublas)]):.0f}. Below that size it does "
-        "not copy, because two more launches would cost a small product more than they save. At multiples of 64 cuBLAS is "
-        f"ahead at {ahead} of {len(even)} sizes. "
+        "not copy, because two more launches would cost a small product more than they save.\n\nAt multiples of 64 cuBLAS is "
+        f"ahead at {ahead} of the {len(even)} sizes. "
         f"Our kernel goes from {us(even[2048]):.0f} to {us(even[2112]):.0f} µs when the size goes from 2,048 to 2,112. With "
         f"tiles of 128 x 128 and two programs per SM there are {slots} places; 2,048 needs {tiles[2048]} of them, and 2,112 "
         f"needs {tiles[2112]}: a second wave."
@@ -814,11 +829,11 @@ def what_few_bits_say() -> Markdown:
         f"{part['16 bits'] / part['int4']:.1f} times as fast as cuBLAS in 16 bits (both in a CUDA graph), and not 4 times. In a "
         f"graph it takes {part['int4']:.1f} µs. Its bytes alone need {part['bytes']:.1f} µs, so it reaches "
         f"{part['bytes'] / part['int4']:.0%} of the rate of a copy, where cuBLAS in 16 bits reaches "
-        f"{part['bytes in 16 bits'] / part['16 bits']:.0%}. Two things do not shrink with the bits. One is the work: a weight "
+        f"{part['bytes in 16 bits'] / part['16 bits']:.0%}.\n\nTwo things do not shrink with the bits. One is the work: a weight "
         f"takes {UNPACKING} instructions to unpack (counted), and that many for {math.prod(WEIGHT) / 1e6:.0f} million weights "
         f"keep all SMs busy for {part['unpacking']:.1f} µs (modelled, at the measured rate of multiply-adds). The other is what "
         "every launch pays before and after the stream of bytes: starting the programs, waiting for the first loads, adding "
-        "the shares of K. Part of all this overlaps with the bytes; how much does not was not measured. There is one exception in "
+        "the shares of K. Part of all this overlaps with the bytes; how much of it does not is not measured.\n\nThere is an exception in "
         f"the table: with 8 bits a single row takes {us(row('int8_matmul', (1, *WEIGHT), 'gpukit')):.1f} µs and four rows "
         f"{us(row('int8_matmul', (4, *WEIGHT), 'gpukit')):.1f}, although the bytes are the same. The rows do not say why."
     )

@@ -92,6 +92,7 @@ def test_what_follows_a_product_does_not_grow_with_k():
         == lesson.after_the_product(8192)[0]
         == pytest.approx(4 * 8192**2 * 2, rel=1e-3)
     )
+    assert results.copy_gbps("softmax") == pytest.approx(4200, rel=0.02)  # what the question says
     assert lesson.epilogue_more(512) == pytest.approx(16 * lesson.epilogue_more(8192))
     assert f"{micros('matmul_bias_gelu', (8192,) * 3, 'gpukit'):,.0f} µs" in lesson.what_an_epilogue_saves()
 
@@ -152,3 +153,11 @@ def test_the_layers_products():
         < rows["cuBLAS, fp32"][3] / 10
     )
     assert f"{layer.products_us() / layer.totals_us()[0]:.0%} of the layer" in lesson.layer_line().data
+
+
+def test_orders_read_about_what_their_strips_are():
+    for _, strips, read, _, _ in lesson.orders().rows:
+        assert read == pytest.approx(strips, rel=0.1)
+    (_, _, rows, _, slow), (_, _, groups, _, fast) = lesson.orders().rows
+    said = lesson.what_orders_say().data
+    assert f"saves {1 - groups / rows:.0%} of what is read" in said and f"saves {1 - fast / slow:.0%}:" in said
