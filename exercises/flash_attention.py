@@ -32,7 +32,8 @@ def attention_tiles(q: Tensor, k: Tensor, v: Tensor, BLOCK: int) -> Tensor:
     """One head in PyTorch, float32: q [T_q, D], k and v [T_k, D] -> o [T_q, D]. Any lengths, T_k >= 1, and any strides.
 
     Memory: beside o, at any time at most 16 blocks of BLOCK x BLOCK or BLOCK x D numbers, whichever is larger, and two
-    numbers per query. The scores of a block of queries with all keys would be too much.
+    numbers per query; no tensor is larger than a block or o. The scores of a block of queries with all keys would be too
+    much.
     """
     (T_q, D), T_k = q.shape, k.shape[0]
     o = torch.zeros_like(q)

@@ -294,8 +294,8 @@ def rope_kernel(
     offs_d = tl.arange(0, BLOCK_D)[None, :].to(tl.int64)  # BLOCK_D >= HALF
     # BEGIN SOLUTION
     mask = (offs_h < H) & (offs_d < HALF)
-    cos = tl.load(cos_ptr + t * HALF + offs_d, mask=offs_d < HALF, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + t * HALF + offs_d, mask=offs_d < HALF, other=0.0).to(tl.float32)
+    cos = tl.load(cos_ptr + t * HALF + offs_d, mask=offs_d < HALF, other=0.0)
+    sin = tl.load(sin_ptr + t * HALF + offs_d, mask=offs_d < HALF, other=0.0)
     if BACKWARDS:
         sin = -sin
     x_ptrs = x_ptr + b * stride_xb + t * stride_xt + offs_h * stride_xh + offs_d * stride_xd

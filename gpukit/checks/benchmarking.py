@@ -104,6 +104,24 @@ def _slow_clocks(evidence: Evidence) -> bool:
     )
 
 
+def _left_out(evidence: Evidence) -> str:
+    """What the function never does, in words. Where results are wrong in several ways, no formula predicts them."""
+    pairs = zip(_pairs(evidence), evidence.outcomes, strict=False)
+    done = [counts for (_, _, counts), outcome in pairs if outcome.wrong]
+    if not all(counts["kernels"] for counts in done):
+        return ""
+    lacks = {
+        "it never waits for the GPU": lambda c: not c["synchronizes"],
+        "it takes the time from the host's clock, which counts the launch and the wait, too": lambda c: not c["events"],
+        "it never empties the L2": lambda c: not c["flushes"],
+        "its first timed run finds a GPU that has worked for less than 5 ms": (
+            lambda c: c["events"] and c["warm_us"] < 5_000
+        ),
+        "it measures a run or two, and each ninth is disturbed": lambda c: c["kernels"] <= 3,
+    }
+    return "; ".join(text for text, lacking in lacks.items() if any(map(lacking, done)))
+
+
 BENCHMARK = FunctionExercise(
     id="benchmarking.benchmark",
     function="benchmark",
@@ -130,6 +148,7 @@ BENCHMARK = FunctionExercise(
         Misconception("warm-l2", when=_warm_l2),
         Misconception("mean", when=_times(1.05, 1.38)),
         Misconception("minimum", when=_times(0.94, 0.972)),
+        Misconception("left-out", when=lambda e: bool(_left_out(e)), fill=lambda e: {"what": _left_out(e)}),
     ),
     timeout_s=20.0,
 )

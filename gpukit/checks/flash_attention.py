@@ -235,6 +235,18 @@ def _tiles_memory(case: Case, peak_bytes: int) -> tuple[str, str] | None:
     return _held(case, peak_bytes, q.numel(), 2 * len(q), "with two numbers for each query,")
 
 
+def _tiles_largest(case: Case, largest_bytes: int) -> tuple[str, str] | None:
+    """A block's numbers may be float64, and two of them belong to each query."""
+    (T_q, D), BLOCK = case.args[0].shape, case.args[-1]
+    if largest_bytes <= 8 * max(T_q * D, 2 * T_q, BLOCK * max(BLOCK, D)):
+        return None
+    return (
+        "memory",
+        f"one tensor has {largest_bytes:,} bytes; a block of {BLOCK} x {max(BLOCK, D)} numbers has {4 * BLOCK * max(BLOCK, D):,}. "
+        "How many keys does one turn of your loop take?",
+    )
+
+
 def _walked(fault: str) -> Callable[..., Tensor]:
     """The o that a fault in the walk gives, in blocks of 16 or of the case's own size, in float32 as the learner's."""
     return lambda q, k, v, BLOCK=16: _walk(q.double(), k.double(), v.double(), BLOCK, fault, BLOCK)[0].to(q.dtype)
@@ -271,6 +283,7 @@ TILES = FunctionExercise(
     expected=lambda q, k, v, BLOCK: _attention(q.double(), k.double(), v.double()).float(),
     tolerance=1e-5,
     memory_rule=_tiles_memory,
+    largest_rule=_tiles_largest,
     misconceptions=(
         *(Misconception(name, gives=_walked(fault)) for name, fault in _WALKS),
         Misconception("not-divided", gives=_walked("not divided")),

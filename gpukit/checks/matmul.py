@@ -530,11 +530,13 @@ def _epilogue_cases(rng: Random) -> list[Case]:
         x, weight, bias = make.normal(7, 40, scale=0.1), make.normal(33, 40, scale=0.1), make.normal(33, scale=0.1)
         x, weight, bias = (t.to(getattr(make.torch, dtype)) for t in (x, weight, bias - 3.7))
         cases.append(_case(x, weight, bias, tags="tiny", note="all sums around -3.7"))
-    for dtype in ("float16", "bfloat16", "float32"):
-        # 16 x 32, 64 times, and a little: 32,768 and something, of which the bias takes 32,768 away.
-        x, weight = make.torch.full((7, 65), 16.0), make.torch.full((33, 65), 32.0)
+    for dtype, factor in (("float16", 16), ("bfloat16", 64), ("float32", 64)):
+        # 16 x 32, 64 times, and a little: 32,768 and something, of which the bias takes 32,768 away. Elsewhere the bias is
+        # beyond float16.
+        x, weight = make.torch.full((7, 65), float(factor)), make.torch.full((33, 65), 32.0)
         x[:, -1], weight[:, -1] = make.integers(-4, 5, 7) / 4, make.integers(-32, 33, 33) / 16
-        x, weight, bias = (t.to(getattr(make.torch, dtype)) for t in (x, weight, make.torch.full((33,), -(2.0**15))))
+        bias = make.torch.full((33,), -2048.0 * factor)
+        x, weight, bias = (t.to(getattr(make.torch, dtype)) for t in (x, weight, bias))
         cases.append(_case(x, weight, bias, tags="large-sums", note="large sums, of which the bias leaves little"))
     return cases
 
@@ -605,10 +607,10 @@ def _int4_cases(rng: Random) -> list[Case]:
         scales = 2.0 ** -make.integers(1, 4, K // GROUP, N).to(x.dtype)
         cases.append(_case(x, packed, scales, tags=f"once {tags}", note=f"groups of {GROUP}"))
     x, packed = make.coarse(2, 64), make.integers(0, 256, 32, 7, dtype="uint8")
-    scales = 2.0 ** -make.integers(1, 4, 2, 7).float()
+    scales = 2.0 ** -make.integers(27, 31, 2, 7).float()  # less than float16 holds
     scales[0, 1:] *= -1
     scales[1, :3] = 0
-    cases.append(_case(x, packed, scales, tags="groups", note="groups of 32, some scales 0 or negative"))
+    cases.append(_case(x, packed, scales, tags="groups", note="groups of 32, scales tiny, 0 or negative"))
     for dtype in ("float16", "bfloat16", "float32"):
         # Whole numbers again: one group's sums leave float16, those of the next take nearly all of them away.
         x, _ = make.factors(5, 1, 256, dtype)

@@ -54,8 +54,8 @@ def plain(
     if tolerance and _near(actual, expected, tolerance):
         return None
     unit = f" {unit}" if unit else ""
-    rounded = tolerance and isinstance(expected, float) and isinstance(actual, float)
-    right, yours = told_apart(expected, actual) if rounded else (_number(expected), _number(actual))
+    # Where equality is asked for, each digit counts.
+    right, yours = told_apart(expected, actual) if tolerance else (_number(expected), _number(actual))
     return wrong("values", f"expected {right}{unit}, yours {yours}")
 
 
@@ -239,9 +239,16 @@ def reference(function: Callable, args: tuple, gradients: int) -> list[Tensor]:
 
 
 def told_apart(expected: float, actual: float) -> tuple[str, str]:
-    """Both numbers with as many digits as it takes to see that they differ, five at least."""
+    """Both numbers with as many digits as it takes to see that they differ, five at least; integers with all of theirs."""
+
+    def shown(value: float, digits: int) -> str:
+        if isinstance(value, int):
+            return _number(value)
+        text = f"{value:,.{digits}g}"
+        return f"{value:,.0f}" if "e+" in text and abs(value) < 1e15 else text
+
     for digits in range(5, 18):
-        right, yours = f"{expected:.{digits}g}", f"{actual:.{digits}g}"
+        right, yours = shown(expected, digits), shown(actual, digits)
         if right != yours:
             break
     return right, yours

@@ -73,6 +73,7 @@ class Counts:
     synchronizes: int = 0
     flushes: int = 0
     kernels: int = 0
+    warm_us: float = 0.0  # how long the GPU had worked when the first event was marked
 
 
 @dataclass
@@ -145,6 +146,7 @@ class SimulatedGpu:
         self._span("host", "synchronize", "wait", start, self._now_us)
 
     def mark(self) -> Event:
+        self.counts.warm_us = self.counts.warm_us if self.counts.events else self._busy_us
         self.counts.events += 1
         self._now_us += self.mark_us
         happens = max(self._now_us, self._free_us.get("stream 0", 0.0)) + self.mark_gpu_us
