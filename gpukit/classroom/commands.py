@@ -52,11 +52,11 @@ def _grade(args: argparse.Namespace) -> int:
     submissions = intake.read(args.submissions, chosen.concepts, people)
     out = _folder(args.out)
     print(f"{chosen.title}: {len(chosen.exercises)} exercises, {chosen.possible:g} points")
-    print(f"fence around each exercise: {fence.active()}", flush=True)
+    if not args.scheduler:
+        print(f"fence around each exercise: {fence.active()}", flush=True)
     with store.Store(out / store.NAME) as kept, ending() as ended_by:
         try:
             grade.enter(chosen, submissions, kept)
-            kept.set(fence=fence.active())
             before = len(kept.current())
 
             def show(student: str, progress: grade.Progress) -> None:
@@ -65,6 +65,10 @@ def _grade(args: argparse.Namespace) -> int:
                 print(f"[{progress.done}/{progress.students}] {student}: {_counted(states)}{left}", flush=True)
 
             progress = grade.grade(kept, root, lambda: pool.pool(args.jobs, args.scheduler), show)
+            if progress.fences:
+                kept.set(fence=" / ".join(sorted(progress.fences)))
+            if args.scheduler:
+                print("\n".join(f"fence of the workers: {each}" for each in sorted(progress.fences)))
         except KeyboardInterrupt:
             print(f"interrupted: {len(kept.current())} verdicts are kept; run the same command again to go on")
             return 128 + (ended_by[0] if ended_by else signal.SIGINT)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from pathlib import Path
@@ -45,6 +45,7 @@ class Progress:
     judged: int = 0
     left: int = 0
     left_s: float = 0.0
+    fences: set[str] = field(default_factory=set)  # around what was run, one for each kind of machine
 
 
 def enter(assignment: Assignment, submissions: Iterable[Submission], store: Store) -> None:
@@ -168,6 +169,7 @@ class _Run:
         self._took(work.exercise, answer.seconds)
         self.progress.left_s = self._expected_s() / pool.capacity
         if answer.verdict:
+            self.progress.fences.add(answer.fence)
             self._keep(theirs, _graded(theirs[0], answer.verdict, answer.torch, answer.triton))
             return
         for each in theirs:

@@ -8,6 +8,9 @@ Where such a process dies, its work comes back as an Answer with a fault, and an
 from __future__ import annotations
 
 import contextlib
+import logging
+import queue
+import re
 import socket
 import subprocess
 import sys
@@ -42,9 +45,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Answer:
-    """A verdict, or why there is none: the grader's `fault`, or `other` version of the checks than was asked for."""
+    """A verdict and the fence that stood around it, or why there is none: the grader's `fault`, or the `other` version of the
+    checks than was asked for."""
 
     verdict: Verdict | None = None
+    fence: str = ""
     torch: str = ""
     triton: str = ""
     seconds: float = 0.0
@@ -68,6 +73,7 @@ class Pool(Protocol):
 def judged(work: Work) -> Answer:
     """Judge one file in this process."""
     from gpukit.classroom.versions import check_version
+    from gpukit.grading import fence
     from gpukit.grading.judge import judge_source
     from gpukit.grading.registry import exercise
 
@@ -83,7 +89,7 @@ def judged(work: Work) -> Answer:
     seconds = time.perf_counter() - start
     if (verdict.state, verdict.diagnosis) == ("error", "grader"):
         return Answer(fault=verdict.lines[0].removeprefix(f"{work.exercise}: "), seconds=seconds)
-    return Answer(verdict, version_of("torch"), version_of("triton"), seconds)
+    return Answer(verdict, fence.active(), version_of("torch"), version_of("triton"), seconds)
 
 
 def version_of(package: str) -> str:
@@ -197,6 +203,7 @@ def serve(descriptor: int) -> None:
 
 
 # ---- a Dask cluster --------------------------------------------------------------------------------------------------------
+_ADDRESS = re.compile(r"(\w+://)?[^\s:/]+:\d+")
 _CONNECT_S, _WORKERS_S = 20, 60
 
 
@@ -205,16 +212,21 @@ class Cluster:
     again by another one: that is Dask's part. Raises CourseError."""
 
     def __init__(self, address: str):
+        if not _ADDRESS.fullmatch(address):
+            raise course.CourseError(f"--scheduler must be like tcp://10.0.0.5:8786, got {address!r}")
         try:
             import distributed
         except ImportError:
             raise course.CourseError("--scheduler needs the package distributed: pip install 'gpukit[dask]'") from None
-        self._dask, self.address = distributed, address
-        self._work: dict = {}
+        for name in ("distributed", "distributed.client", "distributed.core"):  # what it logs is said below, once
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        self.address = address
+        self._work: dict = {}  # by future
+        self._done: queue.SimpleQueue = queue.SimpleQueue()
         try:
             self._client = distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
-            raise course.CourseError(f"there is no Dask scheduler at {address!r}: {_line(error)}") from None
+            raise course.CourseError(f"there is no Dask scheduler at {address}: {_line(error)}") from None
         try:
             self._client.wait_for_workers(1, timeout=_WORKERS_S)
             self.capacity = len(self._client.scheduler_info(n_workers=-1)["workers"])
@@ -224,24 +236,27 @@ class Cluster:
 
     def submit(self, work: Work) -> None:
         with self._plainly():
-            self._work[self._client.submit(judged, work, pure=False)] = work
+            future = self._client.submit(judged, work, pure=False)
+            self._work[future] = work
+            future.add_done_callback(self._done.put)
 
     def next(self) -> tuple[Work, Answer]:
         with self._plainly():
-            while not (done := [future for future in self._work if future.done()]):
+            while True:
+                with contextlib.suppress(queue.Empty):
+                    future = self._done.get(timeout=1)
+                    break
                 if self._client.status not in ("running", "connecting"):
                     raise ConnectionError("it is gone")
-                with contextlib.suppress(TimeoutError):
-                    self._dask.wait(list(self._work), timeout=1, return_when="FIRST_COMPLETED")
-            work = self._work.pop(done[0])
-            if done[0].status in ("cancelled", "lost"):
-                raise ConnectionError("it has forgotten what it was to do")
-            if done[0].status == "error":
-                error = done[0].exception()
-                if isinstance(error, ImportError):
-                    raise course.CourseError(f"the workers of {self.address} lack a package: {_line(error)}")
-                return work, Answer(fault=f"on the cluster: {_line(error)}")
-            return work, done[0].result()
+            if future.status in ("cancelled", "lost"):
+                raise ConnectionError("it is gone, and has forgotten what it was to do")
+            work = self._work.pop(future)
+            if future.status == "finished":
+                return work, future.result()
+            error = future.exception()
+            if isinstance(error, ImportError):
+                raise course.CourseError(f"the cluster at {self.address} lacks a package: {_line(error)}")
+            return work, Answer(fault=f"on the cluster: {_line(error)}")
 
     def close(self) -> None:
         with contextlib.suppress(Exception):

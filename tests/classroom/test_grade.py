@@ -41,7 +41,9 @@ class Fake:
         self.judged[work.exercise] += 1
         if self.other or (fault := self.faults.popleft() if self.faults else ""):
             return work, pool.Answer(fault=fault) if not self.other else pool.Answer(other=self.other)
-        return work, pool.Answer(Verdict(work.exercise, "pass", 1, 1, "exercises", seed=work.seed), "2", "3", 0.5)
+        return work, pool.Answer(
+            Verdict(work.exercise, "pass", 1, 1, "exercises", seed=work.seed), "all", "2", "3", 0.5
+        )
 
     def close(self):
         self.closed += 1
