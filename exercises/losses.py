@@ -251,8 +251,8 @@ class KLFunction(torch.autograd.Function):
 
 
 def kl_div(x: Tensor, t: Tensor, BLOCK_V: int = 2048) -> Tensor:
-    """Log-probabilities x and probabilities t, both [M, V], contiguous and of one dtype -> loss [M] float32, differentiable
-    by x: the divergence of each row, the sum of t (log t - x).
+    """Log-probabilities x and probabilities t, both [M, V], contiguous and of one dtype -> loss [M] float32: the
+    divergence of each row, the sum of t (log t - x). It is differentiable with respect to x.
 
     x is finite. t may be 0; such an element adds nothing.
     Bound, forward and backward together: three reads and one write of x's size, in two launches.

@@ -167,16 +167,16 @@ def pulls() -> Picture:
     dx = gradient()
     with style.use():
         fig, ax = style.figure(width=8.5, height=3.2)
-        _bars(ax, dx, colour=style.WRITES, title="gradient of the loss by each logit")
+        _bars(ax, dx, colour=style.WRITES, title="gradient of the loss with respect to each logit")
     pairs = ", ".join(f"{word} {x:+.2f}" for word, x in zip(WORDS, dx, strict=True))
     return style.picture(
-        fig, alt=f"The gradient of the loss by each logit: {pairs}. Only the right word has a negative one, and all of "
+        fig, alt=f"The gradient of the loss with respect to each logit: {pairs}. Only the right word has a negative one, and all of "
             "them add up to 0.",
     )  # fmt: skip
 
 
 def gradient() -> list[float]:
-    """Of the loss of the words in the pictures, by each logit."""
+    """Of the loss of the words in the pictures, with respect to each logit."""
     hot = torch.arange(len(WORDS)) == TARGET
     return (torch.softmax(LOGITS, 0) - hot.double()).tolist()
 
@@ -478,7 +478,7 @@ def what_chunks_say(runs: Runs, x: Tensor, weight: Tensor) -> Markdown:
     return Markdown(
         f"**What you saw.** The peak is {chunks.peak_bytes / 2**20:.1f} MiB, where all logits at once need "
         f"{once.peak_bytes / 2**20:.1f}. Of these, {fixed / 2**20:.1f} MiB are the gradients of x and weight, which are the "
-        "result. What remains is one buffer, which each chunk overwrites. The forward pass has no steps any more, and the "
+        "result. What remains is one buffer, which each chunk overwrites. The forward pass no longer climbs step by step, and the "
         "backward pass has almost nothing to do: the gradients exist already and are only multiplied by the gradient of the "
         "loss (counted)."
     )
