@@ -7,6 +7,7 @@ intake       submissions as folders, zips or an LMS's download; packed lists the
 grade        submissions to verdicts; pool: in several processes here or on a Dask cluster; versions: of a check
 store        the SQLite file that keeps verdicts, files and what was handed in
 marks        verdicts to points, by the assignment's rules
+gradebook    Canvas, Moodle, nbgrader, JSON, JUnit; pages: for learners and the class; report writes all of them
 replay       one verdict once more, on the same file and the same inputs
 commands     the subcommands of `gpukit class`
 """

@@ -31,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     added.add_argument("--scheduler", metavar="ADDRESS", help="let the workers of this Dask scheduler judge")
 
+    added = command("report", _report, "write gradebooks and pages again, from what is graded")
+    added.add_argument("out", metavar="OUT", help="the folder that gpukit class grade wrote")
+
     added = command("replay", _replay, "repeat a verdict, on the same file and the same inputs")
     added.add_argument("out", metavar="OUT", help="the folder that gpukit class grade wrote")
     added.add_argument("student", metavar="STUDENT")
@@ -57,6 +60,7 @@ def _grade(args: argparse.Namespace) -> int:
     with store.Store(out / store.NAME) as kept, ending() as ended_by:
         try:
             grade.enter(chosen, submissions, kept)
+            kept.set(roster=people.text if people else "")
             before = len(kept.current())
 
             def show(student: str, progress: grade.Progress) -> None:
@@ -74,6 +78,7 @@ def _grade(args: argparse.Namespace) -> int:
             return 128 + (ended_by[0] if ended_by else signal.SIGINT)
         rows = marks.marked(chosen, kept)
         _summary(rows, progress.judged, before)
+        _write(kept, out, root)
         if not all(row.complete for row in rows):
             _not_graded(rows)
             return 1
@@ -98,6 +103,26 @@ def _not_graded(rows) -> None:
             if mark.points is None:
                 print(f"  {row.student}, {mark.exercise}: {mark.why}")
     print("run the same command again to try these once more")
+
+
+def _report(args: argparse.Namespace) -> int:
+    from gpukit.classroom import store
+
+    out, root = Path(args.out), course.root()
+    with store.Store(out / store.NAME, create=False) as kept:
+        _write(kept, out, root)
+    return 0
+
+
+def _write(kept, out: Path, root: Path) -> None:
+    from gpukit.classroom import report
+
+    if lacking := report.write(kept, out, root):
+        print("\nnot in the gradebooks:")
+        print("\n".join(f"  {sentence}" for sentence in lacking))
+    print(
+        f"\nwritten: {out / 'class.html'}, a page for each learner in {out / 'learners'}, gradebooks and reports in {out}"
+    )
 
 
 def _replay(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@
 `student_id` is required and is what grades are listed under. `name` (or first_name and last_name) and `email` are for people
 and pages; `submitted` is when the work came in, for the assignment's late rule, since no file can be trusted to say so. Any
 other column may hold the number or name that an LMS gives the student: a submission belongs to the row that holds its number,
-its name, its e-mail address or the part of that before the @.
+its name, its e-mail address or the part of that before the @. gpukit.classroom.gradebook says which columns an LMS needs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 import io
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from pathlib import Path
 from gpukit import course
 
 MAX_BYTES = 16 << 20
-_SAID = ("name", "first_name", "last_name", "email", "submitted")
+_SAID = ("name", "first_name", "last_name", "email", "submitted", "section")  # these do not name a student alone
 
 
 class BadRoster(course.CourseError):
@@ -31,18 +31,20 @@ class BadRoster(course.CourseError):
 
 @dataclass(frozen=True)
 class Student:
-    """A row. `submitted` is ISO 8601 with an offset, "" where the roster does not say; `others` are the remaining columns."""
+    """A row. `submitted` is ISO 8601 with an offset, "" where the roster does not say; `columns` are all cells with a value,
+    by the name of their column in small letters, with _ for a space."""
 
     id: str
     name: str = ""
     email: str = ""
     submitted: str = ""
-    others: tuple[str, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def exact(self) -> Iterator[str]:
         """What belongs to this student alone."""
-        yield from (value.casefold() for value in (self.id, self.email, *self.others) if value)
+        others = (value for name, value in self.columns.items() if name not in _SAID)
+        yield from (value.casefold() for value in (self.id, self.email, *others) if value)
         if "@" in self.email:
             yield self.email.partition("@")[0].casefold()
 
@@ -55,8 +57,11 @@ class Student:
 
 @dataclass(frozen=True)
 class Roster:
+    """`text` is the file's, from which `parse` makes an equal roster."""
+
     students: tuple[Student, ...] = ()
     where: str = ""
+    text: str = field(default="", repr=False)
     _exact: dict[str, list[Student]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -90,6 +95,11 @@ def read(path: Path | str) -> Roster:
         text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
     except UnicodeDecodeError:
         raise BadRoster(f"{path}: the roster is not UTF-8 text: save it as CSV UTF-8") from None
+    return parse(text, str(path))
+
+
+def parse(text: str, path: str = "roster") -> Roster:
+    """The roster that a CSV text describes; `path` is what errors call it. Raises BadRoster."""
     head = text.partition("\n")[0]
     delimiter = max(",;\t", key=head.count)  # a spreadsheet writes semicolons where the comma is decimal
     try:
@@ -101,10 +111,11 @@ def read(path: Path | str) -> Roster:
         raise BadRoster(f"{path}: the roster's first line must name the column student_id, got {head.strip()[:80]!r}")
     if twice := sorted({name for name in columns if columns.count(name) > 1 and name}):
         raise BadRoster(f"{path}: the roster has two columns called {twice[0]!r}")
-    return _checked(path, columns, rows[1:])
+    students = _checked(path, columns, rows[1:])
+    return Roster(students, path, text)
 
 
-def _checked(path: Path, columns: list[str], rows: list[list[str]]) -> Roster:
+def _checked(path: str, columns: list[str], rows: list[list[str]]) -> tuple[Student, ...]:
     students: list[Student] = []
     seen: dict[tuple[str, str], int] = {}
     for line, cells in enumerate(rows, 2):
@@ -116,7 +127,7 @@ def _checked(path: Path, columns: list[str], rows: list[list[str]]) -> Roster:
         if not row["student_id"]:
             raise BadRoster(f"{path}, line {line}: student_id is empty")
         for name, value in row.items():
-            if name in ("name", "first_name", "last_name", "submitted", "section") or not value:
+            if (name in _SAID and name != "email") or not value:
                 continue
             before = seen.setdefault((name, value.casefold()), line)
             if before != line and name in ("student_id", "email"):
@@ -124,14 +135,14 @@ def _checked(path: Path, columns: list[str], rows: list[list[str]]) -> Roster:
                     f"{path}, line {line}: {name} {value!r} is that of line {before}, too; each student needs a line"
                 )
         name = row.get("name") or f"{row.get('first_name', '')} {row.get('last_name', '')}".strip()
-        others = tuple(value for key, value in row.items() if key not in ("student_id", *_SAID) and value)
-        students.append(Student(row["student_id"], name, row.get("email", ""), _submitted(path, line, row), others))
+        told = {key: value for key, value in row.items() if key and value}
+        students.append(Student(row["student_id"], name, row.get("email", ""), _submitted(path, line, row), told))
     if not students:
         raise BadRoster(f"{path}: the roster names no student")
-    return Roster(tuple(students), str(path))
+    return tuple(students)
 
 
-def _submitted(path: Path, line: int, row: dict[str, str]) -> str:
+def _submitted(path: str, line: int, row: dict[str, str]) -> str:
     given = row.get("submitted", "")
     if not given:
         return ""

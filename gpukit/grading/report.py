@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -47,6 +48,49 @@ def row(verdict: Verdict) -> dict:
 def missing(exercise_id: str, why: str) -> Verdict:
     """The verdict on an exercise that could not be judged because something of it is not there."""
     return Verdict(exercise_id, "missing", 0, 0, "exercises", (f"{exercise_id}: missing: {why}",), "missing")
+
+
+def markdown_table(rows: Iterable[dict]) -> str:
+    """A line for each row, with the first line of its diagnosis."""
+    cells = [
+        ("exercise", "state", "checks", "label", "diagnosis", "seconds"),
+        ("---",) * 3 + ("---",) * 2 + ("---:",),
+    ]
+    for r in rows:
+        first_line = r["diagnosis"].partition("\n")[0].removeprefix(f"{r['id']}: ")
+        cells.append((r["id"], r["state"], _checks(r), r["label"], markdown(first_line), f"{r['seconds']:.1f}"))
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+
+
+def junit_suite(name: str, rows: Sequence[dict], **properties: str) -> ElementTree.Element:
+    """A testsuite with a testcase for each row."""
+    kinds = [_junit_kind(r["state"]) for r in rows]
+    suite = ElementTree.Element(
+        "testsuite",
+        name=plain(name),
+        tests=str(len(rows)),
+        failures=str(kinds.count("failure")),
+        errors=str(kinds.count("error")),
+        skipped=str(kinds.count("skipped")),
+        time=f"{sum(r['seconds'] for r in rows):.3f}",
+    )
+    _junit_properties(suite, **properties)
+    for r, kind in zip(rows, kinds, strict=True):
+        concept = r["id"].partition(".")[0]
+        case = ElementTree.SubElement(suite, "testcase", classname=concept, name=r["id"], time=f"{r['seconds']:.3f}")
+        _junit_properties(case, exercise=r["id"], state=r["state"], checks=_checks(r), label=r["label"])
+        if kind:
+            message = r["diagnosis"].partition("\n")[0] or r["state"]
+            ElementTree.SubElement(case, kind, type=r["state"], message=message).text = r["diagnosis"]
+    return suite
+
+
+def junit(*suites: ElementTree.Element) -> str:
+    """The text of a JUnit file."""
+    root = ElementTree.Element("testsuites")
+    root.extend(suites)
+    ElementTree.indent(root, " ")
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
 class Report:
@@ -106,42 +150,13 @@ class Report:
             notes.append("Solutions were run: an instructor's run, not a grade.")
         if not self.complete:
             notes.append("Incomplete: not every exercise was run.")
-        cells = [
-            ("exercise", "state", "checks", "label", "diagnosis", "seconds"),
-            ("---",) * 3 + ("---",) * 2 + ("---:",),
-        ]
-        for r in self.rows:
-            first_line = r["diagnosis"].partition("\n")[0].removeprefix(f"{r['id']}: ")
-            cells.append((r["id"], r["state"], _checks(r), r["label"], _markdown(first_line), f"{r['seconds']:.1f}"))
-        table = "\n".join("| " + " | ".join(line) + " |" for line in cells)
+        table = markdown_table(self.rows)
         return f"{' '.join(notes)}\n\n{table}\n\nFence around each exercise: {_fence()}.\n"
 
     def as_junit(self) -> str:
-        rows = self.rows
-        kinds = [_junit_kind(r["state"]) for r in rows]
-        suite = ElementTree.Element(
-            "testsuite",
-            name="gpukit",
-            tests=str(len(rows)),
-            failures=str(kinds.count("failure")),
-            errors=str(kinds.count("error")),
-            skipped=str(kinds.count("skipped")),
-            time=f"{sum(r['seconds'] for r in rows):.3f}",
+        return junit(
+            junit_suite("gpukit", self.rows, impl=self.impl, complete=str(self.complete).lower(), fence=_fence())
         )
-        _junit_properties(suite, impl=self.impl, complete=str(self.complete).lower(), fence=_fence())
-        for r, kind in zip(rows, kinds, strict=True):
-            concept = r["id"].partition(".")[0]
-            case = ElementTree.SubElement(
-                suite, "testcase", classname=concept, name=r["id"], time=f"{r['seconds']:.3f}"
-            )
-            _junit_properties(case, exercise=r["id"], state=r["state"], checks=_checks(r), label=r["label"])
-            if kind:
-                message = r["diagnosis"].partition("\n")[0] or r["state"]
-                ElementTree.SubElement(case, kind, type=r["state"], message=message).text = r["diagnosis"]
-        root = ElementTree.Element("testsuites")
-        root.append(suite)
-        ElementTree.indent(root, " ")
-        return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
     def as_text(self, only_seen: bool = False) -> str:
         rows = [r for r in self.rows if r["id"] in self.seen] if only_seen else self.rows
@@ -156,7 +171,7 @@ class Report:
         for path, content in ((json, self.as_json), (markdown, self.as_markdown), (junit, self.as_junit)):
             try:
                 if path:
-                    _write(Path(path), content())
+                    write(Path(path), content())
             except OSError as error:
                 problems.append(f"{path} cannot be written: {error.strerror or error}")
         return problems
@@ -179,7 +194,7 @@ def record(verdict: Verdict, root: Path) -> None:
     graded = {k: v for k, v in row(verdict).items() if k != "diagnosis"}
     graded["file"] = _file_hash(verdict.id, root)
     try:
-        _write(root / PROGRESS, json.dumps({**_progress(root), verdict.id: graded}, indent=1, sort_keys=True) + "\n")
+        write(root / PROGRESS, json.dumps({**_progress(root), verdict.id: graded}, indent=1, sort_keys=True) + "\n")
     except OSError as error:
         if root not in _unsaved:
             _unsaved.add(root)
@@ -217,7 +232,8 @@ def _file_hash(exercise_id: str, root: Path) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
+    """Write a file whole or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():  # /dev/stdout is no file to replace
         path.write_text(text, encoding="utf-8")
@@ -241,12 +257,15 @@ def _checks(r: dict) -> str:
     return f"{r['checks_passed']}/{r['checks_total']}"
 
 
-def _markdown(text: str) -> str:
+def markdown(text: str) -> str:
+    """`text` for a cell of a table."""
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 def _junit_kind(state: str) -> str:
-    return {"pass": "", "no-gpu": "skipped", "error": "error", "crashed": "error"}.get(state, "failure")
+    return {"pass": "", "no-gpu": "skipped", "not graded": "skipped", "error": "error", "crashed": "error"}.get(
+        state, "failure"
+    )
 
 
 def _junit_properties(parent: ElementTree.Element, **properties: str) -> None:
