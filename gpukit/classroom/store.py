@@ -6,7 +6,7 @@ handed_in    one row for each student: what was handed in, when, and what is to 
 expected     one row for each student and exercise of the assignment: which verdict counts now. Without a file there is a
              reason ("missing"); with a file and without its verdict the exercise is not graded yet, which is not the same
 files        the text of each file that was judged, by its hash, so that a verdict can be repeated
-settings     the assignment's text, and what graded last
+settings     the texts of the assignment and the roster, and what graded last
 
 There is no other file beside it (no WAL), so it can be copied or sent as it is; what a killed run has stored stays.
 """
@@ -224,7 +224,7 @@ class Store:
         return zlib.decompress(row[0])
 
     def set(self, **settings: str) -> None:
-        """Keep settings: `assignment` (the TOML text), `fence`, `started`, `finished`. Raises BadStore."""
+        """Keep settings: `assignment` (the TOML text), `roster` (the CSV text), `fence`, `started`, `finished`. Raises BadStore."""
         with self._transaction() as db:
             db.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", settings.items())
 
