@@ -167,11 +167,14 @@ def _swiglu_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng, scale=2)
     normal = make.normal
 
+    def named(gate: Tensor, up: Tensor, dy: Tensor, tags: str, note: str) -> Case:
+        return tensor_case(gate, up, dy, shown=f"gate {list(gate.shape)}", tags=tags, note=note)
+
     def case(gate: Tensor, up: Tensor, upstream: int | None = None, tags: str = "", note: str = "") -> Case:
         """upstream: which of the corners dy is; None: noise"""
         shown, dy = ("", make.like(gate)) if upstream is None else make.upstream(gate)[upstream]
         tags += " strided-dy" * (not dy.is_contiguous())
-        return tensor_case(gate, up, dy, tags=tags, note=listed(note, f"dy {shown}" if shown else ""))
+        return named(gate, up, dy, tags=tags, note=listed(note, f"dy {shown}" if shown else ""))
 
     def halves(M: int, N: int, dtype: str = "float32") -> Case:
         gate, up = normal(M, 2 * N, dtype=dtype).chunk(2, -1)
@@ -179,9 +182,9 @@ def _swiglu_cases(rng: Random) -> list[Case]:
 
     # dy times up is beyond float16, and their product with the slope is not.
     low, high = normal(3, 70, scale=0.2) - 6, normal(3, 70) + 1000
-    far_up = tensor_case(low.half(), high.half(), normal(3, 70).half() + 100, tags="far", note="up around 1000, dy 100")
+    far_up = named(low.half(), high.half(), normal(3, 70).half() + 100, tags="far", note="up around 1000, dy 100")
     # Here sigmoid(gate) and silu(gate) are next to nothing in float16, and their products with up are not.
-    opens = tensor_case(
+    opens = named(
         (low - 10).half(), (high * 30).half(), normal(3, 70).half() + 30, tags="far", note="gate around -16, up 30000"
     )
 
@@ -365,6 +368,7 @@ SWIGLU = KernelExercise(
         Misconception("overflow", when=only("large", kind="nan")),
         Misconception("contiguous-assumed", when=lambda evidence: evidence.tag("strided")),
         Misconception("sigmoid-constant", gives=_halves(lambda gate, s, up, dy: dy * up * s)),
+        Misconception("sigmoid-slope", gives=_halves(lambda gate, s, up, dy: dy * up * s * (1 - s))),
         Misconception("gate-constant", gives=_halves(lambda gate, s, up, dy: dy * up * gate * s * (1 - s))),
         Misconception(
             "one-minus-silu", gives=_halves(lambda gate, s, up, dy: dy * up * (s + gate * s * (1 - gate * s)))
