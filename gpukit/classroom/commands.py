@@ -63,8 +63,7 @@ def _grade(args: argparse.Namespace) -> int:
             kept.set(roster=people.text if people else "")
             before = len(kept.current())
 
-            def show(student: str, progress: grade.Progress) -> None:
-                states = [each.state for each in kept.current(student).values()]
+            def show(student: str, states: list[str], progress: grade.Progress) -> None:
                 left = f"  {_duration(progress.left_s)} left" if progress.left else ""
                 print(f"[{progress.done}/{progress.students}] {student}: {_counted(states)}{left}", flush=True)
 

@@ -8,6 +8,7 @@ without being run. A fault of the grader's own is tried once more, and else left
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from gpukit.grading.messages import Failure
 from gpukit.grading.verdict import Verdict
 
 _TRIES = 2
+_SAVE_S = 1.0  # what costs nothing to find again is written that often; what was run, at once
 _Key = tuple[str, str, str, int]  # exercise, file_hash, check_version, seed
 
 
@@ -46,6 +48,10 @@ class Progress:
     left: int = 0
     left_s: float = 0.0
     fences: set[str] = field(default_factory=set)  # around what was run, one for each kind of machine
+
+
+# Called with a student, the states of the exercises that are graded, and the progress.
+Show = Callable[[str, list[str], Progress], None]
 
 
 def enter(assignment: Assignment, submissions: Iterable[Submission], store: Store) -> None:
@@ -76,7 +82,7 @@ def grade(
     store: Store,
     root: Path,
     make_pool: Callable[[], Pool],
-    show: Callable[[str, Progress], None] = lambda student, progress: None,
+    show: Show = lambda student, states, progress: None,
 ) -> Progress:
     """Judge what the store expects and lacks. `root` is the course, whose stubs tell what is unwritten; `make_pool` is called
     if there is anything to run, and `show` for each student of whom something new was found, when all of it is.
@@ -87,7 +93,7 @@ def grade(
 
 
 class _Run:
-    def __init__(self, store: Store, root: Path, show: Callable[[str, Progress], None]):
+    def __init__(self, store: Store, root: Path, show: Show):
         self.store, self.root, self.show = store, root, show
         current = store.current()
         expected = [each for each in store.expected() if each.file_hash]
@@ -100,8 +106,13 @@ class _Run:
         self.tries: Counter[_Key] = Counter()
         self.again: list[Work] = []
         self.seconds: dict[str, tuple[float, int]] = {}  # by exercise: the time of all its checks, and their number
+        self.states: dict[str, list[str]] = {}
+        self.unsaved: list[Graded] = []
+        self.found: dict[_Key, Graded] = {}  # by this run, and not written yet
+        self.saved = time.monotonic()
         for graded in current.values():
             self._took(graded.exercise, graded.seconds)
+            self.states.setdefault(graded.student, []).append(graded.state)
 
     def all(self, make_pool: Callable[[], Pool]) -> Progress:
         works, pool, under_way = self._works(), None, 0
@@ -119,8 +130,11 @@ class _Run:
                 self._take(*pool.next(), pool)
                 under_way -= 1
         finally:
-            if pool:
-                pool.close()
+            try:
+                self._save()
+            finally:
+                if pool:
+                    pool.close()
         self.store.set(finished=_now())
         return self.progress
 
@@ -131,7 +145,7 @@ class _Run:
             key = (each.exercise, each.file_hash, each.check_version, each.seed)
             if key in self.waiting:
                 self.waiting[key].append(each)
-            elif same := self.store.same(*key):
+            elif same := self.found.get(key) or self.store.same(*key):
                 self._free([each], same)
             else:
                 source = self._file(each.file_hash)
@@ -152,7 +166,7 @@ class _Run:
     def _free(self, theirs: list[Expected], graded: Graded) -> None:
         """Nothing had to be run."""
         self._took(theirs[0].exercise, 0.0)
-        self._keep(theirs, graded)
+        self._keep(theirs, graded, at_once=False)
 
     def _take(self, work: Work, answer: Answer, pool: Pool) -> None:
         if answer.other:
@@ -183,10 +197,21 @@ class _Run:
         todo = self.to_come + Counter(exercise for exercise, *_ in self.waiting)
         return sum(mean.get(exercise, spent / number) * count for exercise, count in todo.items())
 
-    def _keep(self, theirs: list[Expected], graded: Graded) -> None:
+    def _keep(self, theirs: list[Expected], graded: Graded, at_once: bool = True) -> None:
         now = _now()
-        self.store.add(*(replace(graded, student=each.student, when=now) for each in theirs))
+        key = (graded.exercise, graded.file_hash, graded.check_version, graded.seed)
+        self.unsaved += [replace(graded, student=each.student, when=now) for each in theirs]
+        self.found[key] = graded
+        for each in theirs:
+            self.states.setdefault(each.student, []).append(graded.state)
+        if at_once or time.monotonic() > self.saved + _SAVE_S:
+            self._save()
         self._finished(theirs)
+
+    def _save(self) -> None:
+        if self.unsaved:
+            self.store.add(*self.unsaved)
+        self.unsaved, self.found, self.saved = [], {}, time.monotonic()
 
     def _finished(self, theirs: list[Expected]) -> None:
         for each in theirs:
@@ -194,7 +219,7 @@ class _Run:
             self.left[each.student] -= 1
             if not self.left[each.student]:
                 self.progress.done += 1
-                self.show(each.student, self.progress)
+                self.show(each.student, self.states.get(each.student, []), self.progress)
 
     def _took(self, exercise: str, seconds: float) -> None:
         spent, number = self.seconds.get(exercise, (0.0, 0))

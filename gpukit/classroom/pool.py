@@ -190,7 +190,7 @@ class Local:
 
     def close(self) -> None:
         for process in self._processes:
-            process.end(0.0 if process.work else 3.0)
+            process.end(0.0 if process.work else 10.0)
         self._processes.clear()
 
 

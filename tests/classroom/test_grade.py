@@ -65,7 +65,9 @@ def hand_in(store, chosen=ONE, **files: bytes) -> None:
 
 def run(store, fake: Fake, shown: list | None = None) -> grade.Progress:
     show = (
-        (lambda student, progress: shown.append((student, progress.done, progress.left))) if shown is not None else None
+        (lambda student, states, progress: shown.append((student, progress.done, progress.left)))
+        if shown is not None
+        else None
     )
     return grade.grade(store, ROOT, lambda: fake, *([show] if show else []))
 
@@ -199,7 +201,7 @@ def test_a_judge_that_is_killed_costs_nothing_but_another_try(store):
     local = pool.Local(2)
     victims = []
 
-    def show(student, progress):
+    def show(student, states, progress):
         if not victims:
             victims.append(next(each.process.pid for each in local._processes if each.work))
             os.kill(victims[0], signal.SIGKILL)
