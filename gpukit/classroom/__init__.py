@@ -9,5 +9,6 @@ store        the SQLite file that keeps verdicts, files and what was handed in
 marks        verdicts to points, by the assignment's rules
 gradebook    Canvas, Moodle, nbgrader, JSON, JUnit; pages: for learners and the class; report writes all of them
 replay       one verdict once more, on the same file and the same inputs
+gradescope   an assignment as an autograder for Gradescope
 commands     the subcommands of `gpukit class`
 """

@@ -39,6 +39,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     added.add_argument("student", metavar="STUDENT")
     added.add_argument("id", metavar="ID", help="an exercise, such as softmax.fused")
 
+    added = command("gradescope", _gradescope, "make the autograder of an assignment for Gradescope")
+    added.add_argument("assignment", metavar="ASSIGNMENT", help="the assignment, a TOML file")
+    added.add_argument("-o", "--out", metavar="ZIP", required=True, help="the zip to be uploaded")
+    added.add_argument(
+        "--visibility",
+        choices=("visible", "hidden", "after_due_date", "after_published"),
+        default="visible",
+        help="when students see the verdicts (default: %(default)s)",
+    )
+
 
 def _grade(args: argparse.Namespace) -> int:
     from gpukit.classroom import assignment, grade, intake, marks, pool, roster, store
@@ -134,6 +144,15 @@ def _replay(args: argparse.Namespace) -> int:
         found = replay.replay(kept, args.student, args.id, root)
     print(found)
     return 0 if found.same else 1
+
+
+def _gradescope(args: argparse.Namespace) -> int:
+    from gpukit.classroom import gradescope
+
+    made = gradescope.autograder(Path(args.assignment), Path(args.out), course.root(), args.visibility)
+    print(f"{args.out}: {made.title}, {_plural(len(made.exercises), 'exercise')}, {made.possible:g} points")
+    print("no solutions and no known answers are in it; the checks and the assignment's secret are")
+    return 0
 
 
 def _folder(path: str) -> Path:
