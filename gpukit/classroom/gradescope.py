@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from gpukit import course
-from gpukit.classroom import assignment, gradebook, grade, intake, marks, pool, release, store
+from gpukit.classroom import assignment, grade, gradebook, intake, marks, pool, release, store
 from gpukit.classroom.assignment import Assignment
 from gpukit.classroom.marks import Mark, Marked
 from gpukit.grading import fence
