@@ -1,5 +1,6 @@
 """The files around the course say what is true: versions, commands and targets that exist."""
 
+import argparse
 import json
 import re
 import subprocess
@@ -10,6 +11,7 @@ import yaml
 
 import gpukit
 from gpukit import cli
+from gpukit.classroom import commands as classroom
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -29,7 +31,9 @@ def test_versions_agree():
     assert newest == gpukit.__version__
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob(".github/**/*.yml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [*sorted(ROOT.glob(".github/**/*.yml")), ROOT / "docs" / "grade.yml"], ids=lambda path: path.stem
+)
 def test_forms_and_workflows_are_yaml(path):
     text = yaml.safe_load(path.read_text())
     assert text["name"] and ("jobs" in text or text["body"])
@@ -43,14 +47,23 @@ def test_the_container_sets_up_as_make_lab_does():
     assert container["postAttachCommand"].startswith("make lab")
 
 
-@pytest.mark.parametrize("name", ["README.md", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", ["README.md", "INSTRUCTOR.md", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md"])
 def test_commands_that_documents_name_exist(name):
     _, commands = cli._parser()
     text = (ROOT / name).read_text()
     named = set(re.findall(r"`(?:\.venv/bin/)?gpukit ([a-z]+)", text))
     assert named - {*commands} == set()
+    actions = commands_of_a_class()
+    assert set(re.findall(r"gpukit class ([a-z]+)", text)) <= actions
     targets = set(re.findall(r"`make ([a-z-]+)", text))
     assert targets <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def commands_of_a_class() -> set[str]:
+    parser = argparse.ArgumentParser()
+    classroom.add_arguments(parser)
+    (actions,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return {*actions.choices}
 
 
 def test_type_checkers_know_every_public_name():
