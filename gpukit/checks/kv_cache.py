@@ -613,6 +613,12 @@ def _bounds(n: int, SPLITS: int) -> list[tuple[int, int]]:
     return [(blocks * i // SPLITS * BLOCK, min(blocks * (i + 1) // SPLITS * BLOCK, n)) for i in range(SPLITS)]
 
 
+def _long_first(n: int, SPLITS: int) -> list[tuple[int, int]]:
+    """The other division into whole blocks: parts of the same length, rounded up, and what is left for the last ones."""
+    step = cdiv(cdiv(n, BLOCK), SPLITS) * BLOCK
+    return [(min(step * i, n), min(step * (i + 1), n)) for i in range(SPLITS)]
+
+
 def _joined(
     acc: str = "weighted",
     total: str = "weighted",
@@ -719,14 +725,19 @@ SPLIT = KernelExercise(
     launch_rule=_split_rule,
     misconceptions=(
         Misconception("empty-part", when=only("empty", kind="nan")),
-        Misconception("parts-not-rescaled", gives=_joined("plain", "plain")),
-        Misconception("parts-not-rescaled/2", gives=_joined("weighted", "plain")),
-        Misconception("parts-not-rescaled/3", gives=_joined("plain", "weighted")),
-        Misconception("parts-averaged", gives=_joined("mean")),
-        Misconception("one-part-only", gives=_joined(bounds=lambda n, SPLITS: _bounds(n, SPLITS)[:1])),
-        Misconception("one-part-only", gives=_joined(added=slice(1))),
-        Misconception("one-part-only/2", gives=_joined(added=slice(-1, None))),
-        Misconception("one-part-only/2", gives=_joined(bounds=lambda n, SPLITS: _bounds(n, SPLITS)[-1:])),
+        *(
+            Misconception(name, gives=_joined(bounds=bounds, **fault))
+            for name, fault in (
+                ("parts-not-rescaled", {"acc": "plain", "total": "plain"}),
+                ("parts-not-rescaled/2", {"total": "plain"}),
+                ("parts-not-rescaled/3", {"acc": "plain"}),
+                ("parts-averaged", {"acc": "mean"}),
+                ("one-part-only", {"added": slice(1)}),
+                ("one-part-only/2", {"added": slice(-1, None)}),
+                ("divided-too-early", {"acc": "divided"}),
+            )
+            for bounds in (_bounds, _long_first)
+        ),
         Misconception("not-low-enough", gives=_joined(top="from 0 on")),
         Misconception("not-low-enough", gives=_joined(fault="from 0 on")),
         Misconception("no-maximum", gives=_joined(top="none")),
@@ -763,7 +774,6 @@ SPLIT = KernelExercise(
                 ]
             ),
         ),
-        Misconception("divided-too-early", gives=_joined("divided")),
         Misconception("scale-twice", gives=_twice_scaled),
         Misconception("low-precision-parts", when=only("large-sums")),
         Misconception("low-precision-sums", when=_only_16_bits),

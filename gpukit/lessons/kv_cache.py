@@ -64,7 +64,7 @@ def promise() -> Markdown:
         f"One layer of Llama 3 8B has to compute the attention of one new token over {LONG:,} earlier ones. Written as its "
         f"formula in PyTorch, this takes **{lines:,.0f} µs** on an H200. A kernel like those that you will write takes "
         f"**{ours:.0f} µs**, and **{half:.0f} µs** if the keys and values are stored in 8 bits (measured, {rows[0].date}). "
-        f"PyTorch's own best kernel takes {us_of['library', SHAPE]:.0f} µs. By the end you can say which bytes these times "
+        f"PyTorch's own attention function takes {us_of['library', SHAPE]:.0f} µs. By the end you can say which bytes these times "
         "are spent on, and why eight programs, one for each head of the cache, could never read them so fast."
     )
 
@@ -221,11 +221,11 @@ def intensity_table() -> Table:
 def what_the_intensity_says() -> str:
     weights, cache = intensity(64)
     return (
-        f"**What you saw.** A byte of weights sees as many FLOPs as there are sequences in the batch: {weights:.0f} for 64. "
-        f"That is {weights / RIDGE:.0%} of the ridge, so a decode step waits for its weights up to a batch of about "
-        f"{RIDGE:.0f}. A byte of cache sees {cache:.0f} FLOPs, whatever the batch is, because four query heads share one "
-        "head of the cache and nobody else reads it. A larger batch cannot help there. Only a prefill is far to the right "
-        "of the ridge in both columns, since all its tokens share whatever is read."
+        "**What you saw.** For each byte of weights the step does as many FLOPs as there are sequences in the batch: "
+        f"{weights:.0f} for 64. That is {weights / RIDGE:.0%} of the ridge, so a decode step waits for its weights up to a "
+        f"batch of about {RIDGE:.0f}. For each byte of cache it does {cache:.0f} FLOPs, whatever the batch is, because four "
+        "query heads share one head of the cache and no other sequence reads it. A larger batch cannot help there. Only a "
+        "prefill is far to the right of the ridge in both columns, since all its tokens share whatever is read."
     )
 
 
@@ -256,9 +256,10 @@ def what_the_board_says() -> Markdown:
         f"batch of {even_batch()} on the caches are more. At batch 4, weights of 4 bits give "
         f"{small['weights of 4 bits']:.2f} times as many tokens per second, and a cache of 8 bits "
         f"{small['cache of 8 bits']:.2f} times. At batch 64 it is the other way round: {large['weights of 4 bits']:.2f} "
-        f"and {large['cache of 8 bits']:.2f}. From batch 1 to batch 64 all sequences together gain "
+        f"and {large['cache of 8 bits']:.2f}. From batch 1 to batch 64 all sequences together generate "
         f"{many.tokens_per_s(H200) / alone.tokens_per_s(H200):.0f} times as many tokens per second, but each of them waits "
-        f"{many.ms(H200) / alone.ms(H200):.1f} times as long for its next token (modelled).\n</details>"
+        f"{many.ms(H200) / alone.ms(H200):.1f} times as long for its next token (modelled, at the data sheet's bandwidth). "
+        "Even larger batches soon end in the room: at 256 the caches no longer fit into the memory.\n</details>"
     )
 
 
@@ -386,8 +387,8 @@ def what_the_groups_say() -> str:
     return (
         "**What you saw.** In bfloat16 attention does as many FLOPs per byte as query heads share one head of the cache: "
         f"1 without sharing, {large:.0f} in Llama 3 405B. All of these are far to the left of the ridge at {RIDGE:.0f}. "
-        "DeepSeek-V3 is the exception. It keeps one vector of 576 numbers per token, from which every head computes its "
-        f"keys and values, so 128 query heads share each byte, and most bytes serve twice, as key and as value: "
+        "DeepSeek-V3 is the exception. It keeps one vector of 576 numbers per token for all heads, so 128 query heads "
+        f"share each byte, and most bytes serve twice, as key and as value: "
         f"{latent:.0f} FLOPs per byte. Of these models it is the only one whose attention waits for arithmetic."
     )
 
@@ -473,10 +474,11 @@ def by_parts() -> Reveal:
         {"parts": "", "programs": "", "takes": "µs"}, rows, caption="modelled for an H200", formats={"takes": ".1f"}
     )
     said = (
-        f"**What you saw.** 32 programs take {few:.0f} µs and 128 programs {many:.1f} µs, {few / many:.1f} times less. As "
-        "long as there are idle SMs, the time falls almost as the number of parts grows. With 16 parts nearly every SM has a "
+        f"**What you saw.** 32 programs take {few:.0f} µs and 128 programs {many:.1f} µs, so 16 parts are {few / many:.1f} times as fast. "
+        "As long as there are idle SMs, the time falls almost in proportion to the number of parts. With 16 parts nearly every SM has a "
         f"program, and memory is the limit: the cache's {cache_bytes() / 1e6:.0f} MB need {least:.1f} µs at the rate of a "
-        f"copy. More parts could gain {1 - least / many:.0%} at most. For this sequence our kernel chooses {chosen_parts()} on an H200."
+        f"copy. More parts could gain {1 - least / many:.0%} at most. For this sequence our kernel chooses {chosen_parts()} parts on "
+        "an H200. It loads several blocks ahead, so one program on an SM keeps the memory busy and it does not need two."
     )
     return reveal("by-parts", {"16 parts, compared with 4": few / many}, how="modelled", also=[table, said])
 
@@ -591,18 +593,26 @@ def what_was_measured() -> Markdown:
     low, high = min(ratios), max(ratios)
     flash = us_of["sdpa-flash", MANY] / us_of["gpukit", MANY]
     reads = machine(H200)
+    room = {
+        row.provider: row.peak_bytes
+        for row in results.rows("decode_attention")
+        if (row.shape, row.mode) == (SHORT, "fwd")
+    }
     return Markdown(
         "**What you saw.** *Formula* is the slowest everywhere. It copies the shared heads, masks, and sends scores and "
-        "weights through memory; compiled it takes a third to a quarter of the time. *Efficient* does not split. With one "
-        f"sequence of 32 heads it has 32 programs for {H200.sms} SMs and takes {few:.1f} times as long as ours. With 16 "
+        "weights through memory; compiled it takes a third to a quarter of the time.\n\n*Efficient* does not split. With "
+        f"one sequence of 32 heads it has 32 programs for {H200.sms} SMs and takes {few:.1f} times as long as ours. With 16 "
         f"sequences it has 512, and it still takes {many:.1f} times as long, but not for lack of programs: every SM has "
-        "work, and splitting would gain nothing. The gap in the *efficient* column is a shape that it cannot take, because "
-        f"it has no grouped heads. cuDNN and *flash* must split as well: for one sequence they take {low:.2f} to "
-        f"{high:.2f} times as long as ours, and for 16 *flash* takes {flash:.1f} times as long.\n\n"
+        "work, and splitting would gain nothing. (The gap in its column is the shape with grouped heads, which *efficient* "
+        "cannot take.) The memory that a call allocates shows which kernels split. At the second shape *efficient* takes "
+        f"{room['sdpa-efficient']:,} bytes, and o alone has as many. cuDNN takes {room['sdpa-cudnn']:,} and *flash* "
+        f"{room['sdpa-flash']:,}: room for the states of parts (measured). For one sequence these two take {low:.2f} to "
+        f"{high:.2f} times as long as ours, and for 16 *flash* takes {flash:.1f} times as long. Their times for one sequence "
+        "are *launch-bound* in the record, so they may contain some waiting for the CPU.\n\n"
         f"Why does one sequence take {call:.1f} µs where the model says {model:.1f}? In a CUDA graph the same kernel takes "
-        f"{alone:.1f} µs. The difference of {call - alone:.1f} µs comes mostly from the way of measuring: before each plain call the "
-        "benchmark empties the L2 cache by overwriting it, and what it wrote there goes to memory while our kernel reads. "
-        "In the graph, calls take turns on copies of the inputs, and nothing is left to be written "
+        f"{alone:.1f} µs. A likely reason for this first part of the difference is the way of measuring: before each plain "
+        "call the benchmark empties the L2 cache by overwriting it, and what it wrote there goes to memory while our kernel "
+        "reads. In the graph, calls take turns on copies of the inputs, and nothing is left to be written "
         f"([04 Benchmarking](04_benchmarking.ipynb)). The remaining {alone - model:.1f} µs are a fixed cost of the kernel: "
         "its programs start, wait for their first blocks, and join the parts at the end. With 16 times the bytes nothing "
         f"is left of it. There our kernel takes {us_of['gpukit', MANY]:.0f} µs, a little less than the model, because it "
@@ -622,9 +632,9 @@ def what_8_bits_gain() -> Markdown:
     return Markdown(
         f"**What you saw.** The bytes are nearly halved, and the time is not: 8 bits are {gain[SHAPE]:.2f}, "
         f"{gain[SHORT]:.2f} and {gain[MANY]:.2f} times as fast as 16 at the three shapes (plain calls, measured). For one "
-        "sequence the launch and the joining stay what they were. For 16 sequences the kernel takes "
+        "sequence the fixed cost of starting and joining stays what it was. For 16 sequences the kernel takes "
         f"{narrow['gpukit', MANY]:.0f} µs where its bytes need {least:.0f}: every integer has to be converted to float16 "
-        "before the tensor cores can use it, and these instructions are now the limit "
+        "before the tensor cores can use it, and these instructions are probably the limit now "
         "([our kernel](../gpukit/kernels/decode_attention.py) chooses its parts by that). What you gain for certain is room: nearly twice as "
         "many tokens, or sequences, fit into memory. *SDPA* and *formula* first write out the whole cache in 16 bits."
     )

@@ -70,7 +70,7 @@ class Decoding(Calculator):
         lines = [
             f"a step reads {now.weights_bytes / 1e9:,.2f} GB of weights and {now.cache_bytes / 1e9:,.2f} GB of cache: at "
             f"{gpu.hbm_gbps:,.0f} GB/s {now.ms(gpu):,.2f} ms",
-            f"each sequence gains {1e3 / now.ms(gpu):,.1f} tokens a second; memory holds {now.held_bytes / 1e9:,.1f} of "
+            f"each sequence gets {1e3 / now.ms(gpu):,.1f} tokens per second; memory holds {now.held_bytes / 1e9:,.1f} of "
             f"{gpu.hbm_bytes / 1e9:,.0f} GB",
         ]
         unit = "{:,.2f} ms".format

@@ -60,6 +60,7 @@ def test_the_answers_to_the_calculator():
     assert large["cache of 8 bits"] > large["weights of 4 bits"] > 1, "the text says that it is the other way round"
     assert f"a batch of {n} on" in lesson.what_the_board_says().data
     assert all(step.fits(H200) for step in (decode_step("llama3-8b", 64, 8192), steps[0]))
+    assert not decode_step("llama3-8b", 256, 8192).fits(H200), "the text says that the room ends there"
 
 
 def test_appending_in_place_moves_the_token_alone():
@@ -115,6 +116,15 @@ def test_what_is_said_of_the_times_holds():
         > 1
     )
     assert lesson.measured().rows[0][1] == pytest.approx(model, rel=2e-3)
+    room = {
+        row.provider: row
+        for row in lesson.results.rows("decode_attention")
+        if (row.shape, row.mode) == (lesson.SHORT, "fwd")
+    }
+    o = 2 * 32 * 128  # bytes
+    assert room["sdpa-efficient"].peak_bytes == o
+    assert all(room[f"sdpa-{name}"].peak_bytes > 10 * o for name in ("cudnn", "flash")), "room for the states of parts"
+    assert all(room[f"sdpa-{name}"].note == "launch-bound" for name in ("cudnn", "flash"))
     narrow = lesson.took(lesson.INT8)
     assert all(1 < us["gpukit", shape] / narrow["gpukit", shape] < 1.5 for shape in shapes)
     said = lesson.what_8_bits_gain().data
