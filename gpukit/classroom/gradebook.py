@@ -19,7 +19,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -98,7 +98,7 @@ def nbgrader(assignment: Assignment, rows: Sequence[Marked], people: Mapping[str
 
 
 def as_json(assignment: Assignment, rows: Iterable[Marked], store: Store) -> str:
-    """Everything that is known, without the secret that seeds are derived from."""
+    """Everything that is known, without the secret that seeds are derived from; each student on a line."""
     content = {
         "assignment": {
             "title": assignment.title,
@@ -108,18 +108,16 @@ def as_json(assignment: Assignment, rows: Iterable[Marked], store: Store) -> str
             "late": {"per_day": assignment.per_day, "at_most": assignment.at_most},
         },
         **{key: store.setting(key) for key in ("started", "finished", "fence")},
-        "students": [_student(row) for row in rows],
     }
-    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    head = json.dumps(content, indent=1, ensure_ascii=False).removesuffix("\n}")
+    students = ",\n".join(json.dumps(_student(row), ensure_ascii=False) for row in rows)
+    return f'{head},\n "students": [\n{students}\n]\n}}\n'
 
 
 def _student(row: Marked) -> dict[str, Any]:
     points = {"raw": row.raw, "days_late": row.days_late, "penalty": row.penalty, "score": row.score}
-    marks = [
-        {**asdict(mark), "graded": asdict(mark.graded) if mark.graded else None, "verdict": report_row(mark)}
-        for mark in row.marks
-    ]
-    return {**asdict(row.handed_in), **points, "possible": row.possible, "complete": row.complete, "exercises": marks}
+    marks = [{**vars(mark), "graded": vars(mark.graded) if mark.graded else None} for mark in row.marks]
+    return {**vars(row.handed_in), **points, "possible": row.possible, "complete": row.complete, "exercises": marks}
 
 
 def junit(rows: Iterable[Marked]) -> str:

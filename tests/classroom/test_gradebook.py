@@ -108,7 +108,7 @@ def test_json_holds_everything_but_the_secret(parts):
     ada, grace, emmy, _ = content["students"]
     assert (ada["score"], ada["days_late"], ada["complete"], emmy["complete"]) == (10, 2, True, False)
     assert ada["exercises"][0]["graded"]["file_hash"] == graded.RIGHT and ada["exercises"][0]["tries"] == 2
-    assert grace["exercises"][0]["verdict"]["label"] == "one-way"
+    assert grace["exercises"][0]["graded"]["diagnosis"] == "one-way"
     assert grace["exercises"][1]["why"] == "the submission has no memory.py"
     assert content["assignment"]["deadline"] == "2026-10-12T12:00:00+02:00" and "rosebud" not in text
 
