@@ -85,7 +85,7 @@ def learner(assignment: Assignment, row: Marked, students: Collection[str] = ())
         for mark in row.marks
     ]
     parts.append(_table(("exercise", "state", "#checks", "#points", "#tries"), lines))
-    if said := [_said(mark) for mark in row.marks if mark.state != "pass"]:
+    if said := _said(mark for mark in row.marks if mark.state != "pass"):
         parts += ["<h2>What to look at</h2>", *said]
     if judged := [mark.graded for mark in row.marks if mark.graded]:
         parts += ["<h2>How it was graded</h2>", _origin(judged)]
@@ -126,13 +126,17 @@ def file_name(student: str) -> str:
 # -- parts of a learner's page -----------------------------------------------------------------------------------------
 
 
-def _said(mark: Mark) -> str:
-    lines = mark.graded.lines if mark.graded and mark.state != NOT_GRADED else (mark.why or mark.state,)
-    kind = _kind(mark.state)
-    return (
-        f"<section><h3>{_exercise(mark.exercise)}</h3>"
-        f'<pre class="said {kind}">{_text(chr(10).join(lines))}</pre></section>'
-    )
+def _said(marks: Iterable[Mark]) -> list[str]:
+    """What each verdict says; exercises that lack one for the same reason stand together."""
+    said: dict[tuple[str, ...], list[Mark]] = {}
+    for mark in marks:
+        judged = mark.graded and mark.state != NOT_GRADED
+        said.setdefault((mark.exercise, *mark.graded.lines) if judged else (mark.state, mark.why), []).append(mark)
+    return [
+        f"<section><h3>{'<br>'.join(_exercise(mark.exercise) for mark in alike)}</h3>"
+        f'<pre class="said {_kind(alike[0].state)}">{_text(chr(10).join(lines) or alike[0].state)}</pre></section>'
+        for (_, *lines), alike in said.items()
+    ]
 
 
 def _origin(judged: Sequence[Graded]) -> str:
@@ -172,14 +176,14 @@ def _exercises(assignment: Assignment, rows: Sequence[Marked], every: Sequence[G
         states = Counter(mark.state for mark in marks)
         tries = [mark.tries for mark in marks if mark.tries]
         seconds = [each.seconds for each in every if each.exercise == exercise and each.seconds]
-        others = ", ".join(f"{count} {state}" for state, count in states.most_common() if state != "pass")
+        others = [(state, count) for state, count in states.most_common() if state != "pass"]
         share = states["pass"] / len(marks) if marks else 0
         lines.append(
             (
                 _exercise(exercise),
                 f'<span class="count"><span class="bar"><i style="width:{share:.0%}"></i></span>'
                 f"{states['pass']} of {len(marks)}</span>",
-                _text(others),
+                ", ".join(f'<span class="count">{count} {_text(state)}</span>' for state, count in others),
                 _n(f"{mean(tries):.1f}" if tries else ""),
                 _n(f"{median(seconds):.2f} s" if seconds else ""),
             )

@@ -71,6 +71,10 @@ def test_a_learners_page(written):
     said = html.unescape(re.search(r'<pre class="said fail">(.*?)</pre>', grace, re.DOTALL)[1])
     assert said == "\n".join(graded.LINES)
     assert "the submission has no memory.py" in grace and "<script" not in grace
+    alan = (folder / "learners" / "s4.html").read_text()
+    assert (
+        alan.count("nothing was handed in") == 1 and "How it was graded" not in alan
+    )  # one sentence for both exercises
 
 
 def test_a_learners_page_names_nobody_else(written):
