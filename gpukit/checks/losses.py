@@ -552,7 +552,7 @@ def _linear(
     *,
     divisor: str = "count",
     gradients: str = "",
-    empty: int = 1,
+    empty: tuple[int, int] = (1, 1),
     ignored: str = "nothing",
     keep: str = "sum",
 ) -> list[Any]:
@@ -561,30 +561,34 @@ def _linear(
     divisor  "count": all that counts; "tokens": all rows; "chunk": what counts in a chunk; "means": that, and the chunks;
              "rows": that, and its share of the rows; "none": nothing
     gradients  the divisor of the gradients, where it is another
-    empty    what is counted in a chunk of which nothing counts; 0 makes NaN of it
+    empty    what is counted in a chunk of which nothing counts, for its loss and for its gradients; 0 makes NaN of them.
+             PyTorch's mean makes NaN of the loss and 0 of the gradients.
     ignored  what an ignored row's gradient is: "nothing", "softmax", or "wraps", where a negative index counts from the end
     keep     "sum" of the chunks' dweight, or the "last"
     """
     import torch
 
-    loss, dxs, dweight = 0.0, [], torch.zeros_like(weight)
-    for part, wanted in zip(x.split(chunk), target.split(chunk), strict=True):
-        counts = wanted != ignore_index
-        all_that_counts, among = int((target != ignore_index).sum()), max(empty, int(counts.sum()))
-        by = {
-            "count": all_that_counts,
+    def count(counts: Tensor, divisor: str, least: int) -> float:
+        among = max(least, int(counts.sum()))
+        return {
+            "count": int((target != ignore_index).sum()),
             "tokens": len(x),
             "chunk": among,
             "means": among * cdiv(len(x), chunk),
-            "rows": among * len(x) / len(part),
+            "rows": among * len(x) / len(counts),
             "none": 1,
-        }
+        }[divisor]
+
+    loss, dxs, dweight = 0.0, [], torch.zeros_like(weight)
+    for part, wanted in zip(x.split(chunk), target.split(chunk), strict=True):
+        counts = wanted != ignore_index
         logits = part @ weight.T
         losses = _zero_if_ignored(logits.logsumexp(-1) - _at_target(logits, wanted, ignore_index), wanted, ignore_index)
         dlogits = logits.softmax(-1)
         hot = _one_hot(logits, wanted % logits.shape[-1]) * (1 if ignored == "wraps" else counts[:, None])
-        dlogits = (dlogits - hot) * (counts[:, None] if ignored == "nothing" else 1) / by[gradients or divisor]
-        loss += (losses.sum() / by[divisor]).item()
+        dlogits = (dlogits - hot) * (counts[:, None] if ignored == "nothing" else 1)
+        dlogits /= count(counts, gradients or divisor, empty[1])
+        loss += (losses.sum() / count(counts, divisor, empty[0])).item()
         dxs.append(dlogits @ weight)
         dweight = dlogits.T @ part + (dweight if keep == "sum" else 0)
     return [loss, torch.cat(dxs), dweight]
@@ -633,7 +637,7 @@ def _memory_rule(case: Case, peak_bytes: int, chunk_at: int) -> tuple[str, str] 
         return "all-at-once", f"{held}. What keeps the first chunk, or its graph, alive while the last one is made?"
     return (
         "something-kept",
-        f"{held}. Every chunk is still there: which of your names refers to its memory, whatever its shape is?",
+        f"{held}. Every chunk is still there: what refers to its memory? A name, a list, a view, or a graph that waits for backward?",
     )
 
 
@@ -860,7 +864,7 @@ CHUNKED = FunctionExercise(
         *(
             Misconception(label, gives=_linear_gives(divisor=divisor, empty=empty))
             for label, divisor in (("mean-of-means", "means"), ("mean-of-means", "rows"), ("chunk-mean", "chunk"))
-            for empty in (1, 0)
+            for empty in ((1, 1), (0, 0), (0, 1))
         ),
         Misconception("no-mean", gives=_linear_gives(divisor="none")),
         Misconception("sum-gradient", gives=_linear_gives(gradients="none")),

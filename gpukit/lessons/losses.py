@@ -170,8 +170,7 @@ def pulls() -> Picture:
         _bars(ax, dx, colour=style.WRITES, title="gradient of the loss with respect to each logit")
     pairs = ", ".join(f"{word} {x:+.2f}" for word, x in zip(WORDS, dx, strict=True))
     return style.picture(
-        fig, alt=f"The gradient of the loss with respect to each logit: {pairs}. Only the right word has a negative one, and all of "
-            "them add up to 0.",
+        fig, alt=f"The gradient of the loss with respect to each logit: {pairs}. Only the right word has a negative one.",
     )  # fmt: skip
 
 
@@ -397,7 +396,7 @@ def what_memory_says(once: live.watch, chunked: live.watch) -> str:
         "gradients come: that of the log-probabilities and that of the logits. The logits themselves are gone by then, because "
         "no name refers to them. The gradients of x and of the weight come after these, when the first two of the three have "
         f"been freed. In chunks of {CHUNK:,} tokens, {chunked.peak_bytes / GIB:.2f} GiB, of which {2 * V * width / GIB:.2f} are "
-        "the weight's gradient (counted)."
+        "the weight's gradient; the rest is the buffer and the gradient of x (counted)."
     )
     rows = linear_rows()
     if rows:
@@ -546,7 +545,9 @@ def what_was_measured() -> Markdown:
     apart, place = rows["gpukit"], rows["gpukit-inplace"]
     best = min((rows[name] for name in NAMES if not name.startswith("gpukit")), key=us)
     return Markdown(
-        f"**What you saw.** PyTorch's six passes take {us(rows['library']):,.0f} µs, the time of "
+        f"**What you saw.** The single operations take the time of {us(rows['torch']) / pass_us():.1f} passes and hold "
+        f"{rows['torch'].peak_bytes / tensor:.0f} tensors beside the logits: each small step of the formula and of its gradient "
+        f"reads its input from memory and writes its result back. PyTorch's six passes take {us(rows['library']):,.0f} µs, the time of "
         f"{us(rows['library']) / pass_us():.1f} passes at the rate of a copy. The count takes each input of an operation once, "
         "so a kernel that goes over a long row several times moves more than is counted, and the time suggests that PyTorch's "
         f"do. It holds {rows['library'].peak_bytes / tensor:.0f} tensors beside the logits. "
@@ -592,15 +593,21 @@ def what_in_place_does(found: Mapping[int, float]) -> Markdown:
         return _NOTHING
     launch = took("cross_entropy", "fwd", SHORT)["gpukit-inplace"]
     card = gpu("h200")
-    rows = card.sms * 2 * V
+    sizes = [card.sms * 2 * classes / 1e6 for _, classes in (SHORT, SHAPE)]  # MB of one row per SM
     return Markdown(
         f"**What you saw.** Two passes are what a row of 4,096 logits takes: it stays in registers between its loss and its "
         f"gradient, as in your `loss_and_gradient_kernel`. A row of {V:,} does not fit. The kernel reads it once for the "
         "log-sum-exp and a second time for the gradient; only the block that it read last is still in registers. So "
-        f"{found[V]:.2f} passes are counted. The second read is free if the row is still in the L2 cache. The kernel helps: it "
-        f"reads the row backwards the second time, so that what was read last is needed first. But {card.sms} SMs with a row "
-        f"each have {rows / 1e6:.0f} MB under way, more than half of the L2's {card.l2_bytes / 1e6:.0f} MB (computed). The time "
-        f"is worth {us(long['gpukit-inplace']) / pass_us():.1f} passes, as if every read had come from memory.\n\n"
+        f"{found[V]:.2f} passes are counted.\n\n"
+        "The second read could come from the L2 cache, and the kernel tries to make that likely: it reads the row backwards "
+        "the second time, so that what was read last is needed first. The times show no gain from it. In rows of "
+        f"{SHORT[1]:,} and of {V:,} logits they are worth {us(launch) / pass_us(SHORT):.1f} and "
+        f"{us(long['gpukit-inplace']) / pass_us():.1f} passes, as if every read had come "
+        f"from memory. The size of the cache alone does not explain this. With one row per SM, {card.sms} SMs have "
+        f"{sizes[0]:.0f} MB under way in rows of {SHORT[1]:,} logits and {sizes[1]:.0f} MB in rows of {V:,}, and the L2 has "
+        f"{card.l2_bytes / 1e6:.0f} MB (computed). But an SM may work on several rows at a time, and the kernel computes two "
+        "exponentials per logit, which also takes time. These measurements cannot tell the reasons apart. A profiler that "
+        "counts the bytes from memory could.\n\n"
         f"For {SHORT[1]:,} classes the first table shows another limit. There the call in place takes "
         f"{us(short['gpukit-inplace']):.0f} µs and two launches {us(short['gpukit']):.0f}, but the launch in place takes "
         f"{us(launch):.0f}. The rest is the CPU's time: the benchmark marked the call *{short['gpukit-inplace'].note}*, which "
@@ -679,10 +686,10 @@ def what_kl_says() -> Markdown:
         f"{share['wide']:.0%} of the rate of a copy. PyTorch takes {us(wide['library']) / us(wide['gpukit']):.1f} times as long, "
         f"and holds {wide['library'].peak_bytes / (4 * math.prod(KL_SHAPE)):.0f} tensors of that size on the way; `torch.compile` "
         f"takes {us(wide['compile']) / us(wide['gpukit']):.2f} times as long. The exception is bfloat16: half the bytes do not take half "
-        f"the time, and the share of a copy's rate is {share['narrow']:.0%}. The forward pass is the reason. It takes "
+        f"the time, and the share of a copy's rate is {share['narrow']:.0%}. The time is lost in the forward pass. It takes "
         f"{us(forward):.0f} µs, where its bytes take {results.copy_us('kl_div', forward.bytes):.0f}; the {backward:.0f} µs that "
-        "are left for the backward pass are the speed of a copy. Only the forward pass has a logarithm per element, which "
-        "costs the same whatever an element's size is."
+        "are left for the backward pass are the speed of a copy. A likely reason is the logarithm of each element, which only "
+        "the forward pass computes and which costs the same whatever an element's size is; no row here measures it by itself."
     )
 
 
