@@ -161,7 +161,7 @@ def bytes_reveal(lines: Trace, n: int) -> Reveal:
         f"{lines.bytes / n * GPT2[1] / 1e9:.1f} "
         f"GB by lines and {one.bytes / n * GPT2[1] / 1e9:.1f} GB in one kernel: {us(lines.bytes / n * GPT2[1]) / 1e3:.1f} "
         "and "
-        f"{us(one.bytes / n * GPT2[1]) / 1e3:.2f} ms at the rate of a copy (modelled). About 14 FLOPs per weight are no "
+        f"{us(one.bytes / n * GPT2[1]) / 1e3:.2f} ms at the rate of a copy (computed). About 14 FLOPs per weight are no "
         "work "
         "for a GPU at all: this update is memory-bound."
     )
@@ -188,7 +188,7 @@ def trips() -> Picture:
         diagram.arrow(ax, (7.0, 5.8), (2.3, 5.8), "", style.WRITES)
         diagram.text(ax, 4.65, 6.15, "p, m, v: 12 out", size=9, color=style.WRITES)
     return diagram.picture(
-        ax, alt=f"Eight operations take turns between memory and the chip: {reads} bytes in and {writes} out per weight. "
+        ax, alt=f"Eight operations, each from memory to the chip and back: {reads} bytes in and {writes} out per weight. "
             "One "
         "kernel reads p, g, m and v, 16 bytes, and writes p, m and v, 12 bytes.",
     )  # fmt: skip
@@ -200,7 +200,8 @@ def clip_reveal(apart: float, together: float) -> Reveal:
         "second "
         "time to scale the gradient, and the 4 of the scaled gradient that it writes. What is left beyond the update's "
         "own "
-        f"28 bytes are 4: one look at each gradient for the norm. (`foreach=True` is the form that PyTorch uses on a GPU.)"
+        "28 bytes are 4: one look at each gradient for the norm. The tenth of a byte is what each program looks up in small "
+        "tables. (`foreach=True` is the form that PyTorch uses on a GPU.)"
     )
     fields = {"clip_grad_norm_, then the update": apart, "a factor for the update": together}
     return reveal("adamw-clip", fields, also=[told])
@@ -295,7 +296,7 @@ def rounding_line(x: float = 0.9971) -> Picture:
             diagram.text(ax, place(value), 2.8, f"{value:g}", size=10)
             diagram.text(ax, place(value), 3.4, f"chosen in {share:.0%} of cases", size=9, color=style.READS)
         ax.plot(place(x), 2, "o", color=style.YOURS, ms=10)
-        diagram.text(ax, place(x), 1.35, f"x = {x:g}", size=10, color=style.YOURS, bold=True)
+        diagram.text(ax, place(x), 1.05, f"x = {x:g}", size=10, color=style.YOURS, bold=True)
         diagram.text(ax, (place(low) + place(x)) / 2, 1.65, f"{up:.0%} of the way", size=9)
     mean = low * (1 - up) + high * up
     return diagram.picture(
@@ -329,7 +330,7 @@ def recipe_bytes(n: int = 8192) -> dict[str, tuple[float, float]]:
 def recipes_reveal() -> Reveal:
     counted = recipe_bytes()
     found = [(name, moved, held, us(moved * GPT2[1])) for name, (moved, held) in counted.items()]
-    columns = {"weights": "", "moves": "bytes per weight", "holds": "bytes per weight", "GPT-2 small": "µs, modelled"}
+    columns = {"weights": "", "moves": "bytes per weight", "holds": "bytes per weight", "GPT-2 small": "µs, computed"}
     table = style.table(columns, found, caption="counted", formats=dict.fromkeys(columns, ".0f"))
     copy, chance = (counted[name][0] for name in ("bfloat16, float32 copy", "bfloat16, at random"))
     told = (
@@ -381,7 +382,7 @@ def what_measuring_says() -> Markdown:
     return Markdown(
         f"**What you saw.** A single tensor of {large[1]:,} weights runs at {need[large] / ours[large]:.0%} of the rate of "
         "a copy. "
-        "Memory is the limit there, and only fewer bytes would be faster. With many tensors the launches decide: the "
+        "Memory is the limit there, and only fewer bytes would be faster. With many tensors the CPU decides: the "
         "bytes of "
         f"{small[0]:,} tensors with {small[1]:,} weights in all take {need[small]:.0f} µs, and the step takes "
         f"{ours[small]:,.0f}, because "
@@ -414,7 +415,7 @@ def layer_line() -> Markdown:
         f"One layer of Llama 3 8B has {n / 1e6:.0f} million weights. Its update takes **{lines:.1f} ms** line by line and "
         f"**{one:.2f} ms** in one kernel ({4 * sum(map(sum, LINES.values()))} and 28 bytes per weight at the rate of a "
         "copy, "
-        f"modelled). Forward and backward pass of one sequence of {TOKENS:,} tokens need {products:.1f} ms at the peak of "
+        f"computed). Forward and backward pass of one sequence of {TOKENS:,} tokens need {products:.1f} ms at the peak of "
         "the "
         f"tensor cores (computed). The update does not depend on the number of tokens: with one sequence per step it is "
         f"{one / (one + products):.0%} of the step, line by line {lines / (lines + products):.0%}, and with sixteen "
