@@ -240,9 +240,7 @@ def errors_by_format() -> Table:
         found = [1e6 * error(name, *operands(signs)) for signs in SIGNS]
         lines.append((name, mantissa, H200.peak(name) / 1e12, *(value if value else "none" for value in found)))
     columns = {"operands": "", "mantissa": "bits", "peak": "TFLOP/s"} | dict.fromkeys(SIGNS, "millionths")
-    caption = (
-        "largest error over the sum of the terms' sizes, K = 4,096, exact sums (computed); peak: data sheet of an H200"
-    )
+    caption = "largest error over the sum of the terms' absolute values, K = 4,096, exact sums (computed); peak: data sheet of an H200"
     return style.table(columns, lines, caption=caption, formats={"peak": ",.0f"} | dict.fromkeys(SIGNS, ",.0f"))
 
 
@@ -254,7 +252,7 @@ def errors_by_length() -> Picture:
         for signs in SIGNS:
             a, b = operands(signs)
             lines[f"{name}, {signs}"] = [(K, error(name, a[:, :K], b[:K])) for K in lengths]
-    return times.curve(lines, x="K", y="error / size of the terms", title="Only operands rounded (computed)", log="xy")
+    return times.curve(lines, x="K", y="error / sum of |terms|", title="Only operands rounded (computed)", log="xy")
 
 
 def cut_or_rounded() -> Picture:
@@ -436,9 +434,14 @@ def tiles_small() -> Table:
     for BM, BN in ((64, 64), (128, 256)):
         found, tiling = tile_at_1024(BM, BN), Tiling(1024, 1024, BM, BN, H200.sms)
         lines.append((f"{BM} x {BN}", tiling.tiles, 100 * tiling.efficiency, found.time_us, found.limit))
-    columns = {"1,024: tile": "", "tiles": "", "SM places used": "%", "modelled": "µs", "limit": ""}
-    formats = {"SM places used": ".0f", "modelled": ".1f"}
-    return style.table(columns, lines, caption="tiles and places computed; times modelled for an H200", formats=formats)
+    columns = {"1,024: tile": "", "tiles": "", "places used": "%", "modelled": "µs", "limit": ""}
+    formats = {"places used": ".0f", "modelled": ".1f"}
+    return style.table(
+        columns,
+        lines,
+        caption="tiles and places computed, a place is room for a tile in a wave; times modelled for an H200",
+        formats=formats,
+    )
 
 
 def what_tiles_say() -> str:
@@ -450,7 +453,8 @@ def what_tiles_say() -> str:
     return (
         f"**What you saw.** At 4,096 the large tile wins: it loads less, and the limit moves from L2 to the tensor cores. At "
         f"1,024 it loses, {few:.1f} against {small:.1f} µs: it has {tiles} tiles, and 100 of the 132 SMs have nothing to do. "
-        f"Stages matter as much as tiles: with one stage 128 x 128 takes {single.measured_us:.0f} µs, with three "
+        "Stages, the steps of a walk whose tiles are held in shared memory at a time ([07](07_tiling.ipynb)), matter as much as "
+        f"tiles: with one stage 128 x 128 takes {single.measured_us:.0f} µs, with three "
         f"{middle.measured_us:.0f}. The model is not always right. It ranks 128 x 128 ({middle.predicted_us:.0f} µs) before "
         f"128 x 256 ({large.predicted_us:.0f} µs), and the clock says {middle.measured_us:.0f} and {large.measured_us:.0f}. It "
         "also gives both orders of 8,192 the same time. A model tells you what to try; a measurement decides."
@@ -567,18 +571,21 @@ def epilogue_table() -> Table:
     caption = (
         f"[{N:,}, K] @ [K, {N:,}]: bytes counted; times modelled, the product at the peak, the rest at a copy's rate"
     )
-    return style.table(columns, lines, caption=caption, formats=dict.fromkeys([*columns][1:], ",.0f"))
+    return style.table(columns, lines, caption=caption, formats=dict.fromkeys([*columns][1:-1], ",.0f"))
 
 
 def what_an_epilogue_saves() -> str:
     cube = (N, N, N)
     eager, ours = (us(row("matmul_bias_gelu", cube, name)) for name in ("torch", "gpukit"))
-    alone = us(row("matmul", cube, "gpukit"))
+    alone, theirs = (us(row("matmul", cube, name)) for name in ("gpukit", "library"))
+    _, modelled, _ = after_the_product(N)
     return (
         "**What you saw.** The product grows with K, and what follows it does not: it has as many bytes as c, whatever K is. "
         "So the shorter K is, the more an epilogue saves. At K = 512 the bias and GELU take longer than the product itself. "
         f"At K = {N:,}, measured on an H200, three operations of PyTorch take {eager:,.0f} µs, and one kernel with an "
-        f"epilogue takes {ours:,.0f} µs, where the product alone takes {alone:,.0f}. So the epilogue costs next to nothing."
+        f"epilogue takes {ours:,.0f} µs, where the product alone takes {alone:,.0f}. So the epilogue costs next to nothing. "
+        f"PyTorch's bias and GELU cost {eager - theirs:.0f} µs beside cuBLAS's product alone ({theirs:,.0f} µs), more than the "
+        f"{modelled:.0f} of the model; the rows do not say why."
     )
 
 
@@ -653,7 +660,7 @@ def weights_table() -> Table:
 def what_groups_say() -> str:
     whole, small = quantized_error(4, 4096), quantized_error(4, 32)
     return (
-        "**What you saw.** With 8 bits a weight is one of 255 numbers, with 4 bits one of 15. The step between two of them is "
+        "**What you saw.** With 8 bits a weight is one of 255 numbers, with 4 bits one of 15, from -7 to 7. The step between two of them is "
         f"127 / 7 = {127 / 7:.0f} times as large, and so is the error. One outlier stretches the scale of its whole group. "
         f"With one scale for a column of 4,096 rows the error is {whole:.0%} of the weights, and with groups of 32 rows "
         f"{small:.0%}, because an outlier then spoils 32 weights and not 4,096. The price is half a bit per weight."
@@ -727,7 +734,8 @@ def what_was_measured() -> str:
         f"At that clock the peak is {clock / 1e12:,.0f} TFLOP/s, and our kernel reaches {ours.tflops:,.0f}, "
         f"{ours.tflops * 1e12 / clock:.0%} of it. The pointer kernel takes {us(pointers) / us(ours):.2f} times as long as ours: "
         "that is what descriptors, a persistent grid and warps that only fetch are worth together. The exception is 1,793, "
-        "where cuBLAS and the pointer kernel do not even reach a tenth of the peak. The next figure is about that."
+        "where cuBLAS and the pointer kernel do not even reach a tenth of the peak, and torch.compile is ahead of all with "
+        f"{share(judged('matmul', (1793,) * 3, 'compile')):.0%}. The next figure is about such sizes."
     )
 
 
@@ -786,7 +794,7 @@ def what_sizes_say() -> Markdown:
         "both matrices into longer, aligned rows, and the copies cost less than the narrow loads: at "
         f"{max(odd):,} it takes {us(odd[max(odd)]):.0f} µs and cuBLAS {us(cublas[max(cublas)]):.0f}. Below that size it does "
         "not copy, because two more launches would cost a small product more than they save.\n\nAt multiples of 64 cuBLAS is "
-        f"ahead at {ahead} of the {len(even)} sizes. "
+        f"ahead at {'all' if ahead == len(even) else f'{ahead} of the'} {len(even)} sizes. "
         f"Our kernel goes from {us(even[2048]):.0f} to {us(even[2112]):.0f} µs when the size goes from 2,048 to 2,112. With "
         f"tiles of 128 x 128 and two programs per SM there are {slots} places; 2,048 needs {tiles[2048]} of them, and 2,112 "
         f"needs {tiles[2112]}: a second wave."
@@ -824,16 +832,16 @@ def what_few_bits_say() -> Markdown:
     part = int4_parts()
     eager = us(row("int4_matmul", (1, *WEIGHT), "torch"))
     return Markdown(
-        f"**What you saw.** Eager takes {eager:,.0f} µs, because it first writes the weight in 16 bits to memory, and every "
-        "single operation of that reads and writes a large tensor. With 4 bits our kernel is "
-        f"{part['16 bits'] / part['int4']:.1f} times as fast as cuBLAS in 16 bits (both in a CUDA graph), and not 4 times. In a "
-        f"graph it takes {part['int4']:.1f} µs. Its bytes alone need {part['bytes']:.1f} µs, so it reaches "
+        f"**What you saw.** Eager takes {eager:,.0f} µs, because it first makes a weight of 16 bits in memory, in several "
+        "operations that each read and write a large tensor. With 4 bits our kernel is "
+        f"{part['16 bits'] / part['int4']:.1f} times as fast as cuBLAS in 16 bits, and not 4 times: in a CUDA graph they take "
+        f"{part['int4']:.1f} and {part['16 bits']:.1f} µs. Its bytes alone need {part['bytes']:.1f} µs, so it reaches "
         f"{part['bytes'] / part['int4']:.0%} of the rate of a copy, where cuBLAS in 16 bits reaches "
         f"{part['bytes in 16 bits'] / part['16 bits']:.0%}.\n\nTwo things do not shrink with the bits. One is the work: a weight "
         f"takes {UNPACKING} instructions to unpack (counted), and that many for {math.prod(WEIGHT) / 1e6:.0f} million weights "
         f"keep all SMs busy for {part['unpacking']:.1f} µs (modelled, at the measured rate of multiply-adds). The other is what "
         "every launch pays before and after the stream of bytes: starting the programs, waiting for the first loads, adding "
-        "the shares of K. Part of all this overlaps with the bytes; how much of it does not is not measured.\n\nThere is an exception in "
+        "the shares of K. Part of all this happens while the bytes arrive. How large the rest is was not measured.\n\nThere is an exception in "
         f"the table: with 8 bits a single row takes {us(row('int8_matmul', (1, *WEIGHT), 'gpukit')):.1f} µs and four rows "
         f"{us(row('int8_matmul', (4, *WEIGHT), 'gpukit')):.1f}, although the bytes are the same. The rows do not say why."
     )

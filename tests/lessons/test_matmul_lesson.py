@@ -95,6 +95,8 @@ def test_what_follows_a_product_does_not_grow_with_k():
     assert results.copy_gbps("softmax") == pytest.approx(4200, rel=0.02)  # what the question says
     assert lesson.epilogue_more(512) == pytest.approx(16 * lesson.epilogue_more(8192))
     assert f"{micros('matmul_bias_gelu', (8192,) * 3, 'gpukit'):,.0f} µs" in lesson.what_an_epilogue_saves()
+    more = micros("matmul_bias_gelu", (8192,) * 3, "torch") - micros("matmul", (8192,) * 3, "library")
+    assert more > 1.2 * lesson.after_the_product(8192)[1], "the text says that they cost more than the model"
 
 
 def test_errors_of_few_bits_are_those_of_the_projects_kernel():
@@ -123,6 +125,8 @@ def test_bars_are_of_rows_in_graphs_where_there_are_any():
     assert lesson.judged("matmul", (4096,) * 3, "library").mode == "fwd"
     assert lesson.cublas_share(1024) < 50 < lesson.cublas_share(4096)
     assert "1,793 x 1,793 x 1,793: pointers 8, this project 22, cuBLAS 9" in lesson.squares().alt
+    odd = {name: lesson.judged("matmul", (1793,) * 3, name).tflops for name in lesson.NAMES}
+    assert max(odd, key=odd.get) == "compile", "the text says that it is ahead of all"
 
 
 def test_one_cycle_of_all_sms_makes_the_peak_of_the_data_sheet():
