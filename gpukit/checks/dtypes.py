@@ -551,6 +551,11 @@ def _block_scale_to_nearest(values: list[float], max_exponent: int) -> int:
     return _clamp(round(math.log2(largest)) - max_exponent) if largest else -127
 
 
+def _block_scale_by_logarithm(values: list[float], max_exponent: int) -> int:
+    largest = max(map(abs, values))
+    return _clamp(math.floor(math.log2(largest)) - max_exponent) if largest else -127
+
+
 def _block_cases(rng: Random) -> list[Case]:
     cases = []
     for top, name in ((8, "e4m3"), (15, "e5m2"), (2, "e2m1")):
@@ -573,6 +578,7 @@ def _block_cases(rng: Random) -> list[Case]:
         case("larger than any scale (e2m1)", [1e38, -1e42], 2, tags="overflow"),
         case("one zero (e2m1)", [0.0], 2, tags="zero"),
         case("just below 1, the nearest in fp32 (int8)", [1 - 2.0**-24, -0.5], 0),
+        case("just below 8, the nearest float (e4m3)", [0.5, -math.nextafter(8.0, 0.0)], 8),
         *(
             case(f"largest 2^{power} (e2m1, e = {power - 2})", [2.0**power, -0.75 * 2.0**power], 2)
             for power in (-126, -125, -124, 128, 129, 130)
@@ -607,6 +613,7 @@ BLOCK_SCALE = FunctionExercise(
             ),
         ),
         Misconception("scale-itself", gives=lambda values, top: 2.0 ** dtypes.mx_scale_exponent(values, top)),
+        Misconception("logarithm-rounded", gives=_block_scale_by_logarithm),
         Misconception("rounded-up/2", gives=_block_scale_to_nearest),
         *(Misconception("not-clamped/2", gives=_block_scale_within(*limits)) for limits in _OTHER_LIMITS),
         Misconception(

@@ -620,6 +620,11 @@ def _kl_gives(loss: Callable[..., Tensor] | None = None, dx: Callable[..., Tenso
     return gives
 
 
+def _kl_from(least: float, x: Tensor, t: Tensor) -> Tensor:
+    """The divergence without the terms of probabilities up to `least`."""
+    return (t.xlogy(t) - t * x).where(t > least, 0 * t).sum(-1)
+
+
 # ----------------------------------------------------------------------------------------------------- memory that is held
 def _memory_rule(case: Case, peak_bytes: int, chunk_at: int) -> tuple[str, str] | None:
     """Some chunks of logits, some of the tensors that have no tokens in them, twice what has tokens but no classes.
@@ -899,14 +904,13 @@ KL = KernelExercise(
             "log-of-a-logarithm", gives=_kl_gives(lambda x, t: (t * (t.log() - x.log())).where(t > 0, t).sum(-1))
         ),
         Misconception("mean-for-sum", gives=_kl_gives(lambda x, t: _kl(x, t) / x.shape[-1])),
-        Misconception(
-            "epsilon",
-            when=lambda evidence: (
-                evidence.kind == "values"
-                and evidence.output == "y"
-                and 1e-12 < float((evidence.outputs - evidence.expected).min())
-                and float((evidence.outputs - evidence.expected).max()) < 1e-2
-            ),
+        *(
+            Misconception("epsilon", gives=_kl_gives(lambda x, t, eps=10.0**-k: (t * ((t + eps).log() - x)).sum(-1)))
+            for k in range(2, 13)
+        ),
+        *(
+            Misconception("threshold", gives=_kl_gives(lambda x, t, least=10.0**-k: _kl_from(least, x, t)))
+            for k in range(1, 9)
         ),
         Misconception("sign", gives=_kl_gives(dx=lambda x, t: t)),
         Misconception("softmax-gradient", gives=_kl_gives(dx=lambda x, t: x.exp() - t)),

@@ -188,6 +188,12 @@ class Words:
         more = self._remark("input-changed") or [f"the caller still needs it: {instead}"]
         return self._found("fail", "input-changed", text, *more)
 
+    def kept(self, outcome: Outcome) -> Diagnosis:
+        """Right in every case, and wrong in a call after them with shapes that an earlier call had."""
+        text = "right where it is called once, but wrong in a later call with tensors of the same shapes"
+        more = "A result may have been kept from the earlier call. Compute each call from its own inputs"
+        return self._found("fail", "kept", text, f"{outcome.case.name}: {outcome.wrong.text}", more)
+
     def aliases_input(self, outcome: Outcome) -> Diagnosis:
         text = f"{outcome.reply.aliases[0]} shares its memory with an input, in case {outcome.case.name}"
         return self._found("fail", "aliases-input", text, "a result lives in a buffer of its own")

@@ -412,6 +412,24 @@ def test_argument_that_is_to_be_changed(old, new, diagnosis):
     assert verdict.diagnosis == diagnosis, f"{verdict}\n{verdict.detail}"
 
 
+def test_a_result_is_not_kept_for_a_later_call():
+    """Each case has other shapes than the others, so that only the call after them tells."""
+    kept = """
+
+KEPT = {}
+_double = double
+
+
+def double(x):
+    if x.shape not in KEPT:
+        KEPT[x.shape] = _double(x)
+    return KEPT[x.shape]
+"""
+    verdict = judge_source(DOUBLE, DOUBLE_SOURCE + kept)
+    assert verdict.diagnosis == "kept", f"{verdict}\n{verdict.detail}"
+    assert verdict.checks_total == judge_source(DOUBLE, DOUBLE_SOURCE).checks_total, "it counts as no case"
+
+
 def test_a_bound_on_sectors_names_the_access():
     exercise = replace(DOUBLE, traffic=Traffic(reads=1, writes=1, sectors=1.2))
     assert judge_source(exercise, DOUBLE_SOURCE).passed
