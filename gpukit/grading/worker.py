@@ -612,13 +612,20 @@ def _describe(error: BaseException, path: str) -> Failure:
         line = fault.line  # inside the kernel, where the frames end at its launch
     return Failure(
         type=type(error).__name__,
-        message=(str(error).partition("\n")[0] or _ABOUT.get(type(error), ""))[:150],
+        message=(_text(error).partition("\n")[0] or _ABOUT.get(type(error), ""))[:150],
         line=int(line or 0),
         source=linecache.getline(path, line).strip()[:160] if line else "",
         todo=isinstance(error, NotImplementedError) and bool(frames) and frames[-1][0] == path,
         fault=fault,
         traceback="".join(traceback.format_exception(error))[-8000:],
     )
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as another:  # the learner's own __str__ may do anything
+        return f"its text cannot be shown: __str__ raises {type(another).__name__}"
 
 
 def _frames(error: BaseException) -> Iterator[tuple[str, int]]:

@@ -131,6 +131,7 @@ def processes_below(pid: int) -> list[int]:
         ("return add(a, b)", "error", "exception"),
         ("raise SystemExit", "error", "exception"),
         ("raise KeyboardInterrupt", "error", "exception"),
+        ("class Bad(Exception):\n    def __str__(self):\n        raise self\nraise Bad", "error", "exception"),
         ("return [0] * 10**12", "error", "exception"),
         ("print('x' * 10_000_000)\nreturn a + b", "pass", ""),
         ("import warnings\nreturn a + b", "error", "forbidden"),
