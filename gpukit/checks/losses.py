@@ -904,8 +904,11 @@ KL = KernelExercise(
             "log-of-a-logarithm", gives=_kl_gives(lambda x, t: (t * (t.log() - x.log())).where(t > 0, t).sum(-1))
         ),
         Misconception("mean-for-sum", gives=_kl_gives(lambda x, t: _kl(x, t) / x.shape[-1])),
-        *(
-            Misconception("epsilon", gives=_kl_gives(lambda x, t, eps=10.0**-k: (t * ((t + eps).log() - x)).sum(-1)))
+        *(  # 1 + eps as float32 has it
+            Misconception(
+                "epsilon",
+                gives=_kl_gives(lambda x, t, eps=10.0**-k: (t * ((t + eps).float().log().double() - x)).sum(-1)),
+            )
             for k in range(2, 13)
         ),
         *(
