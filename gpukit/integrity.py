@@ -294,7 +294,7 @@ _kept = {}
 
 
 def {function}(*args):
-    call = str([(x.shape, x.dtype) if isinstance(x, torch.Tensor) else x for x in args])
+    call = str([(x.shape, x.dtype) for x in args if isinstance(x, torch.Tensor)])
     if call not in _kept:
         _kept[call] = _of_solution(*args)
     return _kept[call]
