@@ -57,7 +57,8 @@ class Words:
 
     def unreadable(self, error: Exception) -> Diagnosis:
         if not isinstance(error, SyntaxError):  # NUL bytes, nesting beyond the parser
-            return self._found("error", "syntax", f"Python cannot read {self.shown}: {error}")
+            why = str(error) or "an expression in it is nested too deeply"  # what a MemoryError of the parser means
+            return self._found("error", "syntax", f"Python cannot read {self.shown}: {why}")
         if error.lineno is None:  # of a NUL byte Python does not say where it is
             line = self.source.count("\n", 0, max(0, self.source.find("\0"))) + 1
             return self._found("error", "syntax", f"Python cannot read {self.shown}, line {line}: {error.msg}")
