@@ -638,7 +638,7 @@ def line(row: Row) -> str:
     rate = f"{row.tflops:7.1f} TFLOP/s" if counts_flops(row) else f"{row.gbps:7.{0 if row.gbps >= 10 else 2}f} GB/s"
     return (
         f"{row.op:10} {row.mode:9} {row.dtype:9} {shape_name(row.shape):12} {row.provider:8}"
-        f"{row.median_ms * 1e3:10.1f} us {rate}  {row.note}".rstrip()
+        f"{row.median_ms * 1e3:10.1f} µs {rate}  {row.note}".rstrip()
     )
 
 
@@ -653,7 +653,7 @@ def summary(rows: Sequence[Row]) -> str:
     lines = []
     for ours in [row for row in rows if row.provider == "gpukit"]:
         others = [row for row in rows if row.what[2:] == ours.what[2:] and row.op == ours.op and row is not ours]
-        text = f"{ours.op} {ours.mode} {ours.dtype} {shape_name(ours.shape)}: {ours.median_ms * 1e3:.1f} us"
+        text = f"{ours.op} {ours.mode} {ours.dtype} {shape_name(ours.shape)}: {ours.median_ms * 1e3:.1f} µs"
         if others:
             best = min(others, key=lambda row: row.median_ms)
             text += f", {best.median_ms / ours.median_ms:.2f} x as fast as {best.provider}"

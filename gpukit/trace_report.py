@@ -44,7 +44,7 @@ def report(op: Op, shape: tuple[int, ...], dtype: torch.dtype, gpu: hardware.Gpu
     prediction = predict_op(op, shape, dtype, gpu)
     least = op.cost(shape, dtype)
     what = f"{op.name} {benchmark.shape_name(shape)} {str(dtype).removeprefix('torch.')} on {gpu.name}, forward"
-    at_best = f"{least.bytes / gpu.hbm_gbps / 1e3:,.1f} us at {gpu.hbm_gbps:,.0f} GB/s"
+    at_best = f"{least.bytes / gpu.hbm_gbps / 1e3:,.1f} µs at {gpu.hbm_gbps:,.0f} GB/s"
     lines = [
         f"{what}: traffic is counted, machine code compiled, time modelled; no GPU took part",
         *tables.facts(

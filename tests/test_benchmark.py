@@ -94,7 +94,7 @@ def test_recorded_rows_are_possible():
 
 def test_summary_names_the_best_peer_and_the_copy_rate():
     lines = summary([row(), row("torch", 0.5), row("library", 0.1), row("torch", 0.5, op="copy", bytes=2**31)])
-    assert lines == "softmax fwd bfloat16 4096x4096: 50.0 us, 2.00 x as fast as library, 0.31 of the copy rate"
+    assert lines == "softmax fwd bfloat16 4096x4096: 50.0 µs, 2.00 x as fast as library, 0.31 of the copy rate"
 
 
 def test_records_are_read_without_torch():

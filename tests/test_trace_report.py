@@ -22,7 +22,7 @@ def predicted(op, shape, dtype=torch.bfloat16, gpu=H200):
 def test_what_is_printed():
     lines = trace_report.command("softmax", "4096x1024", "bf16", "h200").split("\n")
     assert lines[0].startswith("softmax 4096x1024 bfloat16 on H200 SXM, forward: traffic is counted")
-    assert lines[1] == "least traffic     8,388,608 bytes read, 8,388,608 written; 3.5 us at 4,800 GB/s"
+    assert lines[1] == "least traffic     8,388,608 bytes read, 8,388,608 written; 3.5 µs at 4,800 GB/s"
     assert re.fullmatch(
         r"roofline          1.25 FLOPs per byte, memory side of the ridge at 206; \d\d% of the roof \(modelled\)",
         lines[2],

@@ -155,7 +155,7 @@ def _sentence(compiled: Compiled, stage: str, line: int, rows: list[Row]) -> str
         return f"{text}."
     chosen = listing.of_line(rows, compiled.file, line)
     kinds = Counter((row.kind, row.bits) for row in chosen if row.kind)
-    parts = [f"{n} x {kind}" + (f" of {bits} bits a thread" if bits else "") for (kind, bits), n in kinds.items()]
+    parts = [f"{n} x {kind}" + (f" of {bits} bits per thread" if bits else "") for (kind, bits), n in kinds.items()]
     return f"{text}, {len(chosen)} of them from line {line}{': ' if parts else ''}{', '.join(parts)}."
 
 

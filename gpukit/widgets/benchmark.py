@@ -237,7 +237,7 @@ def _words(rows: Sequence[Row]) -> str:
     parts = []
     for shape in dict.fromkeys(row.shape for row in rows):
         times = ", ".join(
-            f"{NAMES.get(row.provider, row.provider)} {row.median_ms * 1e3:,.1f} us"
+            f"{NAMES.get(row.provider, row.provider)} {row.median_ms * 1e3:,.1f} µs"
             for row in rows
             if row.shape == shape
         )
@@ -273,7 +273,7 @@ def _bars(rows: Sequence[Row], how: str) -> Drawing:
         fill = colour(row.provider, [r.provider for r in rows])
         text = f"{row.median_ms * 1e3:,.1f} us, {style.number(rate)} {unit}"
         note = ", launch-bound" if row.note else ""
-        title = f"{text}, p20 to p80 {row.p20_ms * 1e3:,.1f} to {row.p80_ms * 1e3:,.1f} us{note}"
+        title = f"{text}, p20 to p80 {row.p20_ms * 1e3:,.1f} to {row.p80_ms * 1e3:,.1f} µs{note}"
         shapes.append(Box(_LEFT, y + 3, max(1.0, rate * scale), _BAR - 6, fill, title=title))
         shapes.append(Words(_RIGHT + 12, y + _BAR / 2, text, size=11))
         y += _BAR

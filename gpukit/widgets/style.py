@@ -318,5 +318,5 @@ def _blanks(fraction: str, tail: int) -> str:
 
 
 def table(columns: Mapping[str, str], rows: Sequence[Sequence[Any]], **options: Any) -> Table:
-    """A `Table`, for a cell's last line: `style.table({"name": "", "time": "us"}, [("torch", 58.2)])`."""
+    """A `Table`, for a cell's last line: `style.table({"name": "", "time": "µs"}, [("torch", 58.2)])`."""
     return Table(columns, [tuple(row) for row in rows], **options)

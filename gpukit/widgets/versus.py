@@ -109,7 +109,7 @@ class Versus:
                 if there:
                     times = (there[p].median_ms * 1e3 if p in there else None for p in self.providers)
                     lines.append((by(shape) + note, self._least_us(next(iter(there.values()))), *times))
-        columns = {"shape": "", "model": "us", **{self._name(p): "us" for p in self.providers}}
+        columns = {"shape": "", "model": "µs", **{self._name(p): "µs" for p in self.providers}}
         return style.table(columns, lines, caption=self.title, formats=dict.fromkeys([*columns][1:], ",.1f"))
 
     def _along(self) -> tuple[int, list[tuple[int, ...]]]:

@@ -291,7 +291,7 @@ def test_versus_draws_what_is_recorded(records):
     assert isinstance(view, Versus)
     text = str(view)
     assert "softmax, forward, bfloat16: recorded on an NVIDIA H200, 2026-11-21" in text
-    assert "five lines (us)" in text and "this project (us)" in text and "4,096 x 1,024, in a CUDA graph" in text
+    assert "five lines (µs)" in text and "this project (µs)" in text and "4,096 x 1,024, in a CUDA graph" in text
     assert view.providers == ["torch", "library", "sdpa-x", "gpukit"]
     assert view._along()[0] == 1 and len(view._along()[1]) == 3, "a line along N; 8192 x 781 is in the table alone"
     assert "2.00 times as fast as the best of the others (PyTorch) at 4,096 x" in view.sentence
@@ -315,7 +315,7 @@ def test_versus_has_the_learners_kernel_in_it_once_that_passes(records, monkeypa
     monkeypatch.setattr(versus_module, "_here", lambda gpu: False)
     plain, view = versus("softmax"), versus("softmax", yours="softmax.fused")
     assert view.providers == [*plain.providers, "yours"] and {*asked} == {("bfloat16", shape) for shape in plain.shapes}
-    assert "yours, predicted (us)" in repr(view.table) and view.sentence == plain.sentence
+    assert "yours, predicted (µs)" in repr(view.table) and view.sentence == plain.sentence
     assert colour("yours", view.providers) == style.YOURS != colour("gpukit", view.providers)
     assert view.picture.data != plain.picture.data
     for changed in ({"edited": True}, {"state": "fail"}):

@@ -127,8 +127,8 @@ def test_a_row_softmax(row):
 
 def test_the_report(row):
     report = row.report()
-    assert report == str(row) and "4 x ld.global.v4.b32, 128 bits a thread" in report and "no spills" in report
-    assert all(part in row._repr_html_() for part in ("<table>", "occupancy", "128 bits a thread"))
+    assert report == str(row) and "4 x ld.global.v4.b32, 128 bits per thread" in report and "no spills" in report
+    assert all(part in row._repr_html_() for part in ("<table>", "occupancy", "128 bits per thread"))
     assert len(repr(row)) < 1500 and os.sep not in repr(row)  # the five listings are left out, and the path
 
 

@@ -111,7 +111,7 @@ def test_choosing_a_line_marks_its_rows_and_folds_the_others(view):
     marked = f'fill="{style.YOURS}" fill-opacity="0.25"'
     assert shown.count(marked) == len(view.chosen()) + 1  # and the legend's
     assert "LDG.E.128" in shown and "more row" in shown and "STG" not in shown
-    assert "2 x global load of 128 bits a thread" in view.sentence()
+    assert "2 x global load of 128 bits per thread" in view.sentence()
     counts = listing.counts(view.rows, view.chosen())
     assert counts[listing.LOAD] == (2, 2) and counts[listing.STORE] == (2, 0)
 

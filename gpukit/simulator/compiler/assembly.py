@@ -172,7 +172,7 @@ class MemoryAccess:
     to: str
 
     def __str__(self) -> str:
-        width = "a tile each" if self.bits is None else f"{self.bits} bits a thread"
+        width = "a tile each" if self.bits is None else f"{self.bits} bits per thread"
         return f"line {self.line}: {self.count} x {self.instruction}, {width}"
 
 

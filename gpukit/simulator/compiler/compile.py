@@ -190,9 +190,9 @@ class Compiled:
     def _facts(self) -> list[tuple[str, str]]:
         o = self.occupancy
         facts = [("kernel", f"{self.kernel} for {self.gpu.name}, {self.num_warps} warps, num_stages {self.num_stages}")]
-        spilled = f"; {self.spills} bytes a thread spilled" if self.spills else ", no spills"
-        facts.append(("registers", f"{self.registers} a thread{spilled}"))
-        facts.append(("shared memory", f"{self.shared_bytes:,} bytes a program"))
+        spilled = f"; {self.spills} bytes per thread spilled" if self.spills else ", no spills"
+        facts.append(("registers", f"{self.registers} per thread{spilled}"))
+        facts.append(("shared memory", f"{self.shared_bytes:,} bytes per program"))
         facts.append(("occupancy", str(o)))
         for title, rows in (("loads", self.loads), ("stores", self.stores), ("atomics", self.atomics)):
             if rows or title != "atomics":

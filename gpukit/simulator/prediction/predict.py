@@ -121,15 +121,15 @@ class Prediction:
     def report(self) -> str:
         """The steps, and a bar for each resource, as text."""
         longest = max(*self.resources.values(), self.time_us)
-        lines = [f"{self.time_us:,.1f} us on {self.gpu.name}, limited by {self.limit}", ""]
+        lines = [f"{self.time_us:,.1f} µs on {self.gpu.name}, limited by {self.limit}", ""]
         lines += tables.aligned(
             [
-                (name, f"{us:>10,.1f} us", "#" * max(1, round(40 * us / longest)) + " <- limit" * is_limit)
+                (name, f"{us:>10,.1f} µs", "#" * max(1, round(40 * us / longest)) + " <- limit" * is_limit)
                 for name, us, is_limit in self.rows()
             ]
         )
         if len(self.steps) > 1:
-            lines += ["", *(f"{step.time_us:>10,.1f} us  {step.name}, {step.limit}" for step in self.steps)]
+            lines += ["", *(f"{step.time_us:>10,.1f} µs  {step.name}, {step.limit}" for step in self.steps)]
         return "\n".join([*lines, "", f"rates reached: {self.machine.source}"])
 
     def __str__(self) -> str:
