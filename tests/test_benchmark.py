@@ -268,7 +268,7 @@ def test_command_measures_pytorch_on_the_cpu(tmp_path, capsys, device):
     asked = ["--device", "cpu", "--shape", "6x40", "--mode", "forward", "--rep-ms", "1", "--out", str(tmp_path)]
     assert bench("softmax", "log_softmax", "--providers", "torch,library,gpukit", *asked) == 0
     said = capsys.readouterr().out
-    assert said.count(" us ") == 4 and said.count("fn ran a kernel in Triton's interpreter") == 2
+    assert said.count(" µs ") == 4 and said.count("fn ran a kernel in Triton's interpreter") == 2
     assert {r.provider for r in benchmark._read(tmp_path / "cpu" / "softmax.csv")} == {"torch", "library"}
     assert bench("softmax", "--seconds", "1e-9", *asked) == 0
     assert capsys.readouterr().out.strip().endswith("out of time: 5 of 5 steps were not begun")

@@ -46,7 +46,7 @@ def test_what_is_printed():
         "device memory",
     }
     assert "L2                262,144 sectors read, 262,144 written; 0% of the reads found there" in lines
-    assert any("us on H200 SXM, limited by" in line for line in lines)
+    assert any("µs on H200 SXM, limited by" in line for line in lines)
 
 
 @pytest.mark.parametrize(

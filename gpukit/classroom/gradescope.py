@@ -172,7 +172,7 @@ _RUN = """\
 set -euo pipefail
 place="${{AUTOGRADER:-/autograder}}"
 cd "$place/source/course"
-exec "$place/venv/bin/python" -m gpukit.classroom.gradescope "$place" {visibility}
+exec "$place/venv/bin/python" -P -m gpukit.classroom.gradescope "$place" {visibility}
 """
 
 _README = """\

@@ -55,7 +55,7 @@ def place(tmp_path_factory):
     environment = {**os.environ, "AUTOGRADER": str(place), "PYTHON": sys.executable, "PACKAGES": str(packages)}
     subprocess.run(["bash", place / "source" / "setup.sh"], env={**environment, "PIP": "./pip"}, cwd=folder, check=True)
     where = subprocess.check_output(
-        [place / "venv/bin/python", "-c", "import gpukit; print(gpukit.__file__)"], text=True
+        [place / "venv/bin/python", "-P", "-c", "import gpukit; print(gpukit.__file__)"], text=True
     )
     assert where.startswith(str(place / "source" / "course")), "the zip's package, not the checkout's"
     return place

@@ -330,7 +330,7 @@ def test_all_programs_on_real_tensors():
 def test_the_report():
     p = predict(lambda: copy[(1024,)](meta(1 << 20), meta(1 << 20), 1 << 20, BLOCK=1024))
     report = p.report().split("\n")
-    assert report[0] == f"{p.time_us:,.1f} us on H200 SXM, limited by launch"
+    assert report[0] == f"{p.time_us:,.1f} µs on H200 SXM, limited by launch"
     assert any(line.startswith("launch") and line.endswith("<- limit") for line in report)
     assert report[-1] == "rates reached: measured on an H200, gpukit/results/h200/machine.csv"
     assert str(p) == p.report() and p._repr_html_().count("<tr>") == len(p.resources) == len(p.rows())

@@ -139,10 +139,8 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Put Triton's own interpreter back."""
+    """Put Triton's own interpreter back. Names that it lacks stay: functions rewritten under the layer go on calling them."""
     while _installed:
         owner, name, plain = _installed.pop()
-        if plain is _ABSENT:
-            delattr(owner, name)
-        else:
+        if plain is not _ABSENT:
             setattr(owner, name, plain)
