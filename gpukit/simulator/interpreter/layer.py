@@ -92,6 +92,9 @@ _ADDED = (
     (INTERPRETER, "InterpreterBuilder.get_bf16", arithmetic.get_bf16),
     (INTERPRETER, "InterpreterBuilder.create_descriptor_reduce", memory_ops.descriptor_reduce),
     (INTERPRETER, "InterpreterBuilder.create_dot_scaled", language.dot_scaled),
+)
+# What rewritten functions call. These names stay when the layer goes, since the functions do.
+_STAYING = (
     (INTERPRETER, "interpreter_semantic.all_of", language.all_of),
     (INTERPRETER, "interpreter_semantic.any_of", language.any_of),
     (INTERPRETER, "interpreter_semantic.none_of", language.none_of),
@@ -132,6 +135,9 @@ def install() -> None:
     for module, path, make in _ADDED:
         owner = getattr(importlib.import_module(module), path.split(".")[0])
         found.append((owner, path.split(".")[1], getattr(owner, path.split(".")[1], _ABSENT), make))
+    for module, path, make in _STAYING:
+        owner, name = path.split(".")
+        setattr(getattr(importlib.import_module(module), owner), name, make(None))
     for owner, name, plain, make in found:
         if make is not None:
             _installed.append((owner, name, plain))
@@ -139,8 +145,10 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Put Triton's own interpreter back. Names that it lacks stay: functions rewritten under the layer go on calling them."""
+    """Put Triton's own interpreter back."""
     while _installed:
         owner, name, plain = _installed.pop()
-        if plain is not _ABSENT:
+        if plain is _ABSENT:
+            delattr(owner, name)
+        else:
             setattr(owner, name, plain)
