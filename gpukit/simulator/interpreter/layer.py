@@ -21,6 +21,7 @@ _PATCHES = (
     (INTERPRETER, "InterpretedFunction.run", executor.run),
     (INTERPRETER, "InterpretedFunction.__call__", executor.call),
     (INTERPRETER, "InterpretedFunction.rewrite", None),
+    (INTERPRETER, "InterpretedFunction.rewritten_fn", None),
     (INTERPRETER, "GridExecutor._init_args_hst", None),
     (INTERPRETER, "GridExecutor._restore_args_dev", None),
     (INTERPRETER, "_patch_lang", None),
@@ -92,9 +93,6 @@ _ADDED = (
     (INTERPRETER, "InterpreterBuilder.get_bf16", arithmetic.get_bf16),
     (INTERPRETER, "InterpreterBuilder.create_descriptor_reduce", memory_ops.descriptor_reduce),
     (INTERPRETER, "InterpreterBuilder.create_dot_scaled", language.dot_scaled),
-)
-# What rewritten functions call. These names stay when the layer goes, since the functions do.
-_STAYING = (
     (INTERPRETER, "interpreter_semantic.all_of", language.all_of),
     (INTERPRETER, "interpreter_semantic.any_of", language.any_of),
     (INTERPRETER, "interpreter_semantic.none_of", language.none_of),
@@ -135,13 +133,11 @@ def install() -> None:
     for module, path, make in _ADDED:
         owner = getattr(importlib.import_module(module), path.split(".")[0])
         found.append((owner, path.split(".")[1], getattr(owner, path.split(".")[1], _ABSENT), make))
-    for module, path, make in _STAYING:
-        owner, name = path.split(".")
-        setattr(getattr(importlib.import_module(module), owner), name, make(None))
     for owner, name, plain, make in found:
         if make is not None:
             _installed.append((owner, name, plain))
             setattr(owner, name, make(plain))
+    _forget_rewritten_functions()
 
 
 def uninstall() -> None:
@@ -152,3 +148,9 @@ def uninstall() -> None:
             delattr(owner, name)
         else:
             setattr(owner, name, plain)
+    _forget_rewritten_functions()
+
+
+def _forget_rewritten_functions() -> None:
+    """Triton keeps the text that it made of each kernel; with and without the layer it makes different ones."""
+    _resolve(INTERPRETER, "InterpretedFunction.rewritten_fn")[2].clear()
