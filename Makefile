@@ -8,7 +8,7 @@ PYTHONS = $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11)
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 # Besides the version in constraints.txt, the kernels are tested on the oldest and the newest that work.
 TRITONS = 3.6.0 3.9.0
-TRITON_TESTS = tests/simulator/test_interpreter.py tests/simulator/test_trace.py tests/kernels/test_softmax.py tests/checks/test_answers.py
+TRITON_TESTS = tests/simulator/test_interpreter.py tests/simulator/test_gluon.py tests/simulator/test_trace.py tests/kernels/test_softmax.py tests/checks/test_answers.py
 
 define SETUP
 @for python in $(PYTHONS) ""; do "$$python" -c '$(SUPPORTED)' 2>/dev/null && break; done; \

@@ -45,7 +45,7 @@ def _imported(name: str) -> ModuleType | None:
 
 
 def for_hopper(name: str, device: torch.device) -> ModuleType | None:
-    """The module of this package with kernels in Gluon for this GPU, or None: it is not of Hopper's kind, or imagined, since
-    Gluon cannot be interpreted, or Triton's Gluon, which is experimental, lacks what the kernels take."""
+    """The module of this package with kernels in Gluon for this GPU, or None: it is not of Hopper's kind, or imagined or
+    watched, where pointer kernels stand in, or Triton's Gluon, which is experimental, lacks what the kernels take."""
     gpu = properties(device)
     return None if gpu is None or gpu.compute_capability[0] != 9 or interpreted() else _imported(name)

@@ -4,7 +4,8 @@ One warp fetches: it lets the TMA unit copy blocks into a ring of slots in share
 compute. Who waits for whom goes through barriers in shared memory (mbarriers). A barrier counts arrivals, of threads or of
 bytes that the TMA unit has copied; when all have come, its phase, 0 or 1, changes, and the warps that waited for that phase go on.
 
-Gluon cannot be interpreted: gpukit.trace(), and tests without a GPU, see other kernels instead.
+gpukit.trace() sees the pointer kernels instead: a program here computes many tiles, which takes the interpreter long. Called
+by themselves these kernels are interpreted too, and waits that are missing or never end are named (tests/simulator/test_gluon.py).
 Source: https://docs.nvidia.com/cuda/parallel-thread-execution/ (mbarrier, cp.async.bulk.tensor, setmaxnreg)
 """
 

@@ -7,6 +7,7 @@ addresses     where the lanes of one of them point: tiles, runs, sectors
 bounds        which memory is legal, who wrote it, who raced; faults are the exceptions
 arithmetic    bf16, fp8, dots, reductions; numerics (number formats) and libdevice (its functions) beside it
 language      and, or and not; min, max and range; what the interpreter lacks
+gluon         what the words of a kernel in Gluon mean; shared_memory is where its warps, copies and products meet
 frames        where in the user's code it happened
 lines         how often each source line ran; sampled runs a few programs on addresses alone
 type_cache    what makes it quicker

@@ -130,6 +130,9 @@ def dot(plain):
             a, b = (make(fp8_floats(x.data, x.dtype.scalar.name), tl.float32) for x in (a, b))
         elif is_bf16(a) or is_bf16(b):
             a, b = (make(bf16_floats(x.data), tl.float32) if is_bf16(x) else x for x in (a, b))
+        elif a.data.dtype == b.data.dtype == np.float16 and d.data.dtype == np.float32:
+            # the same products and sums, but by BLAS, hundreds of times as fast
+            a, b = (make(x.data.astype(np.float32), tl.float32) for x in (a, b))
         elif a.data.dtype == b.data.dtype == np.float32 and input_precision == ti._ir.INPUT_PRECISION.TF32:
             a, b = (make(tf32(x.data), tl.float32) for x in (a, b))
         return plain(self, a, b, d, input_precision, *rest, **kwargs)

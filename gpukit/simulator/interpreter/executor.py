@@ -16,7 +16,7 @@ from triton.runtime.errors import InterpreterError
 
 from gpukit import hardware
 from gpukit.launches import watchers
-from gpukit.simulator.interpreter import language, running
+from gpukit.simulator.interpreter import gluon, language, running
 from gpukit.simulator.interpreter.arithmetic import bind_libdevice, min_dot_size
 from gpukit.simulator.interpreter.bounds import Memory, note_written
 from gpukit.simulator.interpreter.faults import Fault
@@ -50,7 +50,8 @@ def launch(function, args, kwargs, grid) -> None:
     fn = function.rewrite()
     known = inspect.getfullargspec(fn)
     options = {k: v for k, v in kwargs.items() if k not in known.args and k not in known.kwonlyargs}
-    kwargs = {k: v for k, v in kwargs.items() if k not in options}
+    args = [gluon.plain(value) for value in args]
+    kwargs = {k: gluon.plain(v) for k, v in kwargs.items() if k not in options}
     arguments = inspect.getcallargs(fn, *args, **kwargs)
     grid = _grid(grid(arguments) if callable(grid) else grid)
     file = function.fn.__code__.co_filename
@@ -60,6 +61,7 @@ def launch(function, args, kwargs, grid) -> None:
     samples = [watcher.sample for watcher in watchers if watcher.sample is not None]
     call.sampled = min(*samples, call.programs) if samples else None
     running.now.sampling = bool(samples)
+    running.now.num_warps = call.num_warps
     running.now.recorders = [watcher.begin(call) for watcher in watchers]
     if any(watcher.dry for watcher in watchers):
         return
@@ -92,6 +94,8 @@ def launch(function, args, kwargs, grid) -> None:
     targets = ti.interpreter_builder.codegen_fns
     scope.set_attr(ti.interpreter_builder, "codegen_fns", {**targets, "min_dot_size": min_dot_size})
     language.bind(scope)
+    if gluon.is_gluon(function):
+        gluon.bind(scope)
     running.now.scope = scope
     try:
         values = {
@@ -107,8 +111,10 @@ def launch(function, args, kwargs, grid) -> None:
             x, rest = linear % axes[0], linear // axes[0]
             builder.set_grid_idx(x, rest % axes[1], rest // axes[1])
             fn(**values)
+            if running.now.shared is not None:
+                running.now.shared.end()
 
-        language.bind_words(scope, fn.__globals__)
+        _bind_names(function)
         try:
             with np.errstate(all="ignore"):  # a GPU computes inf and NaN silently
                 if call.sampled is None:
@@ -208,6 +214,8 @@ def _value(name: str, given, host, memory: Memory):
     if isinstance(given, float):
         return tl.tensor(ti.TensorHandle(np.array([given], dtype=np.float32), tl.float32), tl.float32)
     value = ti._implicit_cvt(host)
+    if hasattr(given, "layout") and hasattr(given, "block_shape"):  # a descriptor of Gluon's
+        gluon.describe(value, given.layout)
     tensor = _tensor(given)
     if tensor is not None:
         handle = getattr(value.handle, "base", value.handle)  # a descriptor holds its pointer in `base`
@@ -218,11 +226,18 @@ def _value(name: str, given, host, memory: Memory):
     return value
 
 
+def _bind_names(function) -> None:
+    """What is a builtin elsewhere, among the names of a function that is about to run."""
+    language.bind_words(running.now.scope, function.fn.__globals__)
+    if gluon.is_gluon(function):
+        gluon.bind_names(running.now.scope, function.fn.__globals__)
+
+
 def call(plain):
     def __call__(self, *args, **kwargs):
         if running.now is None:
             return plain(self, *args, **kwargs)
-        language.bind_words(running.now.scope, self.fn.__globals__)
+        _bind_names(self)
         return self.rewrite()(*args, **kwargs)
 
     return __call__
@@ -249,6 +264,8 @@ def counted_launch(plain):
     """A launch that is about to run on the GPU: if somebody traces, it is first interpreted, on copies of its tensors."""
 
     def run(self, *args, grid, warmup, **kwargs):
+        if triton.knobs.runtime.interpret and gluon.is_gluon(self):  # which @gluon.jit makes without asking for this
+            return _interpreted(self).run(*args, grid=grid, warmup=warmup, **kwargs)
         if watchers and not warmup:
             _interpreted(self).run(*args, grid=grid, warmup=False, **kwargs)
             no_memory = any(t.device.type == "meta" for t in _tensors([*args, *kwargs.values()]))

@@ -68,6 +68,14 @@ class UnwrittenFault(Fault):
         )
 
 
+class SynchronizationFault(Fault):
+    """A program in Gluon touches shared memory that is not ready, or waits for what never comes. `what` is the clause that
+    says so; of the other fields it has program, file and line."""
+
+    def _sentence(self) -> str:
+        return f"{_program(self.program)}, line {self.line}: {self.what}"
+
+
 def _program(ids) -> str:
     return f"program {ids[0]}" if len(ids) == 1 else f"program {tuple(ids)}"
 

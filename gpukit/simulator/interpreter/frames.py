@@ -30,6 +30,19 @@ def where() -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
+def line_in_kernel() -> int:
+    """The line of the kernel itself, or of the function of a group of warps, from which the running access is made."""
+    frame, line = sys._getframe(1), 0
+    while frame is not None and (not _is_internal(frame.f_code.co_filename) or not line):
+        if not _is_internal(frame.f_code.co_filename):
+            line = frame.f_lineno
+        frame = frame.f_back
+        # A helper in Gluon is called by way of the interpreter, which calls it by way of the executor.
+        while frame is not None and frame.f_code.co_name in ("__call__", "call", "wrapper"):
+            frame = frame.f_back
+    return line
+
+
 def user_frames(frames):
     """A traceback of (frame, last instruction, line) triples, outermost first, without Triton's frames and ours."""
     trace = None

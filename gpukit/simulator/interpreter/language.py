@@ -141,10 +141,10 @@ def bind_words(scope, names: dict) -> None:
     """For the time of a launch: what is a builtin elsewhere, in the globals of a function that runs in it."""
     for word, meaning in _WORDS.items():
         if word not in names:
-            scope.set_attr(_Module(names), word, meaning)
+            scope.set_attr(Globals(names), word, meaning)
 
 
-class _Module:
+class Globals:
     """The globals of a module as attributes."""
 
     def __init__(self, names: dict):

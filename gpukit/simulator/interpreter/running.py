@@ -37,6 +37,9 @@ class Running:
 
     sampling   it computes nothing: floats load as 0, nothing is stored, dots are counted and not done
     scope      what Triton puts in the place of its language, and takes away in the end
+    shared     of a kernel in Gluon: shared memory and warps of the program that runs (shared_memory.py), made when it asks
+    num_warps  that a program has
+    bound      of a kernel in Gluon: ids of the globals whose names have been given their meaning
     seen       where this program made accesses, if it is to end as soon as it makes one a second time; else None
     """
 
@@ -46,6 +49,9 @@ class Running:
         self.sampling = False
         self.seen: set | None = None
         self.scope = None
+        self.shared = None
+        self.num_warps = 4
+        self.bound: set[int] = set()
 
 
 class Enough(BaseException):
