@@ -200,6 +200,25 @@ def test_layouts_are_not_looked_at():
     assert torch.equal(y, x + 1)
 
 
+@gluon.jit
+def _adds_up(x_desc, y_desc):
+    smem, ready = blocks_like(x_desc, 1), barriers(1, 1)
+    mbarrier.expect(ready.index(0), x_desc.block_type.nbytes)
+    fetch(x_desc, [gl.program_id(0) * 64, 0], ready.index(0), smem.index(0))
+    mbarrier.wait(ready.index(0), 0)
+    tma.async_atomic_add(y_desc, [0, 0], smem.index(0))
+    tma.store_wait(0)
+
+
+@pytest.mark.skipif(not hasattr(tma, "async_atomic_add"), reason="this Triton's Gluon lacks reductions by the TMA unit")
+def test_reductions_of_the_tma_unit():
+    x, y = torch.randn(256, 64), torch.zeros(64, 64)
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
+    described = [TensorDescriptor(t, list(t.shape), list(t.stride()), [64, 64], layout) for t in (x, y)]
+    _adds_up[(4,)](*described)
+    assert torch.allclose(y, x.view(4, 64, 64).sum(0), atol=1e-5)
+
+
 def test_shared_memory_is_as_large_as_an_sm():
     with pytest.raises(SynchronizationFault, match=r"take 2\d\d,\d\d\d bytes; an SM has 232,448"):
         square(stages=29)
@@ -220,9 +239,9 @@ def test_an_index_outside_of_a_block():
 @gluon.jit
 def _unknown(x_ptr):
     gl.histogram(gl.arange(0, 16), 4)
-    hopper.cluster.arrive()
+    hopper.async_copy.commit_group()
 
 
 def test_what_is_not_interpreted_is_named():
-    with pytest.raises(Exception, match="Gluon's arrive is not interpreted"):
+    with pytest.raises(Exception, match="Gluon's commit_group is not interpreted"):
         _unknown[(1,)](torch.zeros(16))

@@ -277,12 +277,10 @@ _BARRIERS = {"init": _init, "invalidate": _invalidate, "expect": _expect, "arriv
 # ---- the TMA unit
 
 
-def _fetch(tensor_desc, coord, barrier: Block, result: Block, pred=True, multicast=False) -> None:
+def _fetch(tensor_desc, coord, barrier: Block, result: Block, pred=True, **options) -> None:
     if not number(pred):
         return
-    semantic = interpreter_module().interpreter_semantic
-    at = [semantic.to_tensor(x).handle for x in coord]
-    value = interpreter_module().interpreter_builder.create_descriptor_load(tensor_desc.handle, at, None, None).data
+    value = tensor_desc.load(coord).handle.data
     if value.size != result.data.size:
         raise ValueError(f"a block of {list(value.shape)} is copied to a place of {result.shape} in shared memory")
     now = program()
@@ -293,17 +291,21 @@ def _fetch(tensor_desc, coord, barrier: Block, result: Block, pred=True, multica
     _barrier(barrier).landing.append(copy)
 
 
-def _put(tensor_desc, coord, src: Block) -> None:
-    now = program()
-    now.read_asynchronously(src, "copies from")
-    ti = interpreter_module()
-    at = [ti.interpreter_semantic.to_tensor(x).handle for x in coord]
-    block = src.data.reshape([number(n) for n in tensor_desc.block_shape])
-    ti.interpreter_builder.create_descriptor_store(tensor_desc.handle, ti.TensorHandle(block.copy(), src.dtype), at)
-    now.group.stores.append(src)
+def _putting(method: str):
+    """A copy to global memory by a method of descriptors: "store", or one that adds to what is there."""
+
+    def put(tensor_desc, coord, src: Block, **options) -> None:
+        now = program()
+        now.read_asynchronously(src, "copies from")
+        shape = [number(n) for n in tensor_desc.block_shape]
+        block = interpreter_module().TensorHandle(src.data.reshape(shape).copy(), src.dtype)
+        getattr(tensor_desc, method)(coord, tl.core.tensor(block, tl.block_type(src.dtype, shape)))
+        now.group.stores.append(src)
+
+    return put
 
 
-def _store_wait(pendings) -> None:
+def _store_wait(pendings, read_only=True) -> None:
     stores = program().group.stores
     del stores[: max(len(stores) - number(pendings), 0)]
 
@@ -311,8 +313,9 @@ def _store_wait(pendings) -> None:
 _TMA = {
     "async_copy_global_to_shared": _fetch,
     "async_load": _fetch,
-    "async_copy_shared_to_global": _put,
-    "async_store": _put,
+    "async_copy_shared_to_global": _putting("store"),
+    "async_store": _putting("store"),
+    **{f"async_atomic_{name}": _putting(f"atomic_{name}") for name in ("add", "min", "max", "and", "or", "xor")},
     "store_wait": _store_wait,
 }
 
