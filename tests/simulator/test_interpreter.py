@@ -1015,6 +1015,21 @@ def test_importing_triton_installs_the_layer():
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
 
 
+@triton.jit
+def neighbor_or_zero(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    i = tl.program_id(0)
+    tl.store(y_ptr + i, tl.load(x_ptr + i - 1, mask=i > 0, other=0.0))
+    offs = i + tl.arange(0, BLOCK)
+    tl.store(y_ptr + 4 + offs, tl.load(x_ptr + offs - 1, mask=offs > 0, other=0.0))
+
+
+@row()
+def zero_for_a_masked_load_of_one_number():
+    x, y = torch.arange(1.0, 5.0), torch.full((8,), 7.0)
+    neighbor_or_zero[(4,)](x, y, BLOCK=1)
+    assert y.tolist() == 2 * [0, 1, 2, 3]
+
+
 # ---- what stays different -----------------------------------------------------------------------------------------
 
 

@@ -52,6 +52,23 @@ def _width(ptrs) -> int:
     return max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
 
 
+def load_with_other(plain):
+    """Triton asks `if other` where it means whether there is one. In its interpreter a single number is as true as its value,
+    so that other=0 would be none."""
+
+    def _load_legacy(ptr, mask, other, *rest):
+        if other is None or ptr.handle.data.size > 1:
+            return plain(ptr, mask, other, *rest)
+        truth = tl.core.tensor.__bool__
+        tl.core.tensor.__bool__ = lambda self: True
+        try:
+            return plain(ptr, mask, other, *rest)
+        finally:
+            tl.core.tensor.__bool__ = truth
+
+    return _load_legacy
+
+
 def masked_load(plain):
     def create_masked_load(self, ptrs, mask, other, *rest, **kwargs):
         if running.now is not None and ptrs.attr.get(_NAN):
