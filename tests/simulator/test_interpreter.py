@@ -1023,7 +1023,7 @@ def neighbor_or_zero(x_ptr, y_ptr, BLOCK: tl.constexpr):
     tl.store(y_ptr + 4 + offs, tl.load(x_ptr + offs - 1, mask=offs > 0, other=0.0))
 
 
-@row()
+@row(plain_fails=False)  # masked lanes are 0 there
 def zero_for_a_masked_load_of_one_number():
     x, y = torch.arange(1.0, 5.0), torch.full((8,), 7.0)
     neighbor_or_zero[(4,)](x, y, BLOCK=1)

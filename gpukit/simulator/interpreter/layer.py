@@ -65,7 +65,7 @@ _PATCHES = (
     (INTERPRETER, "_ir.INPUT_PRECISION.IEEE", None),
     (INTERPRETER, "_ir.ATOMIC_OP.XCHG", None),
     (INTERPRETER, "interpreter_semantic", None),
-    (INTERPRETER, "interpreter_semantic._load_legacy", memory_ops.load_with_other),
+    ("triton.language.semantic", "TritonSemantic.load", memory_ops.load_with_other),
     (INTERPRETER, "InterpreterBuilder.create_maxnumf", arithmetic.nan_dropping(np.fmax)),
     (INTERPRETER, "InterpreterBuilder.create_minnumf", arithmetic.nan_dropping(np.fmin)),
     (INTERPRETER, "ReduceOps.sum", arithmetic.reduce_sum),

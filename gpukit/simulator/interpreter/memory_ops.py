@@ -56,17 +56,18 @@ def load_with_other(plain):
     """Triton asks `if other` where it means whether there is one. In its interpreter a single number is as true as its value,
     so that other=0 would be none."""
 
-    def _load_legacy(ptr, mask, other, *rest):
-        if other is None or ptr.handle.data.size > 1:
-            return plain(ptr, mask, other, *rest)
+    def load(self, ptr, mask, other, *rest, **kwargs):
+        one = running.now is not None and other is not None and getattr(ptr.handle, "data", np.zeros(2)).size == 1
+        if not one:
+            return plain(self, ptr, mask, other, *rest, **kwargs)
         truth = tl.core.tensor.__bool__
         tl.core.tensor.__bool__ = lambda self: True
         try:
-            return plain(ptr, mask, other, *rest)
+            return plain(self, ptr, mask, other, *rest, **kwargs)
         finally:
             tl.core.tensor.__bool__ = truth
 
-    return _load_legacy
+    return load
 
 
 def masked_load(plain):
