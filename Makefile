@@ -19,7 +19,7 @@ fi; \
 "$$python" -I gpukit/bootstrap.py --venv "$(VENV)"
 endef
 
-.PHONY: help lab test prove test-gpu test-triton grade book measure clean
+.PHONY: help lab test prove test-gpu soak test-triton grade book measure clean
 
 help: ## print this list
 	@echo "make TARGET, where TARGET is one of"
@@ -45,6 +45,10 @@ prove: ## run notebooks on the solutions, known answers on the checks
 test-gpu: ## run the tests that need a GPU
 	$(SETUP) --extra dev --last-step "running the tests that need a GPU"
 	$(BIN)/python -m pytest -m gpu tests -n 8 --dist loadgroup --durations=25 $(ARGS)
+
+soak: ## train thousands of steps on a GPU, beside PyTorch
+	$(SETUP) --extra dev --last-step "training beside PyTorch"
+	$(BIN)/python -m tests.train.soak $(ARGS)
 
 test-triton: ## run the kernels on the oldest and the newest Triton that work
 	$(SETUP) --extra dev --last-step "running the kernels on Triton $(TRITONS)"

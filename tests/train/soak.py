@@ -1,0 +1,206 @@
+"""The soak: thousands of training steps with gpukit's kernels in one process, compared with PyTorch's step by step.
+
+    make soak ARGS="--seconds 540"
+
+`make test-gpu` shows that a kernel is right once. This is its longer sister, for what shows once in thousands of steps: a launch
+table that mixes up two models, a counter that one launch leaves behind for another, an optimizer whose addresses are out of date,
+memory that is taken from under a kernel. Many configurations run in turns in one process, compiled and not, large and small, and
+the host never waits within a run. Before each round the cache of PyTorch's allocator is emptied or left, by turns, so that
+addresses come again and do not.
+
+- The losses of each run are compared with those of PyTorch's own parts on the same tokens, step by step: rounding moves them by
+  less than LOSS_BOUND of their value, and one that went wrong by orders of magnitude more. The weights must be finite.
+- AdamW alone takes ADAMW_STEPS steps beside PyTorch's on gradients that move to another place in each step.
+
+It writes gpukit/results/<gpu>/soak.csv, a row for each configuration, and ends with status 1 where anything was out of bounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from gpukit import benchmark
+from gpukit.train import data, ladder, presets
+from gpukit.train.presets import Settings
+
+LOSS_BOUND = 0.02
+ADAMW_STEPS = 2000
+COLUMNS = (
+    "preset",
+    "batch",
+    "seq",
+    "way",
+    "runs",
+    "steps",
+    "worst",
+    "at_step",
+    "gpu",
+    "torch",
+    "triton",
+    "commit",
+    "date",
+)
+
+REFERENCE = ladder.How("autocast", "pytorch", optimizer="fused", padded=True)
+WAYS = {
+    "attention": {"attention": "gpukit"},
+    "loss": {"loss": "chunked"},
+    "AdamW": {"optimizer": "gpukit"},
+    "attention, loss, AdamW": {"attention": "gpukit", "loss": "chunked", "optimizer": "gpukit"},
+    "all": {"attention": "gpukit", "loss": "chunked", "optimizer": "gpukit", "kernels": True},
+}
+
+
+def configurations(chosen: list[str]) -> Iterator[tuple[str, Settings]]:
+    """Large and small by turns."""
+    for name, batch, seq, steps in (
+        ("gpt2", 16, 1024, 40),
+        ("gpt-1.3b", 4, 4096, 10),
+        ("gpt2", 3, 777, 40),
+        ("llama-1b", 2, 2048, 10),
+        ("tiny", 8, 256, 60),
+    ):
+        if name in chosen:
+            yield name, presets.preset(name).settings.replace(batch=batch, seq=seq, steps=steps, micro_batches=1)
+
+
+def losses(settings: Settings, way: ladder.How, corpus: data.Corpus, device: torch.device) -> list[float]:
+    """The loss of every step; NaN at the end if a weight is not finite. The host waits once, at the end."""
+    trained = ladder.Trained(settings, way, corpus, device)
+    found = [trained.step() for _ in range(settings.steps)]
+    finite = torch.stack([parameter.isfinite().all() for parameter in trained.model.parameters()]).all()
+    values = torch.stack(found).tolist()
+    return values if finite.item() else [*values, float("nan")]
+
+
+def worst(found: list[float], expected: list[float]) -> tuple[float, int]:
+    """The largest distance of a loss from the expected one, in parts of that, and its step, counted from 1."""
+    if len(found) != len(expected):
+        return float("inf"), len(found)
+    distances = [abs(a - b) / abs(b) if a == a else float("inf") for a, b in zip(found, expected, strict=True)]
+    return max((distance, step) for step, distance in enumerate(distances, 1))
+
+
+class Soak:
+    """Rounds over all configurations until the time is over. `rows`: (preset, batch, seq, way) -> runs, steps, worst, step."""
+
+    def __init__(self, device: torch.device, corpus: data.Corpus, say: Callable[[str], None] = print):
+        self.device, self.corpus, self.say = device, corpus, say
+        self.rows: dict[tuple, list] = {}
+        self.expected: dict[tuple, list[float]] = {}
+        self.steps = 0
+
+    def round(self, chosen: list[str], compiled: bool, until: float) -> bool:
+        """One round; False where its time was over before its end."""
+        for name, settings in configurations(chosen):
+            key = name, settings.batch, settings.seq
+            if key not in self.expected:
+                self.expected[key] = losses(settings, REFERENCE, self.corpus, self.device)
+            for way, changes in WAYS.items():
+                if time.monotonic() > until:
+                    return False
+                how = replace(REFERENCE, compiled=compiled, **changes)
+                found = losses(settings, how, self.corpus, self.device)
+                self.steps += len(found)
+                self.note((*key, way + (", compiled" if compiled else "")), found, self.expected[key])
+                self.tidy()
+        return True
+
+    def note(self, key: tuple, found: list[float], expected: list[float]) -> None:
+        distance, step = worst(found, expected)
+        runs, steps, before, at = self.rows.get(key, (0, 0, -1.0, 0))
+        self.rows[key] = [runs + 1, steps + len(found), max(distance, before), step if distance > before else at]
+        if distance > LOSS_BOUND:
+            self.say(f"OUT OF BOUNDS: {key}, step {step}: {found} instead of {expected}")
+
+    def tidy(self) -> None:
+        gc.collect()
+        torch.compiler.reset()
+        if self.device.type == "cuda" and len(self.rows) % 2:
+            torch.cuda.empty_cache()
+
+    @property
+    def failed(self) -> bool:
+        return any(distance > LOSS_BOUND for _, _, distance, _ in self.rows.values())
+
+
+def adamw(device: torch.device, steps: int = ADAMW_STEPS, copies: int = 8) -> tuple[float, int]:
+    """gpukit's AdamW beside PyTorch's, float32, on gradients in a new place in each step, some of which are kept alive: the
+    largest distance of a weight in parts of the learning rate's sum so far, and its step."""
+    from gpukit.kernels import AdamW
+
+    generator = torch.Generator(device).manual_seed(0)
+    shapes = [(64, 257), (1,), (1000, 33), (17,), (4096,), (3, 5, 7)] * copies
+    ours, theirs = (
+        [torch.randn(s, device=device, generator=generator).requires_grad_() for s in shapes] for _ in range(2)
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        b.data.copy_(a.data)
+    optimizers = AdamW(ours, lr=1e-3), torch.optim.AdamW(theirs, lr=1e-3)
+    kept: list[torch.Tensor] = []
+    largest = 0.0, 0
+    for step in range(1, steps + 1):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn(a.shape, device=device, generator=generator)
+            b.grad = a.grad.clone()
+        kept = [*kept, ours[step % len(ours)].grad][-13:]
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if step % 50 == 0 or step == steps:
+            distance = max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True)) / (1e-3 * step)
+            largest = max(largest, (distance if distance == distance else float("inf"), step))
+    return largest
+
+
+ADAMW_BOUND = 1e-3  # of the way that a weight can have gone
+
+
+def write(soak: Soak, name: str) -> Path:
+    path = benchmark.RESULTS / benchmark.gpu_key(name) / "soak.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    same = benchmark.identity(name)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(COLUMNS)
+        for key, (runs, steps, distance, at) in soak.rows.items():
+            table.writerow([*key, runs, steps, f"{distance:.2e}", at, *(same[c] for c in COLUMNS[-5:])])
+    return path
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.train.soak", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=540, help="after which no run begins (default: 540)")
+    parser.add_argument("--presets", nargs="+", default=["gpt2", "gpt-1.3b", "llama-1b", "tiny"])
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    args = parser.parse_args(argv)
+    until = time.monotonic() + args.seconds
+    device = torch.device(args.device)
+    distance, step = adamw(device)
+    print(f"AdamW beside PyTorch's, {ADAMW_STEPS:,} steps: at most {distance:.1e} of the way, at step {step}")
+    # A text of few tokens, which every model knows: a vocabulary of 50,257 takes a minute to learn.
+    soak = Soak(device, data.prepare(min(presets.preset(name).settings.model["vocab_size"] for name in args.presets)))
+    number = 0
+    # Compiled in the first round and every third: compiling takes longer than training.
+    while soak.round(args.presets, number % 3 == 0, until):
+        number += 1
+        print(f"round {number}: {soak.steps:,} steps")
+    for key, (runs, steps, far, at) in soak.rows.items():
+        print(*key, f"{runs} runs, {steps} steps, at most {far:.1e} from PyTorch's losses, at step {at}", sep="  ")
+    print(f"{soak.steps:,} steps")
+    if device.type == "cuda":
+        print(write(soak, torch.cuda.get_device_name()))
+    return int(soak.failed or distance > ADAMW_BOUND)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
