@@ -253,6 +253,7 @@ STATE = FunctionExercise(
         Misconception("frozen-not-cut", gives=_state(frozen_cut=False)),
         Misconception("frozen-forgotten", gives=_state(frozen_counts=False)),
         Misconception("no-copy", gives=_state({"mixed": (2, 2, 8)})),
+        Misconception("recipe-of-autocast", gives=_state({"mixed": (4, 4, 8)})),
         Misconception("one-moment", gives=_state({"fp32": (4, 4, 4), "mixed": (2, 2, 8), "bf16": (2, 2, 2)})),
         Misconception("gradients-in-fp32", gives=_state({"mixed": (2, 4, 12)})),
         Misconception("everything-in-16-bit", gives=_state({"mixed": (2, 2, 6)})),
@@ -263,6 +264,7 @@ STATE = FunctionExercise(
         Misconception("stage-order/2", gives=_state(gradients_from=1, states_from=2)),
         Misconception("stages-add-up", gives=_state(stages_add=False)),
         Misconception("weights-not-cut", gives=_state(weights_from=4)),
+        Misconception("states-not-cut", gives=_state(states_from=4)),
         Misconception("everything-in-stage-3", gives=_state(gradients_from=3, states_from=3)),
         Misconception("nothing-cut", gives=_state(weights_from=4, gradients_from=4, states_from=4)),
         Misconception("one-stage-late", gives=_state(weights_from=4, gradients_from=3, states_from=2)),
@@ -505,6 +507,7 @@ SAVED = FunctionExercise(
         Misconception("add-keeps-nothing", gives=_saved(_NEEDS_INPUTS | {"add", "scale"})),
         Misconception("add-keeps-nothing/2", gives=_saved(_NEEDS_INPUTS | {"add"})),
         Misconception("output-would-do", gives=_saved(_NEEDS_INPUTS | _NEEDS_OUTPUT, frozenset())),
+        Misconception("output-would-do/4", gives=_saved(_NEEDS_INPUTS | {"softmax"}, _NEEDS_OUTPUT - {"softmax"})),
         Misconception("output-would-do/2", gives=_saved(_NEEDS_INPUTS | {"relu"}, _NEEDS_OUTPUT - {"relu"})),
         Misconception(
             "output-does-not-tell", gives=_saved(_NEEDS_INPUTS - {"gelu", "silu"}, _NEEDS_OUTPUT | {"gelu", "silu"})
@@ -591,6 +594,10 @@ RECOMPUTE = FunctionExercise(
     unit="bytes",
     misconceptions=(
         Misconception("nothing-freed", gives=lambda layers, every, inputs, block: layers * block),
+        Misconception(
+            "nothing-freed/2",
+            gives=lambda layers, every, inputs, block: math.ceil(layers / every) * inputs + layers * block,
+        ),
         Misconception("own-input-twice", gives=_peak(lambda earlier: earlier + 1)),
         Misconception(
             "own-input-twice",
@@ -624,6 +631,10 @@ RECOMPUTE = FunctionExercise(
         Misconception(
             "last-segment-full/2",
             gives=lambda layers, every, inputs, block: (math.ceil(layers / every) - 1) * inputs + every * block,
+        ),
+        Misconception(
+            "no-segment",
+            gives=lambda layers, every, inputs, block: _peak()(layers, every, inputs, block) if layers >= every else 0,
         ),
         Misconception("one-block-at-a-time", gives=_peak(blocks_of=lambda blocks: 1)),
         Misconception(
@@ -728,6 +739,11 @@ SERVE = FunctionExercise(
         Misconception("negative", gives=_serve(least=False)),
         Misconception("negative", gives=_serve(least=False, rounded=math.trunc)),
         Misconception("at-least-one", gives=lambda *args: max(1, _serve()(*args))),
+        # No case tells these two mistakes from one of them alone, so the first is told first.
+        Misconception("no-pages", gives=_serve(pages="exact", least=False)),
+        Misconception("pages-rounded-down", gives=_serve(pages="down", least=False)),
+        Misconception("one-page-too-many", gives=_serve(pages="plus", least=False)),
+        Misconception("pages-as-tokens", gives=_serve(pages="count", least=False)),
     ),
 )
 

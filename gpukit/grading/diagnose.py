@@ -21,6 +21,7 @@ _WRAPPED = (
     "the tensor has more than 2^31 elements, and an offset computed in int32 wraps around there and becomes negative: which "
     "index has to be int64 before it is multiplied by a stride?"
 )
+_BACKWARD_TWICE = "Trying to backward through the graph a second time"  # how PyTorch's message begins
 _SIXTEEN_BITS = (
     "this operation takes float32 and refuses 16 bits: in which dtype was its argument loaded, and where can the kernel "
     "convert it?"
@@ -126,6 +127,8 @@ class Words:
             more.append("nothing was damaged: the check runs your code on copies")
             return self._found("fail", fault.what, first + where, *more)
         more = [f"    {error.source}"] if error.source else []
+        if _BACKWARD_TWICE in error.message and (why := self._remark("backward-twice")):
+            return self._found("error", "backward-twice", f"{error.type} in {at}{where}", *more, _BACKWARD_TWICE, *why)
         more += [error.message] if error.message else []
         return self._found("error", "exception", f"{error.type} in {at}{where}", *more)
 
