@@ -222,11 +222,11 @@ def what_the_layers_say() -> Markdown:
     return Markdown(
         f"**What you saw.** A layer of GPT-2 has {rows['GPT-2'][3]:.0f} h² weights in its matrices. A gate adds a third "
         f"matrix to the MLP: at the same inner width of 4 h the layer has {rows['GPT-2 with a gate'][3]:.0f} h². If the "
-        f"inner width is cut to 8/3 h, it is {rows['GPT-2 with a gate, 8/3 h wide'][3]:.0f} h² again, which is why that "
-        f"width was chosen first. Real models follow neither rule exactly: these four have between {min(real):.1f} and "
+        f"inner width is cut to 8/3 h, it is {rows['GPT-2 with a gate, 8/3 h wide'][3]:.0f} h² again, which is why the "
+        f"first gated models had that width. Real models follow neither rule exactly: these four have between {min(real):.1f} and "
         f"{max(real):.1f} h², because grouped queries make attention smaller and wider MLPs make up for it. For a real "
         f"model, compute from its shapes.\n\nMatrices grow with the square of the width. A single linear layer from d to "
-        f"4 d with d = {d:,} has {4 * d * d:,} weights, which take {16 * d * d:,} bytes in fp32."
+        f"4 d with d = {d:,}, about the width of GPT-3, has {4 * d * d:,} weights, which take {16 * d * d:,} bytes in fp32."
     )
 
 
@@ -404,13 +404,13 @@ class SavedByBlock:
 
     def reveal(self) -> Reveal:
         B, T, h = self.B, self.T, self.h
-        caption = f"A GPT block on a hidden state of [{B}, {T}, {h}], measured; [{B * T}, {h}] is the same, flattened"
+        caption = f"A GPT block on a hidden state of [{B}, {T}, {h}], counted; [{B * T}, {h}] is the same, flattened"
         table = style.table(
             {"operation": "", "what it keeps in addition": "", "size": "hidden states"}, self.rows, caption=caption,
             formats={"size": ".3f"},
         )  # fmt: skip
-        also = f"Together {self.bytes:,} bytes, measured; the formula of gpukit.accounting says {self.computed:,}."
-        return reveal("kept", {"hidden states": self.bytes / self.unit}, how="measured", also=[table, also])
+        also = f"Together {self.bytes:,} bytes, counted; the formula of gpukit.accounting says {self.computed:,}."
+        return reveal("kept", {"hidden states": self.bytes / self.unit}, how="counted", also=[table, also])
 
 
 def _saved_steps() -> dict[int, int]:
@@ -581,7 +581,7 @@ def growing_cache() -> Reveal:
         f"after segment. A cache that is allocated once with room for all tokens, [B, T_max, H, D], takes {ready:,.0f} "
         f"MiB and no more. This is why caches are laid out that way."
     )
-    found = {"in tensors": gpu.allocated_bytes / MIB, "reserved": gpu.reserved_bytes / MIB}
+    found = {"reserved": gpu.reserved_bytes / MIB}
     return reveal("cache", found, how="modelled", also=[text])
 
 
@@ -690,15 +690,17 @@ def what_fits() -> Markdown:
         layout, run = memory.Parallel(data=8, zero=zero), memory.Run(recompute=recompute)
         return memory.training_memory(LLAMA, 8, 32768, parallel=layout, run=run)
 
-    only_zero, only_again, both = held(3, "none"), held(0, "full"), held(3, "full")
+    only_zero, both = held(3, "none"), held(3, "full")
+    less = [held(zero, "full").total_bytes / 1e9 for zero in (1, 2)]
     logits = 4 * 32768 * LLAMA.vocab_size
     return Markdown(
-        f"<details><summary>Which switches did you need, and what is the largest piece then?</summary>\n\nYou need both: "
-        f"ZeRO 3 alone leaves {only_zero.total_bytes / 1e9:.0f} GB per GPU, most of it activations; full recomputation "
-        f"alone leaves {only_again.total_bytes / 1e9:.0f} GB, most of it optimizer states. Together they take "
-        f"{both.total_bytes / 1e9:.1f} GB, which just fits. The largest piece is then the working memory, "
-        f"{both.parts['working'] / 1e9:.1f} GB: three tensors of 32,768 x {LLAMA.vocab_size:,} logits in fp32, "
-        f"{logits / 1e9:.1f} GB each. Notebook 15 writes a loss that never holds them.\n</details>"
+        f"<details><summary>Which switches did you need, and what is the largest piece then?</summary>\n\nYou need both, "
+        f"and ZeRO in its last stage. ZeRO 3 alone leaves {only_zero.total_bytes / 1e9:.0f} GB per GPU, most of it "
+        f"activations. Full recomputation leaves {less[0]:.0f} GB with ZeRO 1 and {less[1]:.0f} GB with ZeRO 2. With ZeRO "
+        f"3 it leaves {both.total_bytes / 1e9:.1f} GB, which just fits. The largest piece is then the working memory, "
+        f"{both.parts['working'] / 1e9:.1f} GB. Of these, {3 * logits / 1e9:.1f} GB are three tensors of 32,768 x "
+        f"{LLAMA.vocab_size:,} logits in fp32, {logits / 1e9:.1f} GB each. Notebook 15 writes a loss that never holds "
+        f"them.\n</details>"
     )
 
 
@@ -742,7 +744,7 @@ def budget() -> Table:
         ("AdamW: fp32 copy and two averages", s.optimizer_bytes / 1e6, "parameters", "16"),
         ("activations, attention's scores kept", scores / 1e6, "tokens, and tokens squared", "13"),
         ("activations, FlashAttention", layer_activations() / 1e6, "tokens", "10 and 11"),
-        ("activations, recomputed", again / 1e6, "tokens", ""),
+        ("activations, recomputed", again / 1e6, "tokens", "02"),
         ("KV cache, when serving", cache / 1e6, "tokens", "14"),
     ]
     columns = {"one layer of Llama 3 8B": "", "memory": "MB", "grows with": "", "notebook that works on it": ""}
@@ -753,9 +755,10 @@ def what_the_budget_says() -> Markdown:
     states = memory.model_states(layer_parameters()).total_bytes
     kept, again = layer_activations(), layer_activations(_RUNS["recomputed"])
     return Markdown(
-        f"**The line that this notebook improved.** The states of a layer take {states / 1e9:.2f} GB whatever it reads. "
+        f"**The line that this notebook improved.** The states of a layer take {states / 1e9:.2f} GB, however much it reads. "
         f"{THESE.capitalize()} add {kept / 1e9:.2f} GB of activations, and recomputation brings that down to "
-        f"{again / 1e6:.0f} MB, {kept / again:.0f} times less, for about a third more arithmetic (computed)."
+        f"{again / 1e6:.0f} MB, {kept / again:.0f} times less, except while the backward pass is in that layer. The price is "
+        f"about a third more arithmetic (computed)."
     )
 
 
@@ -766,7 +769,7 @@ def promise() -> Markdown:
     )
     predicted, taken = (int(row[key]) / 1e9 for key in ("predicted_bytes", "measured_bytes"))
     return Markdown(
-        f"One result in advance: four layers of Llama 3 8B with a small vocabulary, trained on {row['batch']} sequences "
-        f"of {int(row['tokens']):,} tokens, took **{taken:.2f} GB** at the worst moment of a step (measured on an H200). "
-        f"The formulas of this notebook say **{predicted:.2f} GB**, and they need nothing but the shapes."
+        f"One result in advance: four layers of Llama 3 8B with a small vocabulary, trained in bf16 on {row['batch']} "
+        f"sequences of {int(row['tokens']):,} tokens, took **{taken:.2f} GB** at the worst moment of a step (measured on an H200). "
+        f"The formulas of this notebook say **{predicted:.2f} GB**, and they need nothing but the shapes and the number formats."
     )

@@ -100,7 +100,7 @@ def shares(rows: Mapping[str, Mapping[str, int]], capacity_bytes: int, *, x: str
         ax.axvline(capacity_bytes / 1e9, color=style.BOUND, ls="--", lw=1.5)
         ax.set_yticks(range(len(rows)), [f"{name}: {total:,.0f} GB" for name, total in totals.items()])
         ax.set(ylim=(len(rows) - 0.5, -0.9))
-        style.axes(ax, x=f"{x}; dashed: a GPU of {capacity_bytes / 1e9:.0f} (GB)")
+        style.axes(ax, x=f"{x}; dashed: all the memory of one (GB)")
     return style.picture(fig, alt=f"{x}: " + ", ".join(f"{name} {total:,.0f} GB" for name, total in totals.items()))
 
 
