@@ -202,6 +202,11 @@ def _timeline_cases(rng: Random) -> list[Case]:
     ]
 
 
+def _graph_never_idle(kernels_us: list[float], launch_us: float, graph: bool) -> tuple[float, float]:
+    total, idle = _timeline(kernels_us, launch_us, graph)
+    return total, 0.0 if graph else idle
+
+
 TIMELINE = FunctionExercise(
     id="benchmarking.timeline",
     function="timeline",
@@ -231,6 +236,20 @@ TIMELINE = FunctionExercise(
             "larger-each",
             gives=lambda ks, us, graph: _of_total(ks, us + sum(ks) if graph else sum(max(k, us) for k in ks)),
         ),
+        Misconception(
+            "larger-each",
+            gives=lambda ks, us, graph: _of_total(ks, us + (sum(ks) if graph else sum(max(k, us) for k in ks))),
+        ),
+        Misconception(
+            "larger-each",
+            gives=lambda ks, us, graph: _of_total(
+                ks, us + (sum(ks) if graph else ks[0] + sum(max(k, us) for k in ks[1:]))
+            ),
+        ),
+        Misconception(
+            "limit-changes",
+            gives=lambda ks, us, graph: _of_total(ks, max(us + sum(ks), 0.0 if graph else us * len(ks) + ks[-1])),
+        ),
         Misconception("launch-beside-kernel", gives=partial(_timeline, beside="launch")),
         Misconception("kernels-side-by-side", gives=partial(_timeline, beside="kernel")),
         Misconception("host-idle/2", gives=partial(_timeline, idle=lambda total, busy, host, launch: host)),
@@ -241,6 +260,7 @@ TIMELINE = FunctionExercise(
         Misconception(
             "gaps-only", gives=partial(_timeline, idle=lambda total, busy, host, launch: total - busy - launch)
         ),
+        Misconception("gaps-only", gives=_graph_never_idle),
         Misconception("host-idle", gives=partial(_timeline, idle=lambda total, busy, host, launch: total - host)),
         Misconception("busy-for-idle", gives=partial(_timeline, idle=lambda total, busy, host, launch: busy)),
     ),
@@ -384,9 +404,11 @@ def _profile_row(
 ) -> tuple[int, float, float, float, float]:  # fmt: skip
     """The right row, or what errs in what the keywords say.
 
-    inside    what self CPU leaves out: "children", "nothing", "all" that is below, however deep, or "kernels" as well
+    inside    what self CPU leaves out: "children", "nothing", "all" that is below, however deep, the same "once" for each
+              call, or "kernels" as well
     totals    which calls they add up: the "outermost", "every" one, or those whose "parent" has another name
-    launched  whose kernels CUDA total has: of "all" that is below, of the calls and their "children", of all calls' "own"
+    launched  whose kernels CUDA total has: of "all" that is below, of the calls and their "children", those "near", which have
+              the name or are called by it, of all calls' "own", of the "counted" ones' own
     """
     above = [_above(events, i) for i in range(len(events))]
     mine = [
@@ -396,7 +418,14 @@ def _profile_row(
     ]
     below = {i: [j for j, found in enumerate(above) if i in found] for i in mine}
     children = {i: [j for j in below[i] if events[j][1] == i] for i in mine}
-    left_out = {"children": children, "kernels": children, "all": below, "nothing": dict.fromkeys(mine, ())}[inside]
+    once = dict.fromkeys(mine, ()) | {i: set().union(*below.values()) for i in mine[:1]}
+    left_out = {
+        "children": children,
+        "kernels": children,
+        "all": below,
+        "nothing": dict.fromkeys(mine, ()),
+        "once": once,
+    }[inside]
     self_cpu = sum(events[i][2] - sum(events[j][2] for j in left_out[i]) for i in mine)
     self_cuda = sum(events[i][3] for i in mine)
     self_cpu -= self_cuda if inside == "kernels" else 0.0
@@ -409,9 +438,34 @@ def _profile_row(
     kernels = children if launched == "children" else below
     cpu_total = sum(events[i][2] for i in counted)
     cuda_total = sum(events[i][3] + sum(events[j][3] for j in kernels[i]) for i in counted)
-    cuda_total = self_cuda if launched == "own" else cuda_total
+    if launched in ("own", "counted"):
+        cuda_total = sum(events[i][3] for i in (mine if launched == "own" else counted))
+    elif launched == "near":
+        cuda_total = sum(event[3] for event in events if event[0] == name or name in _names(events, _parent(event)))
     each = len(mine) if mean and mine else 1
     return len(mine), *(us / each for us in (self_cpu, float(cpu_total), float(self_cuda), float(cuda_total)))
+
+
+def _parent(event: Event) -> list[int]:
+    return [event[1]] if event[1] >= 0 else []
+
+
+def _one_total(column: int, totals: str) -> Callable[..., tuple[int, float, float, float, float]]:
+    """Only one of the two totals adds up the wrong calls."""
+
+    def gives(*case) -> tuple[int, float, float, float, float]:
+        row = [*_profile_row(*case)]
+        row[column] = _profile_row(*case, totals=totals)[column]
+        return tuple(row)
+
+    return gives
+
+
+def _kernels_inclusive(events: list[Event], name: str, *, launched: str) -> tuple[int, float, float, float, float]:
+    """cuda_us treated like cpu_us: children's are taken away for self, and the call's own are taken for the total."""
+    calls, self_cpu, cpu_total, self_cuda, cuda_total = _profile_row(events, name, launched=launched)
+    self_cuda -= sum(event[3] for event in events if name in _names(events, _parent(event)))
+    return calls, self_cpu, cpu_total, self_cuda, cuda_total
 
 
 def _above(events: list[Event], i: int) -> list[int]:
@@ -481,11 +535,20 @@ PROFILE = FunctionExercise(
     misconceptions=(
         Misconception("total-for-self", gives=partial(_profile_row, inside="nothing")),
         Misconception("all-levels", gives=partial(_profile_row, inside="all")),
+        Misconception("all-levels", gives=partial(_profile_row, inside="once")),
         Misconception("kernels-on-host", gives=partial(_profile_row, inside="kernels")),
         Misconception("own-kernels", gives=partial(_profile_row, launched="own")),
+        Misconception("own-kernels", gives=partial(_profile_row, launched="counted")),
+        *(
+            Misconception("kernels-inclusive", gives=partial(_kernels_inclusive, launched=launched))
+            for launched in ("own", "counted", "all")
+        ),
         Misconception("children-kernels", gives=partial(_profile_row, launched="children")),
+        Misconception("children-kernels", gives=partial(_profile_row, launched="near")),
         Misconception("nested-twice", gives=partial(_profile_row, totals="every")),
         Misconception("nested-parent", gives=partial(_profile_row, totals="parent")),
+        *(Misconception("nested-twice", gives=_one_total(column, "every")) for column in (2, 4)),
+        *(Misconception("nested-parent", gives=_one_total(column, "parent")) for column in (2, 4)),
         Misconception("outer-only", gives=partial(_profile_row, outer_only=True)),
         Misconception("mean", gives=partial(_profile_row, mean=True)),
         Misconception("swapped", gives=lambda *case: _swapped(*_profile_row(*case))),
@@ -590,6 +653,19 @@ def _honest_us(settings: dict, x_bytes: int, y_bytes: int, least_us: float, how:
     return _cold_us(settings, x_bytes, y_bytes, least_us)
 
 
+def _fill_counted(evidence: Evidence) -> bool:
+    """The time to fill x and that of a program that then finds x in the L2, in all cases on the default stream."""
+    from gpukit.simulator.queue_model import Buffer, SimulatedGpu
+
+    for outcome, (yours, _, _) in zip(evidence.outcomes, _pairs(evidence), strict=False):
+        settings, x_bytes, y_bytes, least_us, how = outcome.case.args
+        fill_us = SimulatedGpu(**settings).cold_us(Buffer(x_bytes))
+        both_us = fill_us + _warm_us(settings, x_bytes, y_bytes, least_us)
+        if how != "side" and abs(yours / both_us - 1) > 0.06:
+            return False
+    return bool(_pairs(evidence))
+
+
 HONEST = FunctionExercise(
     id="benchmarking.honest",
     function="honest",
@@ -622,6 +698,7 @@ HONEST = FunctionExercise(
         Misconception("mean", when=_times(1.05, 1.32)),
         Misconception("short-warm-up", when=_times(1.32, 1.5)),
         Misconception("flush-counted", when=lambda e: _all(e, lambda yours, right, _: yours - right > 200)),
+        Misconception("flush-counted", when=_fill_counted),
     ),
     timeout_s=20.0,
 )

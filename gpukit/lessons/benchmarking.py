@@ -136,7 +136,10 @@ def what_first_calls_say() -> Markdown:
         f"function compiled by `torch.compile` takes {compiled[0] / 1e6:.1f} s, because it generates and compiles code. If "
         "you "
         f"averaged {len(matmul)} calls of the matmul, the first one included, your result would be "
-        f"{sum(matmul) / len(matmul) / sorted(matmul)[len(matmul) // 2]:.1f} times the typical time (measured)."
+        f"{sum(matmul) / len(matmul) / sorted(matmul)[len(matmul) // 2]:.1f} times the typical time (measured). "
+        "The compiled GELU stays above the eager one because these are times of the host's clock: a compiled function first "
+        "checks whether its inputs are like those that it was compiled for, and for so short a kernel the host's part is most "
+        "of the time."
     )
 
 
@@ -151,11 +154,11 @@ def clocks() -> Picture:
         fig, (left, right) = style.figure(1, 2, width=9, height=3)
         left.plot(range(1, len(runs) + 1), runs, color=style.PEER, marker="o", ms=3)
         left.set_title("Slow at first: a GPU that was idle\n(modelled, the GPU in miniature)")
-        left.set_ylim(0)
+        left.set_ylim(0, 1.1 * max(runs))
         style.axes(left, x="run", y="time of one run (µs)", grid="y")
         right.plot(seconds, mhz, color=style.YOURS)
         right.set_title("Slower later: one matmul again and again\n(measured, H200)")
-        right.set_ylim(0)
+        right.set_ylim(0, 1.1 * max(mhz))
         style.axes(right, x="time under load (s)", y="SM clock (MHz)", grid="y")
     return style.picture(
         fig, alt=f"Left: runs of the GPU in miniature take {runs[0]:.0f} µs at first and {runs[-1]:.0f} µs later. Right: "
@@ -224,11 +227,13 @@ def what_the_chain_says() -> Markdown:
     eager, graph = _chain().values()
     flat, larger = flat_until(), min(n for n in eager if n > flat_until())
     return Markdown(
-        f"**What you saw.** Up to {flat:,} elements one `x + 1` in eager PyTorch takes {eager[flat]:.1f} µs, whatever its "
-        "size: "
+        f"**What you saw.** Up to {flat:,} elements one `x + 1` in eager PyTorch takes about {eager[flat]:.0f} µs, whatever "
+        "its size: "
         f"this is the time that the host needs to issue it. In a graph 1,024 elements take {graph[1024]:.1f} µs each and "
-        f"{flat:,} take {graph[flat]:.1f}. At {larger:,} elements the two are equal ({eager[larger]:.1f} and "
-        f"{graph[larger]:.1f} µs), because there the bytes take longer than a launch: reading and writing {larger:,} "
+        f"{flat:,} take {graph[flat]:.1f}. (That is more bytes per second than a copy reaches, because `x` and the result, "
+        f"{8 * flat / 1e6:.0f} MB together, fit into the L2.) "
+        f"At {larger:,} elements the two are nearly equal ({eager[larger]:.1f} and "
+        f"{graph[larger]:.1f} µs), because there the bytes take longer than the host: reading and writing {larger:,} "
         "floats "
         f"at the data sheet's {spec('h200').hbm_gbps:,.0f} GB/s takes {8 * larger / spec('h200').hbm_gbps / 1e3:.0f} µs "
         "(computed). A graph helps short kernels, and nothing else."
@@ -291,6 +296,8 @@ def what_the_matmuls_say() -> Markdown:
     best, last, small = max(bf16.values(), key=lambda row: row.tflops), bf16[max(bf16)], bf16[min(bf16)]
     fp32 = next(r for r in _matmuls() if (r.dtype, r.provider, r.shape[0]) == ("float32", "library", 8192))
     peak = spec("h200").peak("bf16") / 1e12
+    rates = {seconds: rate for seconds, _, rate in _notes()["clocks"][1:]}
+    short = min(seconds for seconds, rate in rates.items() if rate < best.tflops)
     return Markdown(
         f"**What you saw.** At {min(bf16)} the product takes {small.median_ms * 1e3:.1f} µs and reaches {small.tflops:.1f} "
         f"TFLOP/s: there is too little work to fill the GPU. The top is **{best.tflops:,.0f} TFLOP/s** at "
@@ -302,7 +309,9 @@ def what_the_matmuls_say() -> Markdown:
         "the "
         f"clock by {1 - last.sm_mhz / best.sm_mhz:.0%}, so per cycle of the clock the larger product does more. In float32 "
         f"without tensor cores the product of 8,192 runs at "
-        f"{fp32.tflops:.1f} TFLOP/s, {bf16[8192].tflops / fp32.tflops:.0f} times slower than in bfloat16 (measured)."
+        f"{fp32.tflops:.1f} TFLOP/s, {bf16[8192].tflops / fp32.tflops:.0f} times slower than in bfloat16 (measured). "
+        f"The {max(rates.values()):,.0f} TFLOP/s in the section on clocks do not contradict this top: they lasted for less "
+        f"than {short:.1f} s at the start of that record, and each point here is a median after a warm-up."
     )
 
 
@@ -329,8 +338,13 @@ def mlp_factors() -> Table:
     """What five times as much costs, eager and as a CUDA graph."""
     work = {"steps": 5.0, "layers": 5.0, "batch": 5.0, "width": 25.0}
     rows = [(f"5 x {name}", work[name], mlp_times("torch", name)[5], mlp_times("graph", name)[5]) for name in _WHAT]
-    base = " and ".join(
-        f"{_mlp()[who, _BASE]:.2f} ms {how}" for who, how in (("torch", "eager"), ("graph", "as a graph"))
+    eager, graph = (
+        next(row for row in _rows() if (row.op, row.provider, row.shape) == ("mlp", provider, _BASE))
+        for provider in ("torch", "graph")
+    )
+    base = (
+        f"{eager.median_ms:.2f} ms eager (percentiles 20 and 80: {eager.p20_ms:.2f} and {eager.p80_ms:.2f}) and "
+        f"{graph.median_ms:.2f} ms as a graph"
     )
     columns = {"": "", "arithmetic (computed)": "x", "time, eager": "x", "time, one CUDA graph": "x"}
     return style.table(columns, rows, caption=f"measured on an H200; 1 x is {base}")
@@ -406,7 +420,7 @@ def what_the_step_says() -> Markdown:
         "twice "
         f"as fast would change nothing. One launch instead of {len(_step().kernels)} does: as a CUDA graph the step takes "
         f"{graph:.0f} µs (measured). The two timelines cover more than {took:,.0f} µs: they show a single step, "
-        "and recording it takes time of the host as well."
+        "and recording it costs the host time as well."
     )
 
 
@@ -593,11 +607,12 @@ def what_the_lies_say() -> Markdown:
     mhz = {name: run["sm_mhz"] for name, run in _notes()["lies"]["zeros"]["all"].items()}
     return Markdown(
         f"**What you saw.** `rate` catches the {' and the '.join(caught())}: their figures would need more arithmetic per "
-        "second than the GPU has. It cannot catch the other two, because a time that is 1.2 to 1.3 times too short still "
+        "second than the GPU has. It cannot catch the other two lies, because a time that is 1.2 to 1.3 times too short still "
         "looks "
         f"possible. The zeros kept the SMs at {mhz['zeros']:,} MHz, and random numbers brought them down to "
         f"{mhz['random']:,} "
-        "(measured)."
+        "(measured). The true time beside the zeros was measured together with them, so it differs a little from that of the "
+        "same product in the rows above."
     )
 
 
@@ -630,13 +645,11 @@ def why_more_than_four() -> Markdown:
     return Markdown(
         f"**What you saw.** At 4,096 x 4,096, with both in a CUDA graph, the five lines take {1e3 * eager.median_ms:.0f} "
         "µs and "
-        f"the fused kernel {1e3 * ours.median_ms:.1f}, {eager.median_ms / ours.median_ms:.1f} times less. Four of this "
-        "factor "
-        "is bytes: the five lines move four times as many (counted in notebook 00). The rest is the rate at which the "
-        "bytes "
-        f"move: {rates[0]:,.0f} GB/s in the five lines' kernels, {rates[1]:,.0f} GB/s in the fused one, "
+        f"the fused kernel {1e3 * ours.median_ms:.1f}, so it is {eager.median_ms / ours.median_ms:.1f} times as fast. A "
+        "factor of 4 comes from the bytes: the five lines move four times as many (counted in notebook 00). The rest is the "
+        f"rate at which the bytes move: {rates[0]:,.0f} GB/s in the five lines' kernels, {rates[1]:,.0f} GB/s in the fused one, "
         f"{rates[1] / rates[0]:.1f} "
-        f"times more. {moved:.0f} x {rates[1] / rates[0]:.1f} = {moved * rates[1] / rates[0]:.1f}. A count of bytes "
+        f"times as much. {moved:.0f} x {rates[1] / rates[0]:.1f} = {moved * rates[1] / rates[0]:.1f}. A count of bytes "
         "predicts the "
         "time only among kernels that reach the same rate, and PyTorch's reductions and broadcasts here do not reach a "
         "copy's."
@@ -653,8 +666,8 @@ def bandwidths() -> Markdown:
         "data sheet's, an upper limit: a time that implies more is impossible. "
         f"**{copies['softmax']:,.0f} GB/s** is what a copy of 1 GiB reached, measured beside the kernels in the chart; the "
         f"column *model* divides the least bytes by it. A copy of 512 MiB, which notebook 08 uses, reached "
-        f"**{copies['fusion']:,.0f} GB/s** (measured). No kernel that reads and writes can be expected to be faster than a "
-        "copy."
+        f"**{copies['fusion']:,.0f} GB/s** (measured). No kernel whose data comes from this memory and goes back "
+        "to it can be expected to be faster than a copy."
     )
 
 

@@ -271,7 +271,7 @@ def _bars(rows: Sequence[Row], how: str) -> Drawing:
             y, last = y + 20, row.shape
         shapes.append(Words(_LEFT - 8, y + _BAR / 2, NAMES.get(row.provider, row.provider), "right", 11))
         fill = colour(row.provider, [r.provider for r in rows])
-        text = f"{row.median_ms * 1e3:,.1f} us, {style.number(rate)} {unit}"
+        text = f"{row.median_ms * 1e3:,.1f} µs, {style.number(rate)} {unit}"
         note = ", launch-bound" if row.note else ""
         title = f"{text}, p20 to p80 {row.p20_ms * 1e3:,.1f} to {row.p80_ms * 1e3:,.1f} µs{note}"
         shapes.append(Box(_LEFT, y + 3, max(1.0, rate * scale), _BAR - 6, fill, title=title))
@@ -280,5 +280,5 @@ def _bars(rows: Sequence[Row], how: str) -> Drawing:
     if bound:
         x = _LEFT + bound * scale
         shapes.insert(1, Line(((x, 34), (x, y)), style.BOUND, 1.5, dashed=True))
-        shapes.append(Words(x, y + 12, f"datasheet: {bound:,.0f} {unit}", "center", 11))
+        shapes.append(Words(x, y + 12, f"data sheet: {bound:,.0f} {unit}", "center", 11))
     return Drawing(shapes, y + 24, words)
