@@ -181,6 +181,7 @@ def row_sum_kernel(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
 def row_sum(x: Tensor, BLOCK_N: int = 1024) -> Tensor:
     """x [M, N] contiguous, any N -> y [M], y[m] = sum over n of x[m, n], added up in float32.
 
+    x may have more than 2^31 elements: a row's offset needs 64 bits.
     Bound: x is read once, in one launch.
     """
     M, N = x.shape

@@ -638,6 +638,12 @@ def _seed_and_block(rand: Any, seed: int, i: Tensor, block: int) -> Tensor:
     return torch.cat([rand(seed + int(part[0]) // block, part % block) for part in i.split(block)])
 
 
+def _seed_and_element(rand: Any, seed: int, i: Tensor, block: int) -> Tensor:
+    import torch
+
+    return torch.cat([rand(seed + int(part[0]) // block, part) for part in i.split(block)])
+
+
 def _true_numbers(seed: int) -> Callable[[Tensor, int], Tensor]:
     from gpukit.reference.triton_basics import rand
 
@@ -676,6 +682,7 @@ DROPOUT = KernelExercise(
     misconceptions=(
         Misconception("same-numbers", gives=_numbers(lambda rand, seed, i, block: rand(seed, i % block))),
         Misconception("seed-per-program", gives=_numbers(_seed_and_block)),
+        Misconception("seed-per-program/2", gives=_numbers(_seed_and_element)),
         Misconception(
             "inverted", gives=lambda x, p, seed, dy: _unlike("y", _complement(x, p, seed), _dropout(x, p, seed))
         ),
@@ -691,6 +698,10 @@ DROPOUT = KernelExercise(
         Misconception("strict", when=lambda evidence: evidence.tag("tie")),
         Misconception("rounded-numbers", when=only("close")),
         Misconception("gradient-undropped", gives=lambda x, p, seed, dy: {"dx": dy * 1.0}),
+        Misconception(
+            "unwritten-gradient",
+            when=lambda evidence: evidence.output == "dx" and evidence.kind == "nan" and evidence.tag("blocks"),
+        ),
         Misconception("new-numbers", when=lambda evidence: evidence.output == "dx" and _half_dropped(evidence)),
     ),
 )
@@ -698,6 +709,8 @@ DROPOUT = KernelExercise(
 
 def _half_dropped(evidence: Evidence) -> bool:
     """The gradient has zeros, at other places than it should."""
+    if evidence.kind != "values":
+        return False
     yours, right = evidence.outputs == 0, evidence.expected == 0
     return bool(yours.any()) and bool((yours != right).any())
 

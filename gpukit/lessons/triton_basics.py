@@ -67,11 +67,11 @@ def launch(n: int = 13, block: int = 4) -> Picture:
         diagram.box(ax, 6.4, 5.1, 0.62, 0.6, "", style.READS)
         diagram.text(ax, 7.2, 5.4, "lane with an element", align="left", size=9)
         diagram.box(ax, 11.4, 5.1, 0.62, 0.6, "", style.WASTE)
-        diagram.text(ax, 12.2, 5.4, "lane without an element: masked off", align="left", size=9)
+        diagram.text(ax, 12.2, 5.4, "lane without an element", align="left", size=9)
     return diagram.picture(
         ax,
         alt=f"The host launches {programs} programs. Each has {block} lanes and stores to its own {block} elements "
-        f"of y; {programs * block - n} lanes of the last program lie past the end of y and are masked off.",
+        f"of y; {programs * block - n} lanes of the last program have no element, because they lie past the end of y.",
     )
 
 
@@ -394,16 +394,14 @@ def promise() -> Markdown:
 
 def what_block_sizes_say() -> Markdown:
     rows = _measured("residual_add")
-    small = rows["block 64"]
+    small, programs = rows["block 64"], TOKENS * HIDDEN // 64
     return Markdown(
         f"**What you saw.** With blocks of 64 the addition takes {_us(small):,.0f} µs, {block_size_factor():.1f} times as "
-        "long as "
-        f"with the best block size. Both move the same bytes. But a GPU starts only so many programs per µs, and "
-        f"{TOKENS * HIDDEN // 64:,} of them take longer to start than their bytes take to travel. The time halves when the "
-        "block "
-        "doubles, until memory is the limit; from 512 on the size hardly matters. So give a program some work: a block of "
-        "1,024 "
-        f"is a good first choice for a kernel that only loads, computes a little and stores."
+        "long as with the best block size. Both move the same bytes. But a GPU starts only so many programs per µs, about "
+        f"{round(programs / _us(small), -1):,.0f} here, and {programs:,} of them take longer to start than their bytes take to travel. "
+        "The time halves when the block doubles, until memory is the limit; from 512 on the size hardly matters. So give a "
+        "program enough work: a block of 1,024 is a good first choice for a kernel that only loads, computes a little and "
+        "stores."
     )
 
 
@@ -415,12 +413,10 @@ def what_fusion_gained() -> Markdown:
         "and read "
         f"again. On {TOKENS:,} x {HIDDEN:,} numbers in bfloat16 they take {_us(rows['torch']):.0f} µs on an H200, and the "
         "kernel "
-        f"of this exercise takes {_us(rows['fused']):.0f} (measured): more than the factor of the bytes. The rest is the "
-        "product "
-        f"itself. PyTorch's multiplication by a vector that is broadcast takes {_us(mul['torch, broadcast']):.0f} µs, "
-        "where ReLU, "
-        f"which moves almost the same bytes, takes {_us(relu):.0f}. `torch.compile` fuses the two operations as well and "
-        "takes "
+        f"of this exercise takes {_us(rows['fused']):.0f} µs (measured). The bytes alone do not explain a factor of "
+        f"{_us(rows['torch']) / _us(rows['fused']):.1f}. The rest comes from the multiplication, which is slow in PyTorch "
+        f"when it broadcasts a vector: it takes {_us(mul['torch, broadcast']):.0f} µs, where ReLU, which moves almost the "
+        f"same bytes, takes {_us(relu):.0f} µs. `torch.compile` fuses the two operations as well and takes "
         f"{_us(rows['compile']):.0f} µs. [08 Fusion](08_fusion.ipynb) is about when you can leave that to it."
     )
 
@@ -432,7 +428,7 @@ def what_histograms_say() -> Markdown:
     return Markdown(
         f"**What you saw.** With a single bin, {2**24:,} atomics take {one.median_ms:.1f} ms, "
         f"{one.shape[0] / _us(one):,.0f} per µs: "
-        f"they queue up at one address. With {most:,} bins hardly two of them meet, and they take "
+        f"they queue up at one address. With {most:,} bins they rarely meet, and they take "
         f"{_us(rows['atomics', most]):,.0f} "
         "µs. Counting inside each block first, with `tl.histogram`, and then adding once per bin is "
         f"{few[0].median_ms / few[1].median_ms:.0f} times as fast with 16 bins. "
@@ -453,7 +449,7 @@ def budget() -> Table:
     ]
     columns = {"residual addition by": "", "moves": "MB", "one": "µs", "a layer's two": "µs", "all 32 layers": "ms"}
     caption = (
-        f"Llama-3-8B, forward, {TOKENS:,} tokens in bfloat16, measured on an H200; two and 64 additions computed from one; "
+        f"Llama-3-8B, forward, {TOKENS:,} tokens in bfloat16, measured on an H200; the times of 2 and of 64 additions are computed from one; "
         f"the whole layer takes {layer.totals_us()[0]:,.0f} µs with PyTorch"
     )
     return style.table(columns, line, caption=caption, formats=dict.fromkeys([*columns][1:], ",.1f"))
