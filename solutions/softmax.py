@@ -54,7 +54,7 @@ def softmax_strided_kernel(
     stride_xa, stride_xb, stride_xc, stride_xn,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Program i computes row i of the A B C rows of x [A, B, C, N], counted as they lie in y.
+    """Program i computes row i of the A B C rows of x [A, B, C, N], numbered in the order in which they lie in y.
 
     x has any strides, counted in elements. y is contiguous.
     """

@@ -128,6 +128,8 @@ def _online_cases(rng: Random) -> list[Case]:
     steps = make.torch.arange(512.0) // 64 * 40
     masked = normal(3, 300)
     masked[0, :130] = masked[1, 64:] = masked[2, :299] = -float("inf")
+    low = normal(2, 256) - 200  # full blocks: a maximum of 0 comes from no padding lane
+    low[0, :128] = -float("inf")
     cases = [
         _case(normal(1, 1), 64),
         _case(normal(3, 64), 64),
@@ -140,6 +142,7 @@ def _online_cases(rng: Random) -> list[Case]:
         _case(normal(2, 1025), 256, tags="long", note="one element in the last block"),
         _case(normal(5, 781), 128, tags="long"),
         _case(masked, 64, tags="long masked", note="with blocks of -inf"),
+        _case(low, 64, tags="long masked low", note="around -200, with blocks of -inf"),
         _case(_far_below(make), 64, tags="long below", note="around -1e30"),
         _case(make.logits(97), 32, tags="long masked large", note="hard rows"),
         _case(make.logits(65, "float16"), 64, tags="long masked large", note="hard rows"),
@@ -317,6 +320,20 @@ def _log_sum_exp(x: Tensor, BLOCK_N: int) -> Tensor:
     return (x.float() - (m + total.log())).exp()
 
 
+def _keeps_the_shift(x: Tensor, BLOCK_N: int) -> Tensor:
+    """The 0 that is subtracted while there is no number yet is carried on as the maximum."""
+    m = x.float().amax(-1, keepdim=True)
+    hidden = x[..., :BLOCK_N].isinf().all(-1, keepdim=True)
+    e = (x.float() - m.clamp_min(0).where(hidden, m)).exp()
+    return e / _row(e)
+
+
+def _starts_at_zero(evidence: Evidence) -> bool:
+    """The rows far below 0 are wrong, also where no padding lane could hold the 0."""
+    far_below = ideas.only_rows(lambda x, BLOCK_N: x.amax(-1) < -80)
+    return any("low" in case.tags for case in evidence.failed) and far_below(evidence)
+
+
 def _infinity_minus_infinity(x: Tensor, BLOCK_N: int) -> Tensor:
     """NaN in every row whose first block is all -inf."""
     import torch
@@ -428,6 +445,8 @@ ONLINE = KernelExercise(
         Misconception("block-alone", gives=_each_block_alone),
         Misconception("block-maximum", gives=_last_maximum),
         Misconception("maximum-forgotten", gives=_forgets_the_maximum),
+        Misconception("stays-at-zero", gives=_keeps_the_shift),
+        Misconception("starts-at-zero", when=_starts_at_zero),
         Misconception("inf-minus-inf", gives=_infinity_minus_infinity),
         Misconception("lost-digits", gives=_log_sum_exp),
         *_common(_block_padding),

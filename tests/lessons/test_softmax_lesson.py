@@ -41,9 +41,15 @@ def test_changes_of_a_nudge_add_up_to_nothing():
 def test_sentences_have_the_recorded_times():
     times = lesson.took()
     assert f"{times['torch', lesson.SHAPE]:.0f} µs" in lesson.promise().data
-    assert "closest at N = 16,384" in lesson.where_the_time_goes().data
+    assert "closest to the model at N = 16,384" in lesson.where_the_time_goes().data
+    assert f"{lesson.persistent_us()['fused', (65536, 128)]:.1f} µs" in lesson.ask_few_programs().data
     assert "132 programs" in str(lesson.few_programs())
-    assert "9 times as slow" in str(lesson.few_programs())
+    assert "takes 9 times as long" in str(lesson.few_programs())
+
+
+def test_no_time_is_mostly_launches():
+    times = lesson.took()
+    assert all(2 * graph > times[key] for key, graph in lesson.took("fwd-graph").items())
 
 
 def test_views_begin_where_their_strides_say():
