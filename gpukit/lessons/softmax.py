@@ -458,7 +458,7 @@ def where_the_time_goes() -> Markdown:
         f"kernel {launch:.1f} of {ours[1024]:.1f} µs, and the five lines, with five launches, "
         f"{five - in_graph['torch', short]:.1f} of {five:.1f}. The rest of the difference is, for this project's kernel, its "
         "beginning and its end: the first loads, for which every program waits, and the last programs, during which most SMs "
-        f"have nothing to do. At N = 4,096, the size in the headline, {ours[4096]:.1f} µs become {graph:.1f} in a graph, "
+        f"have nothing to do. At N = 4,096, the size at the top of this notebook, {ours[4096]:.1f} µs become {graph:.1f} in a graph, "
         f"and the bytes take {least[4096]:.1f}.\n\n"
         f"For longer rows the share falls again, to {share[65536]:.0%} at N = 65,536 and {share[131072]:.0%} at 131,072. "
         "These rows do not fit into the registers of one program and are read a second time, partly from the L2 cache, "
