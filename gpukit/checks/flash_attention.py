@@ -225,14 +225,14 @@ def _held(case: Case, peak_bytes: int, results: int, extra: int, allowed: str) -
         return None
     return (
         "memory",
-        f"{beyond:,} bytes were held at once besides the results, and 16 blocks, {allowed} are {most:,}. Which of your "
-        "tensors grows with the lengths?",
+        f"{beyond:,} bytes were held at once besides the results, where {most:,} are allowed: 16 blocks{allowed}. Which of "
+        "your tensors grows with the lengths?",
     )
 
 
 def _tiles_memory(case: Case, peak_bytes: int) -> tuple[str, str] | None:
     q = case.args[0]
-    return _held(case, peak_bytes, q.numel(), 2 * len(q), "with two numbers for each query,")
+    return _held(case, peak_bytes, q.numel(), 2 * len(q), " and two numbers per query")
 
 
 def _tiles_largest(case: Case, largest_bytes: int) -> tuple[str, str] | None:
@@ -335,8 +335,8 @@ def _all_keys_at_once(T_k: int, launches: tuple[LaunchFacts, ...]) -> tuple[str,
         return None
     return (
         "one-block",
-        f"no program loads a second block: all {T_k} keys are in one. A text that is long enough fits no block. What does a "
-        "program know of the keys before, when it comes to the next 16?",
+        f"no program loads a second block: all {T_k} keys are in one. A long text does not fit into one block. What does "
+        "a program know about the earlier keys when it comes to the next 16?",
     )
 
 
@@ -545,7 +545,7 @@ def _causal_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, st
     return (
         "blocks",
         f"{read:,} bytes of k and v are loaded where {enough:,} are enough; all blocks for all queries are {everything:,}. "
-        "Behind which key does the last query of a block see nothing any more?",
+        "Which is the last key that the last query of a block sees?",
     )
 
 
@@ -777,7 +777,7 @@ def _recompute_cases(rng: Random) -> list[Case]:
 
 def _recompute_memory(case: Case, peak_bytes: int) -> tuple[str, str] | None:
     q, k = case.args[:2]
-    allowed = "with a tensor as large as q and two numbers for each query,"
+    allowed = ", a tensor as large as q, and two numbers per query"
     return _held(case, peak_bytes, q.numel() + 2 * k.numel(), q.numel() + 2 * len(q), allowed)
 
 

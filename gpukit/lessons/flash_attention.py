@@ -65,8 +65,8 @@ def promise() -> Markdown:
         f"Attention written as three lines of PyTorch takes **{lines.median_ms:.1f} ms** on an H200 for {HEADS} heads of "
         f"{TOKENS:,} tokens, and **{lines.peak_bytes / 1e9:.1f} GB** of memory beside its inputs. A FlashAttention kernel "
         f"computes the same result in **{ours.median_ms:.1f} ms** and **{ours.peak_bytes / 1e9:.2f} GB** (measured, "
-        f"{ours.date}; bfloat16, head size {HEAD_SIZE}). By the end of this notebook you have written a "
-        "kernel that computes in the same way, and you can say where the difference comes from."
+        f"{ours.date}; bfloat16, head size {HEAD_SIZE}). By the end of this notebook you will have written a "
+        "kernel that computes in the same way, and you will be able to say where the difference comes from."
     )
 
 
@@ -132,8 +132,7 @@ def what_the_lines_say(three_lines: Trace) -> str:
         "of the tensor cores. So attention in three lines is *memory-bound*: the arithmetic waits for S and P to travel. "
         "The measured "
         "time at the head of this notebook is twice as long. There S is divided by √D in a kernel of its own, which adds "
-        "two trips of "
-        "S, and the products do not reach the peak."
+        "two trips of S, and the kernels move their bytes more slowly than a copy does."
     )
 
 
@@ -168,11 +167,11 @@ def _by_length_table(rows: Mapping[Key, benchmark.Row]) -> Table:
              lines.peak_bytes / 1e9, ours.peak_bytes / 1e9)
         )  # fmt: skip
     columns = {
-        "T": "", "three lines": "ms", "cuDNN": "ms", "ours": "ms", "times as fast": "", "with backward": "",
+        "T": "", "three lines": "ms", "cuDNN": "ms", "ours": "ms", "times as fast": "", "the same with backward": "",
         "memory of three lines": "GB", "of ours": "GB",
     }  # fmt: skip
     formats = dict.fromkeys(("three lines", "cuDNN", "ours"), ".2f") | dict.fromkeys(
-        ("times as fast", "with backward"), ".1f"
+        ("times as fast", "the same with backward"), ".1f"
     )
     formats |= dict.fromkeys(("memory of three lines", "of ours"), ".2f")
     first = rows["gpukit", "fwd", TOKENS]
@@ -195,23 +194,25 @@ def _by_length_picture(rows: Mapping[Key, benchmark.Row]) -> Picture:
         handles = [ax.bar(0, 0, color=colour, label=said) for _, said, colour in kinds]
         ax.legend(handles=handles, loc="upper left")
         ax.set_xticks(range(len(lengths)), [f"{TOKENS // n} x {n:,}" for n in lengths])
-        style.axes(ax, x="sequences x tokens", y="time (ms)", grid="y")
+        style.axes(ax, x="texts x tokens", y="time (ms)", grid="y")
     said = "; ".join(
         f"{n:,} tokens: " + ", ".join(f"{say} {rows[p, 'fwd', n].median_ms:.2f} ms" for p, say, _ in kinds)
         for n in lengths
     )
-    return style.picture(fig, alt=f"Time of attention over 16,384 tokens by length of a sequence. {said}.")
+    return style.picture(fig, alt=f"Time of attention over 16,384 tokens by length of a text. {said}.")
 
 
-def _tflops(row: benchmark.Row) -> float:
-    return row.flops / row.median_ms / 1e9
+def _lines_rate(row: benchmark.Row) -> float:
+    """TB/s of the three lines: S / √D is a kernel too, so S and P make six trips; q, k, v and o make one each."""
+    square = 2 * HEADS * TOKENS * row.shape[2]  # bytes of S, of all texts
+    return (6 * square + LEAST.bytes) / row.median_ms / 1e9
 
 
 def _by_length_said(rows: Mapping[Key, benchmark.Row]) -> str:
     gains = {n: rows["formula", "fwd", n].median_ms / rows["gpukit", "fwd", n].median_ms for n in _lengths(rows)}
     best = max(gains, key=gains.get)
     longest = max(gains)
-    per_flop = _tflops(rows["formula", "fwd", longest])
+    rate = {n: _lines_rate(rows["formula", "fwd", n]) for n in (512, best, longest)}
     growth = {
         name: rows[name, "fwd", best].median_ms / rows[name, "fwd", 512].median_ms for name in ("formula", "gpukit")
     }
@@ -224,18 +225,17 @@ def _by_length_said(rows: Mapping[Key, benchmark.Row]) -> str:
         "rate "
         f"of a copy it takes {fixed:.2f} ms, a large part of the kernel's {rows['gpukit', 'fwd', 512].median_ms:.2f} ms at "
         "512 "
-        f"tokens. The three lines take {growth['formula']:.0f} times as long. Most of their time goes into S and P, which "
-        "they send "
-        f"through memory, and their rate falls from {_tflops(rows['formula', 'fwd', 512]):.0f} TFLOP/s at 512 tokens to "
-        f"{_tflops(rows['formula', 'fwd', best]):.0f}. "
+        f"tokens. The three lines take {growth['formula']:.0f} times as long. They send S and P "
+        "through memory in six trips, counting those of the division by √D, and the bytes of these trips grow 16 times "
+        f"as well. But the kernels move them more slowly, too: at {rate[512]:.1f} TB/s for 512 tokens and at "
+        f"{rate[best]:.1f} TB/s for {best:,} (bytes computed, times measured). "
     )
     if best != longest:
         text += (
-            f"At {longest:,} tokens the factor is smaller again ({gains[longest]:.1f}). There the three lines reach "
-            f"{per_flop:.0f} "
-            f"TFLOP/s: which kernels PyTorch chooses "
-            "for products and "
-            "softmax depends on the shape, and its choice for one long sequence is the better one. "
+            f"At {longest:,} tokens the kernel's lead is smaller again ({gains[longest]:.1f} times), since there the "
+            f"three lines move {rate[longest]:.1f} TB/s. The times alone do not say why. PyTorch chooses its kernels for "
+            "products and softmax by the shape; a profile as in [04 Benchmarking](04_benchmarking.ipynb) would show "
+            "which ones it takes. "
         )
     return text + (
         "The memory tells the same story. With backward the three lines hold "
@@ -269,6 +269,9 @@ def merging() -> Picture:
             ax.text(x, -0.1, words, ha="center", va="top")
         _stack(ax, 3.6, [x * factor for x in own], style.READS)
         _stack(ax, 3.6, other, style.WRITES, bottom=factor * sum(own))
+        tops = ((0, sum(own)), (1, sum(other)), (2.6, factor * sum(own)), (3.6, factor * sum(own) + sum(other)))
+        for x, top in tops:
+            ax.text(x, top + 0.03, f"l = {top:.3f}", ha="center", va="bottom", weight="bold")
         ax.text(3.6, -0.1, f"all four keys\nrelative to {high:g}", ha="center", va="top")
         ax.annotate("", (2.2, 0.6), (1.45, 0.6), arrowprops={"arrowstyle": "-|>", "lw": 2, "color": style.INK})
         ax.text(1.82, 0.7, f"times e^({low:g} - {high:g})\n= {factor:.3f}", ha="center", va="bottom")
@@ -315,7 +318,7 @@ def walk() -> Picture:
         diagram.box(ax, 11.4, 0.8, 2.6, 2.1, "q\nall blocks", diagram.PALE)
         diagram.box(ax, 14.6, 0.8, 2.6, 2.1, "o and LSE", diagram.PALE)
         diagram.box(ax, 0.2, 4.2, 17.4, 3.0, "", "none")
-        diagram.text(ax, 0.5, 4.6, "one program, on an SM", align="left", bold=True)
+        diagram.text(ax, 4.6, 4.6, "one program, on an SM", align="left", bold=True)
         diagram.box(ax, 0.8, 5.2, 3.2, 1.5, "block of k and v,\nnow block 2", style.READS)
         diagram.box(ax, 4.6, 5.2, 3.6, 1.5, "scores\nBLOCK_M x BLOCK_N", style.WASTE)
         diagram.box(ax, 8.8, 5.2, 3.2, 1.5, "its block\nof q", diagram.PALE)
@@ -380,7 +383,7 @@ def what_reuse_says() -> Markdown:
         "must do at "
         f"least {PEAK / 1e12:.0f} / {l2 / 1e3:.1f} = {PEAK / l2 / 1e9:.0f} FLOPs per byte. Only the blocks of 128 queries "
         "do. That is why "
-        "FlashAttention kernels hold 128 queries or more."
+        "FlashAttention kernels for this GPU hold 128 queries or more."
     )
 
 
@@ -437,9 +440,30 @@ def causal_counted() -> Table:
             done = (count["full"] + count["cut"]) * 128 * 64
             needed = reference.pairs(tokens, tokens, True, window)
             rows.append((f"{tokens:,}", window or "none", *count.values(), done / tokens**2, done / needed))
-    columns = {"T": "", "window": "", "whole": "", "cut": "", "left out": "", "computed": "", "computed / needed": ""}
-    formats = {"computed": ".0%", "computed / needed": ".2f"}
-    return style.table(columns, rows, caption="counted: blocks of 128 queries and 64 keys, causal", formats=formats)
+    columns = {
+        "T": "",
+        "window": "",
+        "whole": "",
+        "cut": "",
+        "left out": "",
+        "scores computed": "",
+        "computed / needed": "",
+    }
+    formats = {"scores computed": ".0%", "computed / needed": ".2f"}
+    return style.table(
+        columns, rows, caption="computed from the shapes: blocks of 128 queries and 64 keys, causal", formats=formats
+    )
+
+
+def what_the_masks_say() -> Markdown:
+    found = {(row[0], row[1]): row[-2:] for row in causal_counted().rows}
+    (short, _), (long, _), (window, surplus) = found["256", "none"], found["4,096", "none"], found["4,096", 512]
+    return Markdown(
+        f"**What you saw.** At T = 256, {short:.0%} of the scores are computed, where about half would do. At 4,096 it is "
+        f"{long:.0%}, nearly the half that is needed. With a window of 512 at 4,096 tokens, {window:.0%} of the scores are "
+        f"computed. They are {surplus:.2f} times as many as needed, because a window has two edges that cut blocks. So "
+        f"{1 - 1 / surplus:.0%} of what is computed is thrown away."
+    )
 
 
 # ---- several texts ---------------------------------------------------------------------------------------------------
@@ -509,7 +533,7 @@ def what_texts_say() -> str:
 def backward_walk() -> Picture:
     """Which blocks of scores add to which gradient: a row of them to dq, a column to dk and dv."""
     n = 4
-    with diagram.canvas(15, 6.6) as ax:
+    with diagram.canvas(15, 7.2) as ax:
         for i in range(n):
             for j in range(n):
                 colour = style.COMPUTE if j == 2 else style.READS if i == 1 else diagram.PALE
@@ -518,9 +542,9 @@ def backward_walk() -> Picture:
             diagram.box(ax, 0.4, 1.2 + 1.1 * i, 2.4, 1.1, f"queries {i}", diagram.PALE, size=9)
             diagram.box(ax, 4 + 1.6 * i, 0.1, 1.6, 0.9, f"keys {i}", diagram.PALE, size=9)
         diagram.box(ax, 12.2, 2.3, 2.6, 1.1, "dq of queries 1", style.READS, size=9)
-        diagram.box(ax, 6.6, 5.7, 3.2, 0.8, "dk, dv of keys 2", style.COMPUTE, size=9)
+        diagram.box(ax, 6.4, 6.3, 3.2, 0.8, "dk, dv of keys 2", style.COMPUTE, size=9)
         diagram.arrow(ax, (10.5, 2.85), (12.2, 2.85), "", style.READS)
-        diagram.arrow(ax, (8.0, 5.65), (8.0, 5.72), "", style.COMPUTE)
+        diagram.arrow(ax, (8.0, 5.65), (8.0, 6.3), "", style.COMPUTE)
     return diagram.picture(
         ax, alt="Four blocks of queries by four blocks of keys. dq of a block of queries is a sum over its row of blocks; "
             "dk and dv of a "
@@ -539,7 +563,7 @@ def derivation(left: Tensor, right: Tensor) -> Table:
 def what_is_kept() -> Markdown:
     p, lse = 2 * HEADS * TOKENS**2 / 1e9, 4 * HEADS * TOKENS / 1e9
     return Markdown(
-        f"**What you saw.** Both sums agree to all digits. For {HEADS} heads of {TOKENS:,} tokens the matrix P would be "
+        f"**What you saw.** Both sums agree in all digits shown. For {HEADS} heads of {TOKENS:,} tokens the matrix P would be "
         f"{p:.1f} GB in "
         f"bfloat16. LSE, one float32 number per query, is {lse:.3f} GB, and it is all that forward has to keep beside q, "
         "k, v and o "
@@ -588,9 +612,10 @@ def what_the_times_say() -> Markdown:
         "with D = 64 there are half as many FLOPs of products to hide it behind. Backward, our two kernels reach "
         f"{share['back']:.0%} of the peak and take {back['gpukit'].median_ms / peers.median_ms:.2f} times as long as the "
         "best of the others. "
-        "They compute the scores twice, seven products where five are needed, so at the same rate per product they would "
-        "take 1.4 times "
-        "as long. That is the price of having no atomics. Compare only times of one table. In the table by length, "
+        "The peak is compared with the five products that are needed. Our two kernels compute seven, since each computes "
+        f"the scores and dP for itself; counted with all seven they run at {share['back'] * 7 / 5:.0%} of the peak. At the "
+        "same rate per product they would take 1.4 times as long as a kernel with five: that is the price of having no "
+        "atomics. SDPA takes nearly the same times as cuDNN, which is the kernel that PyTorch chooses here. Compare only times of one table. In the table by length, "
         f"measured on another day, our kernel takes {again.median_ms:.2f} ms for one text of {TOKENS:,} tokens and not "
         f"{before.median_ms:.2f}, and cuDNN is slower by about the same share."
     )
@@ -610,6 +635,7 @@ def what_limits_it() -> Markdown:
         f"for the kernel with pointers, which is built like yours, and names the {found.limit} as its limit. *Taking "
         "turns* is the time in "
         "which one unit waits for another: a warp that computes exponentials does not start products at the same moment. "
+        "The limit, *taking turns* and the launch add up to the whole time. "
     )
     try:
         ours = _took("flash_attention_causal", "fwd", SHAPE)["gpukit"]
@@ -665,5 +691,5 @@ def layer_line() -> Markdown:
         "takes "
         f"**{ms(kernel):.2f} ms**, less than the {products:.1f} ms that its causal products need at the peak (bytes and "
         "FLOPs computed, "
-        "times modelled). Attention is no longer a matter of memory."
+        "times modelled). With one kernel, memory no longer limits attention."
     )

@@ -51,6 +51,8 @@ def test_computed_share_of_the_masks():
     shares = {(row[0], row[1]): row[-2] for row in lesson.causal_counted().rows}
     assert shares["256", "none"] == 0.75 and shares["4,096", "none"] == pytest.approx(0.516, abs=1e-3)
     assert shares["4,096", 512] == pytest.approx(0.1465, abs=1e-3)
+    said = lesson.what_the_masks_say().data
+    assert "75% of the scores" in said and "1.25 times" in said and "20% of what is computed" in said
 
 
 def test_the_layer_needs_a_hundredth_of_the_bytes():
