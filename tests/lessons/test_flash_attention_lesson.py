@@ -42,6 +42,11 @@ def test_recorded_lengths_are_those_of_the_promise():
     assert "cuDNN" in lesson._by_length_said(rows) and len(lesson._by_length_table(rows).rows) == 6
 
 
+def test_three_lines_round_more_than_a_kernel():
+    lines, kernel = lesson.rounding_errors()
+    assert 0.001 < 2 * kernel < lines < 0.01, "the text says that the three lines are less accurate"
+
+
 def test_texts_and_copies():
     found = lesson.texts()
     assert found["copies"] == 9 and found["real scores"] == pytest.approx(0.1727, abs=1e-4)
