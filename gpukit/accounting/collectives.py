@@ -5,7 +5,7 @@
     all-reduce      a reduce-scatter and then an all-gather: afterwards each GPU has the whole sum
 
 On a ring of n GPUs a tensor is cut into n shares, the last one filled up. In each round every GPU sends one share to its
-neighbor; a reduce-scatter takes n - 1 rounds, and so does an all-gather. No algorithm sends less per GPU: Patarasu and Yuan
+neighbor; a reduce-scatter takes n - 1 rounds, and so does an all-gather. No algorithm sends less per GPU: Patarasuk and Yuan
 2009, https://doi.org/10.1016/j.jpdc.2008.09.002.
 """
 

@@ -12,6 +12,7 @@ from gpukit import benchmark
 from gpukit.accounting import collectives
 from gpukit.accounting.models import parameters
 from gpukit.accounting.training import Schedule
+from gpukit.hardware import gpu
 from gpukit.lessons.course_map import course_map as _map
 from gpukit.train import data, plan, tokenizer
 from gpukit.train.model import GPT, GPTConfig, Operations
@@ -192,15 +193,21 @@ def _steps() -> dict[str, tuple[float, str]]:
     return {row["rung"]: (float(row["step_ms"]), row["starts_from"]) for row in view.rows("gpt2") if row["step_ms"]}
 
 
-def _what_the_ladder_says() -> str:
+def _gains() -> dict[str, float]:
+    """How many times as fast each recorded rung is as the one that it starts from."""
     steps = _steps()
-    gains = {name: steps[start][0] / ms for name, (ms, start) in steps.items() if start in steps}
+    return {name: steps[start][0] / ms for name, (ms, start) in steps.items() if start in steps}
+
+
+def _what_the_ladder_says() -> str:
+    gains, steps = _gains(), _steps()
     best = sorted(gains, key=lambda name: -gains[name])[:4]
-    slower = [name for name in gains if gains[name] < 0.98]
+    slower = [name for name in gains if gains[name] < 0.99]
+    fastest = min(steps, key=lambda name: steps[name][0])
     said = ", ".join(f"{name} ({gains[name]:.2f})" for name in best)
     text = (
-        f"**What you saw.** The rungs worth most are {said}. The number says how many times as fast a rung is as the one "
-        "that it starts from. "
+        f"**What you saw.** The fastest rung is {fastest}. The rungs worth most are {said}. The number says how many times "
+        "as fast a rung is as the one that it starts from. "
     )
     if slower:
         said = ", ".join(f"{name} ({gains[name]:.2f})" for name in slower)
@@ -208,9 +215,80 @@ def _what_the_ladder_says() -> str:
     if {"chunked loss", "one pass"} <= gains.keys():
         text += (
             "The loss in chunks takes longer and frees memory, and the next rung spends that memory: it computes the whole "
-            "batch in one pass where eight were needed. "
+            "batch in one pass where eight were needed. Recomputation also spends time to save memory. The compiler cannot "
+            "fuse anything into a kernel that it cannot look into, so the course's norms cost more than they gain. And CUDA "
+            "graphs cannot help where the GPU is busy all the time. "
         )
-    return text + "The modelled times come from gpukit/train/ladder.py and were computed before anything ran."
+    return text + (
+        "The modelled times come from gpukit/train/ladder.py and were computed before anything ran. The MFU of every rung is "
+        "a share of the bf16 peak, also that of fp8, so that all rungs can be compared."
+    )
+
+
+def what_the_losses_say() -> Markdown:
+    """Said below the losses of the rungs: how far apart they are, and where."""
+    curves = {name: [loss for _, loss in points] for name, points in view.loss_curves("gpt2").items()}
+    wide, narrow = ("gpukit attention", "gpukit AdamW"), ("bf16 weights", "fp8")
+    close = max(abs(a - b) for a, b in zip(*(curves[name] for name in wide), strict=True))
+    apart = [max(abs(curves[name][i] - curves[wide[1]][i]) for name in narrow) for i in range(len(curves[wide[1]]))]
+    end = curves[wide[1]][-1] - max(curves[name][-1] for name in narrow)
+    return Markdown(
+        f"**What you saw.** The curves are nearly one, but not up to the last digit. The two rungs with float32 weights agree "
+        f"to {close:.3f} nats at every step. The two with weights in 16 bits differ from them by up to {max(apart):.2f} nats, "
+        f"at step {apart.index(max(apart)) + 1}, and end {end:.2f} nats lower. They round more tensors, every rounding moves "
+        "the weights a little, and the steps after that start from other weights. A difference that keeps growing would be an "
+        "error. A fast step that learns something else is worth nothing."
+    )
+
+
+def larger_models() -> Reveal:
+    """The rungs that were measured for the two larger presets, beside what was predicted for fp8."""
+    found = {name: {row["rung"]: row for row in view.rows(name)} for name in ("gpt2", "gpt-1.3b", "llama-1b")}
+    time = lambda model, rung: float(found[model][rung]["step_ms"])  # noqa: E731
+    fp8 = {name: time(name, "bf16 weights") / time(name, "fp8") for name in found}
+    best = {name: time(name, "PyTorch's best") / time(name, "bf16 weights") for name in found}
+    busy = {name: sum(_busy(name)) / time(name, "bf16 weights") for name in found}
+    bf16, less = found["gpt-1.3b"]["bf16 weights"], found["gpt-1.3b"]["recomputation"]
+    saved = 1 - float(less["peak_bytes"]) / float(bf16["peak_bytes"])
+    slower = float(less["step_ms"]) / float(bf16["step_ms"]) - 1
+    said = (
+        f"**What you saw.** fp8 gains more: {fp8['gpt-1.3b']:.2f} for gpt-1.3b and {fp8['llama-1b']:.2f} for llama-1b, where "
+        f"it was {fp8['gpt2']:.2f} for GPT-2. Only the products of the blocks are faster in 8 bits. Converting their inputs "
+        "costs time per element, and the wider a matrix is, the more FLOPs each converted element takes part in. The course's "
+        f"kernels gain less: bf16 weights is {best['gpt2']:.2f} times as fast as PyTorch's best for GPT-2, "
+        f"{best['gpt-1.3b']:.2f} times for gpt-1.3b and {best['llama-1b']:.2f} times for llama-1b. Matrix products and "
+        f"attention take {busy['gpt-1.3b']:.0%} of gpt-1.3b's step and {busy['gpt2']:.0%} of GPT-2's, and for these PyTorch has "
+        f"fast kernels as well. Recomputation saves {saved:.0%} of gpt-1.3b's memory for "
+        f"{slower:.0%} more time."
+    )
+    tables = [view.table(name, caption=f"{name}, measured on an H200") for name in ("gpt-1.3b", "llama-1b")]
+    return reveal("larger", {"times as fast": fp8["gpt-1.3b"]}, "measured", also=[*tables, said])
+
+
+def _busy(preset: str) -> tuple[float, float]:
+    """Milliseconds of a step that matrix products and attention take at the rung "bf16 weights"."""
+    products = attention = 0.0
+    for name, _, ms in view.kernels(preset, "bf16 weights", top=25).rows:
+        if "nvjet" in name or "splitKreduce" in name:
+            products += ms
+        elif "attention" in name:
+            attention += ms
+    return products, attention
+
+
+def what_is_left() -> Markdown:
+    """Where the time of a step goes at the rung "bf16 weights"."""
+    (row,) = (row for row in view.rows("gpt2") if row["rung"] == "bf16 weights")
+    step, (products, attention) = float(row["step_ms"]), _busy("gpt2")
+    tokens = int(row["batch"]) * int(row["seq"])
+    flops = 6 * plan.multiplied_parameters(plan.accounting_config("gpt2", PRESETS["gpt2"].settings.model)) * tokens
+    return Markdown(
+        f'**What is left?** At the rung "bf16 weights" the times of all kernels add up to {float(row["kernels_ms"]) / step:.0%} '
+        f"of the step's {step:.0f} ms (measured by PyTorch's profiler), so the GPU hardly ever waits for the CPU. Matrix "
+        f"products take {products / step:.0%} of the step and reach {flops / products / 1e9:.0f} TFLOP/s; "
+        f"attention takes {attention / step:.0%}. Norms, GELU, residual sums, the loss and the optimizer share the "
+        "rest, and memory is their limit."
+    )
 
 
 # ---- several GPUs ----------------------------------------------------------------------------------------------------
@@ -267,10 +345,37 @@ def traffic(gpus: int = 8) -> Table:
             rows.append((name, s.micro_batches, engine, *each, sent.total / NVLINK_GBPS / 1e6))
     columns = {"preset": "", "micro-batches": "", "engine": "", "all-reduce": "GB", "all-gather": "GB"}
     columns |= {"reduce-scatter": "GB", "at full link speed": "ms"}
-    caption = f"computed: what each of {gpus} GPUs sends in a step; weights in bfloat16, gradients in float32, "
+    caption = (
+        f"computed: what each of {gpus} GPUs sends in a step in which it runs that many micro-batches; weights in "
+    )
+    caption += "bfloat16, gradients in float32, "
     caption += f"links of {NVLINK_GBPS} GB/s in each direction (data sheet)"
     formats = dict.fromkeys(("all-reduce", "all-gather", "reduce-scatter"), ".2f") | {"at full link speed": ".1f"}
     return style.table(columns, rows, caption=caption, formats=formats)
+
+
+def _power(value: float) -> str:
+    return f"{value:.1e}".replace("e+", "e")
+
+
+def traffic_and_time(gpus: int = 8) -> Markdown:
+    """The answer to a question of the notebook: the time of the FLOPs of a step of gpt-1.3b beside that of its traffic."""
+    s = PRESETS["gpt-1.3b"].settings
+    config = plan.accounting_config("gpt-1.3b", s.model)
+    each, n = plan.flops_per_token(config, s.seq), parameters(config).total
+    flops = s.batch * s.seq * each
+    rate = 0.4 * gpu("h200").peak("bf16")
+    fsdp, ddp = (
+        collectives.step(e, n, gpus, micro_batches=s.micro_batches).total / NVLINK_GBPS / 1e6 for e in ("fsdp", "ddp")
+    )
+    return Markdown(
+        "<details><summary>Answer</summary>\n\n"
+        f"Each GPU computes {s.batch} sequences x {s.seq:,} tokens x {each / 1e9:.1f} billion FLOPs per token = {_power(flops)} FLOPs. "
+        f"At 40 % of 989 TFLOP/s it does {_power(rate)} per second: {flops / rate:.1f} s. FSDP's {fsdp:.0f} ms are "
+        f"{fsdp / 1e3 / (flops / rate):.0%} of that and DDP's {ddp:.0f} ms {ddp / 1e3 / (flops / rate):.0%}, so both can hide "
+        f"behind it. Between two machines, with links of a twentieth of the speed, FSDP would send for {fsdp / 50:.1f} s, and "
+        "hardly all of it could hide.\n</details>"
+    )
 
 
 # ---- the detective ---------------------------------------------------------------------------------------------------
@@ -281,7 +386,7 @@ _CONTEXT, _STEPS = 64, 100
 class Suspects:
     """Four small models, trained on the bytes of Python's library: a healthy one, and three with a fault each.
 
-    curves     the loss of each step, by run
+    curves     the loss of each step, by run; smooth: each a mean over the last five
     norms      the gradient's norm before clipping, by run
     leaks      by how much the logits of earlier tokens change when only the last token changes
     """
@@ -333,52 +438,61 @@ class Suspects:
             tokens[0, -1] = (tokens[0, -1] + 1) % 256
             self.leaks[name] = (model(tokens) - before)[0, :-1].abs().max().item()
 
+    @property
+    def smooth(self) -> dict[str, list[float]]:
+        means = {}
+        for name, curve in self.curves.items():
+            windows = [curve[max(0, i - 4) : i + 1] for i in range(len(curve))]
+            means[name] = [sum(window) / len(window) for window in windows]
+        return means
+
     def picture(self) -> Picture:
         colours = (style.BOUND, style.READS, style.WRITES, style.COMPUTE)
         with style.use():
             fig, ax = style.figure(height=3.6)
             ends = []
-            for (name, curve), colour in zip(self.curves.items(), colours, strict=True):
-                smooth = [sum(curve[max(0, i - 4) : i + 1]) / len(curve[max(0, i - 4) : i + 1]) for i in range(_STEPS)]
+            for (name, smooth), colour in zip(self.smooth.items(), colours, strict=True):
                 ax.plot(smooth, color=colour, ls="--" if name == "healthy" else "-")
                 ends.append(((_STEPS - 1, smooth[-1]), name))
             style.axes(ax, x="step", y="training loss (nats per byte)", grid="y")
+            ax.set_title("Each point is the mean loss of five steps")
             ax.set_ylim(-0.3)
+            ax.set_xlim(right=_STEPS - 1)  # names beyond it, off the axis
             style.names(ax, ends)
-        last = ", ".join(f"{name} ends at {curve[-1]:.2f}" for name, curve in self.curves.items())
+        last = ", ".join(f"{name} ends at {smooth[-1]:.2f}" for name, smooth in self.smooth.items())
         return style.picture(fig, alt=f"Loss of four runs over {_STEPS} steps, each a mean over five: {last}.")
 
     def table(self) -> Table:
         rows = [
-            (name, curve[0], curve[-1], self.norms[name][-1], self.leaks[name]) for name, curve in self.curves.items()
+            (name, self.curves[name][0], smooth[-1], self.norms[name][-1], self.leaks[name])
+            for name, smooth in self.smooth.items()
         ]
         columns = {"run": "", "first loss": "nats", "last loss": "nats", "last gradient norm": ""}
         columns |= {"change of earlier logits": ""}
-        return style.table(columns, rows, caption="computed here, just now; the norm is the one before clipping")
+        caption = (
+            "computed here, just now; the last loss is the mean of five steps, the norm is the one before clipping"
+        )
+        return style.table(columns, rows, caption=caption)
 
 
 def verdict() -> Reveal:
     """What is wrong with the three runs, beside the learner's suspects."""
     because = (
-        "In **run A** the causal mask is missing: a change of the last token reaches the earlier ones, so each token sees "
-        "the "
+        "In **run A** the causal mask is missing: a change of the last token reaches the earlier ones, so each token sees the "
         "one that it is asked to predict. The loss becomes small as soon as attention has learned to look one place ahead.",
-        "In **run B** the gradients are never set to zero. Every step follows the sum of all gradients so far, most of "
-        "them of "
-        "older weights, and their norm grows. The model still learns, only worse, and so this mistake is found late.",
-        "In **run C** the targets are the inputs: the model has to repeat what it reads, and for that it needs no "
-        "attention. A "
+        "In **run B** the gradients are never set to zero. Each backward pass adds to what clipping has left of all the earlier "
+        "ones, so the norm before clipping stays above that of the healthy run, and each update follows old gradients of older "
+        "weights as much as the new one. The model still learns, only worse, and so this mistake is found late. Without the "
+        "clipping in place the norm would grow from step to step.",
+        "In **run C** the targets are the inputs: the model has to repeat what it reads, and for that it needs no attention. A "
         "loss near 0 is never good news.",
-        "Suspects 1 and 5 are not among the runs. A learning rate that is far too small gives a curve that falls slowly "
-        "and "
+        "Suspects 1 and 5 are not among the runs. A learning rate that is far too small gives a curve that falls slowly and "
         "smoothly. Validation text that was trained on does not change the training loss at all.",
-        "Two of the three runs look better than the healthy one. The first losses say something too: ln 256 is 5.55, and "
-        "the "
-        "healthy run begins a little below it, because the output head is the embedding table and so favors the byte that "
-        "was "
+        "Two of the three runs look better than the healthy one. The first losses say something too: ln 256 is 5.55, and the "
+        "healthy run begins a little below it, because the output head is the embedding table and so favors the byte that was "
         "just read, and text repeats itself. Run C, which is asked for that very byte, begins far below.",
     )
-    return reveal("detective", {"run A": 2, "run B": 3, "run C": 4}, how="planted", also=because)
+    return reveal("detective", {"run A": 2, "run B": 3, "run C": 4}, how="planted", also=because, exact=True)
 
 
 # ---- sentences with numbers ------------------------------------------------------------------------------------------
@@ -454,10 +568,10 @@ def what_patching_gains() -> Markdown:
         f"takes {ours.peak_bytes / 1e9:.1f} GB where the original takes {torch_row.peak_bytes / 1e9:.1f} GB. Most of the "
         "memory "
         f"was the logits: 16,384 tokens times 128,256 entries of the vocabulary, several times over. Liger's kernels reach "
-        f"nearly the same ({liger.median_ms:.1f} ms against {ours.median_ms:.1f} ms). For GPT-2, torch.compile gains more "
-        "time "
-        "than any kernels do, because it fuses what stands between them, and both together gain the most. For the "
-        f"Llama the compiler alone gains nothing ({torch_row.median_ms / compiled.median_ms:.2f} times as fast)."
+        f"nearly the same ({liger.median_ms:.1f} ms against {ours.median_ms:.1f} ms). In GPT-2 Liger replaces nothing, so its row "
+        "is the original's. There torch.compile gains more time than any kernels do, because it fuses what stands between "
+        "them, and both together gain the most time, but need more memory than the patched model alone. For the Llama the compiler alone gains nothing "
+        f"({torch_row.median_ms / compiled.median_ms:.2f} times as fast). The Qwen3 was not measured with the compiler."
     )
 
 

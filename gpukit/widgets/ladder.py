@@ -119,11 +119,17 @@ def front() -> str:
     )
 
 
-def losses(preset: str, folder: Path | str = "h200") -> Picture | Missing:
-    """The loss of every step of the recorded rungs, which differ by rounding alone."""
+def loss_curves(preset: str, folder: Path | str = "h200") -> dict[str, list[tuple[int, float]]]:
+    """(step, loss) of every step of the rungs whose losses are recorded."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for row in _read(folder, f"ladder-{preset}-losses.csv"):
         curves.setdefault(row["rung"], []).append((int(row["step"]), float(row["loss"])))
+    return curves
+
+
+def losses(preset: str, folder: Path | str = "h200") -> Picture | Missing:
+    """The loss of every step of the recorded rungs, which differ by rounding alone."""
+    curves = loss_curves(preset, folder)
     if not curves:
         return Missing(f"No losses of {preset}'s ladder are recorded there yet.")
     with style.use():
@@ -137,20 +143,20 @@ def losses(preset: str, folder: Path | str = "h200") -> Picture | Missing:
     return style.picture(fig, alt=f"Loss by step. {ends}.")
 
 
-def table(preset: str, folder: Path | str = "h200") -> Table:
+def table(preset: str, folder: Path | str = "h200", caption: str = "") -> Table:
     """Every rung with what it starts from, its time, MFU, memory and kernels: measured, and modelled before it ran."""
     lines = []
     for row in rows(preset, folder):
         value = lambda name, scale=1.0, row=row: float(row[name]) / scale if row[name] else None  # noqa: E731
         lines.append([
-            row["rung"], value("step_ms"), value("predicted_ms"), value("tokens_per_s"), value("mfu", 0.01),
+            row["rung"], row["starts_from"], value("step_ms"), value("predicted_ms"), value("tokens_per_s"), value("mfu", 0.01),
             value("peak_bytes", 1e9), value("predicted_bytes", 1e9), value("kernels"),
         ])  # fmt: skip
     columns = {
-        "rung": "", "step": "ms", "step, modelled": "ms", "tokens": "1/s", "MFU": "%", "memory": "GB",
+        "rung": "", "starts from": "", "step": "ms", "step, modelled": "ms", "tokens": "1/s", "MFU": "%", "memory": "GB",
         "memory, modelled": "GB", "kernels": "",
     }  # fmt: skip
-    return style.table(columns, lines)
+    return style.table(columns, lines, caption=caption)
 
 
 def kernels(preset: str, rung: str, folder: Path | str = "h200", top: int = 10) -> Table:

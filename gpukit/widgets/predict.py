@@ -198,21 +198,23 @@ class Reveal:
         units: Mapping[str, str],
         how: str,
         also: Iterable[Table | Picture | str] = (),
+        exact: bool = False,
     ):
         self.also = tuple(also)
         shared = set(units.values())
         unit = shared.pop() if len(shared) == 1 else ""
         columns = {"": "", how: unit}
         if committed:
-            columns = {"": "", "yours": unit, how: unit, f"yours / {how}": "x"}
+            columns = {"": "", "yours": unit, how: unit} | ({"right?": ""} if exact else {f"yours / {how}": "x"})
         rows = []
         for field, value in actual.items():
             name = field if unit or not units[field] else f"{field} ({units[field]})"
             mine = committed.get(field)
-            rows.append((name, value) if mine is None else (name, mine, value, _ratio(mine, value)))
+            verdict = None if mine is None else ("no", "yes")[mine == value] if exact else _ratio(mine, value)
+            rows.append((name, value) if mine is None else (name, mine, value, verdict))
         self.table = table(columns, rows)
         self.committed = bool(committed)
-        self.sentence = _sentence(actual, committed)
+        self.sentence = _sentence(actual, committed, exact)
 
     def __repr__(self) -> str:
         return "\n".join(map(str, (self.table, self.sentence, *self.also)))
@@ -229,9 +231,11 @@ def _ratio(mine: float, value: float) -> float:
     return mine / value if value else math.inf
 
 
-def _sentence(actual: Mapping[str, float], committed: Mapping[str, float]) -> str:
+def _sentence(actual: Mapping[str, float], committed: Mapping[str, float], exact: bool) -> str:
     if not committed:
         return "No prediction was committed. Commit one above and run this cell again: the comparison is the lesson."
+    if exact:
+        return f"{sum(committed[name] == value for name, value in actual.items())} of {len(actual)} right."
     ratios = {name: _ratio(committed[name], value) for name, value in actual.items()}
     worst = max(ratios, key=lambda name: max(ratios[name], 1 / ratios[name]))
     off = max(ratios[worst], 1 / ratios[worst])
@@ -250,12 +254,18 @@ def _html(item: Table | Picture | str) -> str:
 
 
 def reveal(
-    key: str, actual: Mapping[str, float], how: str = "counted", *, also: Iterable[Table | Picture | str] = ()
+    key: str,
+    actual: Mapping[str, float],
+    how: str = "counted",
+    *,
+    also: Iterable[Table | Picture | str] = (),
+    exact: bool = False,
 ) -> Reveal:
     """Show the prediction `key` beside `actual`, one value a field in its unit; without one, the values alone.
 
     how   where the values come from: "counted", "measured" or "modelled"
     also  tables, pictures, and sentences with `code` and **bold**, that would give the answer away: folded away with it
+    exact the values are numbers of something, as a suspect's: a prediction is right or wrong, and not off by a factor
     Raises ValueError where `actual` does not name the fields of the prediction.
     """
     committed = _committed.get(key, {})
@@ -263,4 +273,4 @@ def reveal(
         raise ValueError(
             f"reveal: actual must have the fields {list(committed)} of prediction {key!r}, got {list(actual)}"
         )
-    return Reveal(actual, committed, _units.get(key, dict.fromkeys(actual, "")), how, also)
+    return Reveal(actual, committed, _units.get(key, dict.fromkeys(actual, "")), how, also, exact)

@@ -285,6 +285,14 @@ def test_reveal_names_the_field_that_is_worst(asked):
         reveal("test-bytes", {"naive": 100})
 
 
+def test_a_number_that_names_something_is_right_or_wrong(asked):
+    type_in(asked, naive="2", fused="1")
+    asked.commit()
+    shown = reveal("test-bytes", {"naive": 2, "fused": 3}, "planted", exact=True)
+    assert shown.sentence == "1 of 2 right."
+    assert [row[-1] for row in shown.table.rows] == ["yes", "no"]
+
+
 def test_without_a_prediction_the_answer_is_folded_and_the_same_every_time(asked):
     one, two = (reveal("test-bytes", {"naive": 512, "fused": 128}) for _ in range(2))
     assert repr(one) == repr(two) and one._repr_html_() == two._repr_html_()
