@@ -518,7 +518,7 @@ class _Heads(Inputs):
 def _attention_case(tensors: tuple, *rest: Any, note: str = "", tags: str = "") -> Case:
     (H, T, D), H_kv = tensors[0].shape, tensors[1].shape[0]
     tags += " gqa" * (H_kv < H) + " blocks" * (T > 16) + " rest" * (T % 16 > 0)
-    return tensor_case(*tensors, *rest, shown=f"{H} heads on {H_kv}, T {T}, D {D},", note=note, tags=tags)
+    return tensor_case(*tensors, *rest, shown=f"{H} head{'s' * (H > 1)} on {H_kv}, T {T}, D {D},", note=note, tags=tags)
 
 
 def _weights(q: Tensor, k: Tensor, fault: str = "") -> tuple[Tensor, Tensor, Tensor]:
@@ -543,15 +543,33 @@ def _weights(q: Tensor, k: Tensor, fault: str = "") -> tuple[Tensor, Tensor, Ten
     return s.masked_fill(~seen, -math.inf), seen, use
 
 
+def _turned(fault: str) -> tuple[str, ...]:
+    """Which of lse and delta a fault reads along the wrong side of the scores."""
+    return {"lse along keys": ("lse",), "delta along keys": ("delta",), "both along keys": ("lse", "delta")}.get(
+        fault, ()
+    )
+
+
+def _along_keys(x: Tensor) -> Tensor:
+    """lse or delta [H, T] read along the wrong side of each block of 16 x 16 scores: [H, queries, keys]."""
+    import torch
+
+    T = x.shape[-1]
+    places = torch.arange(T)[:, None] // 16 * 16 + torch.arange(T) % 16
+    return torch.nn.functional.pad(x, (0, -T % 16))[:, places]  # 0 beyond the last query, as they are loaded
+
+
 def _dq(q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, delta: Tensor, fault: str = "") -> Tensor:
     """The formula: factors in the dtype of the case, sums in float32, as PyTorch's own attention computes it."""
     import torch
 
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     s, seen, use = _weights(q, k, fault)
-    p = torch.exp(s.to(wide) - (0 if fault == "no lse" else lse.to(wide)[..., None]))
+    beside = {name: x.to(wide)[..., None] for name, x in (("lse", lse), ("delta", delta))}
+    beside |= {name: _along_keys(x.to(wide)) for name, x in (("lse", lse), ("delta", delta)) if name in _turned(fault)}
+    p = torch.exp(s.to(wide) - (0 if fault == "no lse" else beside["lse"]))
     dp = (do @ v[use].mT).to(wide)
-    ds = p * (dp - (0 if fault == "no delta" else delta.to(wide)[..., None]))
+    ds = p * (dp - (0 if fault == "no delta" else beside["delta"]))
     if fault == "no p":
         ds = (dp - delta.to(wide)[..., None]) * seen
     if fault == "plus delta":
@@ -649,6 +667,7 @@ DQ = KernelExercise(
         Misconception("no-p", gives=_dq_gives("no p")),
         Misconception("no-lse", gives=_dq_gives("no lse")),
         Misconception("times-v", gives=_dq_gives("times v")),
+        *(Misconception("along-keys", gives=_dq_gives(f"{which} along keys")) for which in ("delta", "lse", "both")),
         Misconception("last-block-wins", gives=_dq_gives("last block")),
         Misconception("scaled-in-16-bits", when=only("far")),
         Misconception("infinite-weights", when=lambda evidence: evidence.kind == "nan"),
@@ -705,9 +724,11 @@ def _gradients(q: Tensor, k: Tensor, v: Tensor, do: Tensor, fault: str = "") -> 
 
     o, lse = _forward(q, k, v)
     s, seen, use = _weights(q, k, fault)
-    p = torch.exp(s - lse[..., None])
+    p = torch.exp(s - (_along_keys(lse) if "lse" in _turned(fault) else lse[..., None]))
     dp = do @ v[use].mT
     delta = (o * do).sum(-1, keepdim=True)
+    if "delta" in _turned(fault):
+        delta = _along_keys(delta.squeeze(-1))
     if fault == "no delta":
         delta = delta * 0
     ds = dp - delta if fault == "no p" else p * (dp - delta)
@@ -729,6 +750,13 @@ def _of_gradients(fault: str, *names: str) -> Callable[..., dict]:
     return lambda *args: {
         name: x for name, x in _gradients(*args, fault=fault).items() if name in (names or ("dk", "dv"))
     }
+
+
+def _in_another_order(order: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> dict[str, Tensor]:
+    """The right gradients, returned in that order."""
+    o, lse = _forward(q, k, v)
+    right = {"dq": _dq(q, k, v, do, lse, (o * do).sum(-1)), **_gradients(q, k, v, do)}
+    return {place: right[name] for place, name in zip(("dq", "dk", "dv"), order.split(), strict=True)}
 
 
 def _of_output(gives: Callable[..., Tensor]) -> Callable[[Evidence], bool]:
@@ -791,6 +819,9 @@ ATTENTION = KernelExercise(
         Misconception("forward-first", when=_output_is_wrong),
         *(Misconception(name, gives=_of_gradients(fault)) for name, fault in _SEEN[:5]),
         Misconception("exchanged", gives=_of_gradients("exchanged")),
+        *(Misconception("exchanged/2", gives=partial(_in_another_order, order)) for order in ("dk dv dq", "dv dk dq")),
+        Misconception("along-keys", gives=_of_gradients("delta along keys", "dk")),
+        *(Misconception("along-keys", gives=_of_gradients(f"{which} along keys")) for which in ("lse", "both")),
         Misconception("one-head-of-the-group", gives=_of_gradients("first of the group")),
         Misconception("one-head-of-the-group", gives=_of_gradients("last of the group")),
         Misconception("mean-of-the-group", gives=_of_gradients("mean of the group")),
