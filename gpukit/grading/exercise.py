@@ -279,7 +279,8 @@ class KernelExercise(Exercise):
         return 4 + (self.traffic is not None) + (self.launch_rule is not None)
 
     def job(self, path: str, device: str) -> Job:
-        return Job(path, self.function, device, self.gradients, self.in_place, caches=self.caches)
+        upstream = f"d{self.returns[0]}" if self.returns else "dy"
+        return Job(path, self.function, device, self.gradients, self.in_place, caches=self.caches, upstream=upstream)
 
     def compare(self, case: Case, reply: Reply) -> Wrong | None:
         """How the results are not the right ones."""

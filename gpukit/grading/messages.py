@@ -24,6 +24,7 @@ class Job:
             Python on tensors without data and "device" for what that asked for; "compile" for neither file nor function:
             its cases are launches and the GPUs that they are compiled for
     memory  whether to count the bytes of the tensors that are alive
+    upstream  what the exercise calls the upstream gradient, the last argument where `gradients` are asked for
     source, tape, uploads  a device's: the file's text, what the host did when it loaded it, and whether it may bring numbers
     """
 
@@ -38,6 +39,7 @@ class Job:
     source: str = ""
     tape: str = ""
     uploads: bool = False
+    upstream: str = "dy"
 
 
 @dataclass(frozen=True)

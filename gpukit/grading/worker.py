@@ -474,7 +474,7 @@ def _names(parameters: list[str], args: tuple, job: Job) -> list[str]:
     """What the arguments are called, also where the function does not say."""
     names = parameters[: len(args)]
     names += [f"argument {i + 1}" for i in range(len(names), len(args))]
-    return [*names[: len(args) - 1], "dy"] if job.gradients else names
+    return [*names[: len(args) - 1], job.upstream] if job.gradients else names
 
 
 def _host_watch(path: str):

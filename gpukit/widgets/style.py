@@ -28,6 +28,7 @@ from gpukit import tables
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 READS = "#0072B2"  # blue: bytes read from memory
 WRITES = "#D55E00"  # vermillion: bytes written to memory
@@ -136,16 +137,26 @@ def label(ax: Axes, x: float, y: float, text: str, *, dx: float = 6, dy: float =
 
 
 def names(ax: Axes, ends: Sequence[tuple[tuple[float, float], str]], **style: Any) -> None:
-    """Write each line's name beside its end, (point, name), as high as it lies but never two on each other. Call it last:
-    it needs the limits of the axes."""
+    """Write each line's name beside its end, (point, name), as high as it lies but never two on each other, with a dot of the
+    line's color before it. Call it last: it needs the lines and the limits of the axes."""
     points_high = 0.72 * 72 * ax.figure.get_size_inches()[1] / ax.get_subplotspec().get_gridspec().nrows
     to_share = ax.transScale + ax.transLimits
     above = math.inf
     for point, name in sorted(ends, key=lambda end: -end[0][1]):
         height = to_share.transform(point)[1]
         place = min(height, above - 13 / points_high)
-        label(ax, *point, name, dx=8, dy=(place - height) * points_high, va="center", **style)
+        beside = {"dy": (place - height) * points_high, "va": "center", **style}
+        colors = [line.get_color() for line in ax.lines if _ends_at(line, point)]
+        for color in colors[:1]:
+            label(ax, *point, "\N{BLACK CIRCLE}", dx=8, **{**beside, "color": color})
+        label(ax, *point, name, dx=20 if colors else 8, **beside)
         above = place
+
+
+def _ends_at(line: Line2D, point: tuple[float, float]) -> bool:
+    """Whether the last point of a line is `point`, or lies above it, outside of the axes."""
+    x, y = line.get_xydata()[-1]
+    return x == point[0] and (y == point[1] or y > point[1] == line.axes.get_ylim()[1])
 
 
 def png(fig: Figure) -> bytes:

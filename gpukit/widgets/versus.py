@@ -126,10 +126,33 @@ class Versus:
 
     @property
     def picture(self) -> style.Picture:
+        """Rates as lines along the size in which the shapes differ; as bars where they differ in more than one."""
         axis, shapes = self._along()
+        return self._bars(shapes) if axis < 0 else self._lines(axis, shapes)
+
+    def _bars(self, shapes: Sequence[tuple[int, ...]]) -> style.Picture:
+        bound, what = self.bound
+        unit, rate = ("TFLOP/s", "FLOPs / time") if self.flops else ("GB/s", "least bytes / time")
+        thick = 0.8 / len(self.providers)
+        with style.use():
+            fig, ax = style.figure(height=1.1 + len(shapes) * (0.15 + 0.14 * len(self.providers)))
+            for i, p in enumerate(self.providers):
+                there = [(at, self.took[s, p]) for at, s in enumerate(shapes) if (s, p) in self.took]
+                places = [at + (i - (len(self.providers) - 1) / 2) * thick for at, _ in there]
+                rates = [self._rate(row) for _, row in there]
+                ax.barh(places, rates, 0.9 * thick, color=colour(p, self.providers), label=self._name(p))
+            ax.axvline(bound, color=style.BOUND, ls="--", label=f"{what}: {bound:,.0f}")
+            style.axes(ax, x=f"{rate} ({unit})")
+            ax.set_yticks(range(len(shapes)), [by(s) for s in shapes])
+            ax.set(xlim=(0, 1.08 * bound), ylim=(len(shapes) - 0.5, -0.5))
+            ax.tick_params(axis="y", length=0)
+            fig.legend(loc="outside upper left", ncols=4)
+        return style.picture(fig, alt=f"{self.title}. {self.sentence}")
+
+    def _lines(self, axis: int, shapes: Sequence[tuple[int, ...]]) -> style.Picture:
         bound, what = self.bound
         top, unit = 1.15 * bound, "TFLOP/s" if self.flops else "GB/s"
-        x = {shape: shape[axis] if axis >= 0 else i for i, shape in enumerate(shapes)}
+        x = {shape: shape[axis] for shape in shapes}
         with style.use():
             fig, ax = style.figure(height=3.6)
             ax.axhline(bound, color=style.BOUND, ls="--")
@@ -143,8 +166,8 @@ class Versus:
                     last_x, last_y = points[-1]
                     ends.append(((last_x, min(last_y, top)), self._name(p)))
             rate = "FLOPs / time" if self.flops else "least bytes / time"
-            style.axes(ax, x=_x_label(axis, shapes), y=f"{rate} ({unit})", log="x" if axis >= 0 else "")
-            ax.set_xticks([*x.values()], [f"{v:,}" if axis >= 0 else by(s) for s, v in x.items()], minor=False)
+            style.axes(ax, x=_x_label(axis, shapes), y=f"{rate} ({unit})", log="x")
+            ax.set_xticks([*x.values()], [f"{v:,}" for v in x.values()], minor=False)
             ax.minorticks_off()
             ax.set_ylim(0, top)
             style.names(ax, ends)
@@ -278,8 +301,6 @@ def _here(gpu: str) -> bool:
 
 
 def _x_label(axis: int, shapes: Sequence[tuple[int, ...]]) -> str:
-    if axis < 0:
-        return "shape"
     rank = len(shapes[0])
     if rank > 1 and len(set(shapes[0])) == 1:
         return f"{' = '.join('MNK'[:rank])} (elements)"

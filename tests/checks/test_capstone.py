@@ -11,6 +11,7 @@ from gpukit import course
 from gpukit.accounting import collectives
 from gpukit.accounting.training import Schedule
 from gpukit.checks.capstone import ACCUMULATE, ATTENTION, DQ, EXERCISES, PAIR, RATE, RING
+from gpukit.grading import registry, worker
 from gpukit.grading.judge import judge_source
 from gpukit.train import tokenizer
 from gpukit.train.model import GPT, GPTConfig, Operations
@@ -159,3 +160,9 @@ def test_the_notebook_keeps_to_its_size_and_adds_up_the_minutes():
             assert len(text.splitlines()) <= 15 and max(map(len, text.splitlines())) <= 100, cell["id"]
         else:
             assert len(text.split()) <= 280, cell["id"]
+
+
+def test_the_upstream_gradient_is_called_what_the_stub_calls_it():
+    """In a report of an access outside of it, for example."""
+    assert worker._names(["q", "k", "v"], (1, 2, 3, 4), ATTENTION.job("", "cpu"))[-1] == "do"
+    assert worker._names(["x"], (1, 2), registry.exercise("norms.rope").job("", "cpu"))[-1] == "dy"

@@ -38,7 +38,7 @@ from gpukit.simulator.trace.waves import Play
 if TYPE_CHECKING:
     from gpukit.simulator.compiler.compile import Compiled
 
-_SAMPLED_ROWS, _MAX_WINDOW = 60_000, 8  # of a sampled launch: accesses to play through the caches, and programs an SM
+_SAMPLED_ROWS, _MAX_WINDOW = 60_000, 8  # of a sampled launch: accesses to play through the caches, and programs per SM
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Traffic:
             ("L2", f"{self.l2_hit_rate:.0%} of the sectors read were there"),
             ("DRAM to L2", f"{self.dram_read_bytes:,} bytes"),
             ("L2 to DRAM", f"{self.dram_write_bytes:,} bytes, and {self.dirty_bytes:,} when it needs the room"),
-            ("placed", f"{self.programs_per_sm} programs an SM, {self.waves:.2f} waves; lanes as {self.layouts}"),
+            ("placed", f"{self.programs_per_sm} programs per SM, {self.waves:.2f} waves; lanes as {self.layouts}"),
         ]
         if self.l2_atomic_sectors:
             lines.insert(3, ("atomics", f"{self.l2_atomic_sectors:,} sectors"))

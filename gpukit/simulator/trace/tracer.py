@@ -281,20 +281,32 @@ class Trace:
         return pandas.DataFrame(self.rows(caches))
 
     def _table(self, caches: bool = False) -> tuple[list[str], list[list[str]]]:
-        """Column titles and rows; equal steps in a row share one line, steps that move nothing have none."""
-        titles = ["step", "times", "programs", "read (bytes)", "written (bytes)"]
-        titles += ["load sectors", "store sectors", "dot (FLOP)", *(_CACHE_COLUMNS.values() if caches else ())]
+        """Column titles and rows; equal steps in a row share one line, steps that move nothing have none. Atomics have a column
+        where there are any."""
+        kinds = (
+            ["load", "store", "atomic"] if any(launch.atomic_sectors for launch in self.launches) else ["load", "store"]
+        )
+        titles = [
+            "step",
+            "times",
+            "programs",
+            "read (bytes)",
+            "written (bytes)",
+            *(f"{kind} sectors" for kind in kinds),
+        ]
+        titles += ["dot (FLOP)", *(_CACHE_COLUMNS.values() if caches else ())]
         rows: list[list] = []
         for e in self.events:
             more: list[int | None] = [None] * len(_CACHE_COLUMNS) if caches else []
             if isinstance(e, Launch):
                 how = " (not run)" if e.dry else "" if e.sampled is None else f" ({e.sampled} run)"
                 name = f"{e.kernel}{list(e.grid)}{how}"
-                counts = [e.programs, e.read_bytes, e.write_bytes, e.load_sectors, e.store_sectors, e.flops]
+                sectors = [getattr(e, f"{kind}_sectors") for kind in kinds]
+                counts = [e.programs, e.read_bytes, e.write_bytes, *sectors, e.flops]
                 if caches and not e.dry:
                     more = [getattr(e.traffic(), column) for column in _CACHE_COLUMNS]
             elif e.read_bytes or e.write_bytes:
-                name, counts = e.name, [None, e.read_bytes, e.write_bytes, None, None, None]
+                name, counts = e.name, [None, e.read_bytes, e.write_bytes, *[None] * len(kinds), None]
             else:
                 continue
             counts = counts + more
