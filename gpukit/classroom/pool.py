@@ -21,14 +21,13 @@ from collections import deque
 from dataclasses import dataclass
 from importlib import metadata
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Protocol
 
 import gpukit
 from gpukit import course
+from gpukit.grading.server import IMPORT_GPUKIT
 from gpukit.grading.verdict import Verdict, printable
 
-_PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 _one_at_a_time = threading.Lock()  # a Dask worker has several threads; torch and the judge's servers are one each
 
 
@@ -110,10 +109,7 @@ class _Process:
         ours, theirs = socket.socketpair()
         self.connection = Connection(ours.detach())
         self.said = tempfile.TemporaryFile()
-        start = (
-            f"import sys; sys.path.append({_PACKAGE_PARENT!r}); "
-            f"from gpukit.classroom.pool import serve; serve({theirs.fileno()})"
-        )
+        start = f"{IMPORT_GPUKIT}from gpukit.classroom.pool import serve; serve({theirs.fileno()})"
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", start],
             pass_fds=(theirs.fileno(),),

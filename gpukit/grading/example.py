@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpukit import course
 from gpukit.grading import registry
+from gpukit.grading.server import IMPORT_GPUKIT
 
 if TYPE_CHECKING:
     from gpukit.grading.exercise import Exercise
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 PROGRAMS = 8  # of each launch that the interpreter runs; what they move is scaled to the whole grid
 TIMEOUT_S = 300
-_PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 
 
 def weigh(
@@ -50,7 +50,7 @@ def weigh(
     with tempfile.TemporaryDirectory(prefix="gpukit-") as folder:
         answer, said = Path(folder) / "answer.json", Path(folder) / "said.txt"
         told = json.dumps([exercise_id, str(path), gpu, list(sizes), measured, str(answer)])
-        start = f"import sys; sys.path.append({_PACKAGE_PARENT!r}); from gpukit.grading.example import main; main()"
+        start = f"{IMPORT_GPUKIT}from gpukit.grading.example import main; main()"
         environment = dict(os.environ)
         if not measured:
             environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}

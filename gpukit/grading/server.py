@@ -34,7 +34,12 @@ from pathlib import Path
 
 from gpukit.grading.fence import Fence
 
-_PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
+# How a process of ours begins: with this gpukit, also where another one is installed; but no other file beside it may stand for
+# a module of that name.
+IMPORT_GPUKIT = (
+    f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r}); import gpukit; "
+    "sys.path.append(sys.path.pop(0)); "
+)
 _KEEP = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "CC", "CXX")
 _KEEP_PREFIX = ("LC_", "CUDA_", "NVIDIA_", "TRITON_", "XDG_")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -125,11 +130,10 @@ class Server:
         self._control.settimeout(_LOOK_S)
         environment = {k: v for k, v in os.environ.items() if k in _KEEP or k.startswith(_KEEP_PREFIX)}
         environment["TRITON_INTERPRET"] = "1" if device == "cpu" else "0"
+        # NumPy's products of small blocks: two threads that wait for each other take many times the work's CPU.
+        environment["OPENBLAS_NUM_THREADS"] = "1"
         environment |= {"TMPDIR": self.folder, "TRITON_CACHE_DIR": self.folder, "CUDA_CACHE_PATH": self.folder}
-        start = (
-            f"import sys; sys.path.append({_PACKAGE_PARENT!r}); "
-            f"from gpukit.grading.server import serve; serve({theirs.fileno()}, {device!r}, {os.getpid()})"
-        )
+        start = f"{IMPORT_GPUKIT}from gpukit.grading.server import serve; serve({theirs.fileno()}, {device!r}, {os.getpid()})"
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", start],
             env=environment,
