@@ -31,7 +31,7 @@ def cross_entropy(x: Tensor, target: Tensor, BLOCK_V: int = 4096, ignore_index: 
     """x [M, V] contiguous, target [M] int64 -> loss [M] and log-sum-exp [M], both float32.
 
     A target is ignore_index, which may be any number, or else a class in [0, V). Where it is ignore_index, the row does not
-    count: its loss and its log-sum-exp are 0. Some logits of a row may be -inf, but not the target's.
+    count, whatever it holds: its loss and its log-sum-exp are 0. Some logits of another row may be -inf, but not the target's.
     Bound: x is read once.
     """
     M, V = x.shape
@@ -59,7 +59,7 @@ def cross_entropy_backward_(
 
     target [M] is what cross_entropy was given, and lse [M] what it returned: 0 where the target is ignore_index, which is any
     number that is no class. dloss [M] is the gradient of each row's loss; it may have any stride, 0 included. A row that is
-    ignored has a gradient of 0.
+    ignored has a gradient of 0, whatever it holds.
     Bound: x is read once and written once, in one launch.
     """
     M, V = x.shape

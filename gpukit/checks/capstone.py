@@ -588,8 +588,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, fault: str = "") -> tuple[Tensor, 
 def _dq_cases(rng: Random) -> list[Case]:
     make = _Heads(rng)
 
-    def given(*shape: int, dtype: str = "float32", far: bool = False) -> Case:
-        """far: the sums are beyond float16 before they are multiplied with scale, and not behind it."""
+    def given(*shape: int, dtype: str = "float32", far: bool = False, high: bool = False) -> Case:
+        """far: the sums are beyond float16 before they are multiplied with scale, and not behind it. high: all scores are
+        1,000, and the LSE has more digits than 16 bits hold."""
         q, k, v = make.qkv(*shape, dtype)
         # A row of ds adds up to 0. Where a query has few keys, or one of them has nearly all the weight, dp - delta cancels to
         # rounding, which has no right value: so scores are small, and the first queries have a gradient of 0.
@@ -599,10 +600,14 @@ def _dq_cases(rng: Random) -> list[Case]:
         if far:
             q, k, v, do = q / 256, k * 256, v * 16, do * 16
             do[:, :20] = 0
+        if high:
+            q = make.torch.zeros_like(q)
+            q[..., 0], k[..., 0] = 16_000, 1 / 4
         do = do.to(q.dtype)
         o, lse = _forward(q.double(), k.double(), v.double())
         delta = (o * do.double()).sum(-1)
-        return _attention_case((q, k, v, do, lse.float(), delta.float()), tags="far" * far)
+        note = "scores of 1,000" if high else ""
+        return _attention_case((q, k, v, do, lse.float(), delta.float()), note=note, tags="far" * far + "high" * high)
 
     return [
         given(1, 1, 12, 8),
@@ -615,6 +620,7 @@ def _dq_cases(rng: Random) -> list[Case]:
         given(1, 1, 65, 16),
         given(2, 1, 9, 80, dtype="float16"),
         given(1, 1, 40, 16, dtype="float16", far=True),
+        given(2, 1, 40, 16, dtype="float16", high=True),
     ]
 
 
@@ -670,6 +676,7 @@ DQ = KernelExercise(
         *(Misconception("along-keys", gives=_dq_gives(f"{which} along keys")) for which in ("delta", "lse", "both")),
         Misconception("last-block-wins", gives=_dq_gives("last block")),
         Misconception("scaled-in-16-bits", when=only("far")),
+        Misconception("lse-in-16-bits", when=lambda evidence: evidence.tag("high")),
         Misconception("infinite-weights", when=lambda evidence: evidence.kind == "nan"),
     ),
 )

@@ -26,8 +26,8 @@ class _Heads(Inputs):
         """v is around 1, so that a row's sum matters. slope: by how much the scores rise from key to key, up to about 0; from
         slope 20 on they begin at 0, so that their exponentials overflow, and the last key has all the weight."""
         q, k, v = self.normal(H, T_q, D), self.normal(H, T_k, D), self.normal(H, T_k, D) + 1
-        if T_k == 1:  # its score is the LSE; if its terms cancelled, rounding would be as large as the allowed error
-            q, k = q.abs(), k.abs()
+        if T_k == 1:  # its score is the LSE, so small that an eps beside the sum shows; of terms that do not cancel
+            q, k = q.abs() / 4, k.abs() / 4
         if slope:
             q[..., 0] = 2
             steps = self.torch.arange(T_k) - (T_k - 1 if 0 < slope < 20 else 0)
@@ -58,6 +58,14 @@ class _Heads(Inputs):
         q, k, v = self.torch.zeros(1, 32, 16), self.torch.zeros(1, T_k, 16), self.normal(1, T_k, 16) + 1
         q[..., 0], k[..., 0] = -655_360, 1
         return q, k, v
+
+    def rising(self) -> tuple:
+        """A query and 1,024 keys in bfloat16: each block of 16 has one score, 1/16 above that of the block before, so that the
+        first of its p is 1 and the factor exp(-1/16) has more digits than 16 bits hold. Rounded, it shrinks what the first
+        half has added by a tenth too much, block by block; in the result no sum of many roundings makes up for that."""
+        q, k, v = (self.torch.zeros(1, n, 16) for n in (1, 1024, 1024))
+        q[..., 0], k[0, :, 0], v[:, :512] = 4, self.torch.arange(1024) // 16 / 16, 1
+        return tuple(x.bfloat16() for x in (q, k, v))
 
     def stalling(self) -> tuple:
         """Two heads of a query and 256 keys, in which sums in bfloat16 go wrong by more than rounding: 16 x 1.8125 again and
@@ -375,6 +383,7 @@ def _forward_cases(rng: Random) -> list[Case]:
         _case(*make.corners(37, "float16"), tags="late", note="scores from -720 to 1,600"),
         _case(*make.corners(33, "bfloat16"), tags="late", note="scores from -640 to 1,600"),
         _case(*make.stalling(), tags="many-blocks", note="what a block adds is small"),
+        _case(*make.rising(), tags="late many-blocks", note="scores that rise a little from block to block"),
         _case(*make.far(37), tags="late", note="scores around -163,840"),
         _case(*qkv(1, 1, 1, 1)),
         _case(*qkv(1, 32, 48, 16, slope=-0.5), note="scores that fall"),
@@ -460,7 +469,10 @@ FORWARD = KernelExercise(
             "lse-base-2/2",
             gives=lambda q, k, v: _only_lse(q, k, lambda s: s.amax(-1) + (s.logsumexp(-1) - s.amax(-1)) / math.log(2)),
         ),
-        Misconception("low-precision-sums/2", when=only("float16", "bfloat16", kind="values")),
+        Misconception(
+            "low-precision-sums/2",
+            when=lambda evidence: only("float16", "bfloat16", kind="values")(evidence) and evidence.output == "y[1]",
+        ),
         Misconception(
             "lse/3",
             when=lambda evidence: all(
@@ -504,13 +516,15 @@ def _causal_cases(rng: Random) -> list[Case]:
 
     def case(q: Tensor, k: Tensor, v: Tensor, note: str = "") -> Case:
         T_q, T_k = q.shape[1], k.shape[1]
-        return _case(q, k, v, tags=" unequal" * (T_q != T_k) + " unseen" * (T_q > T_k), note=note)
+        tags = " unequal" * (T_q != T_k) + " unseen" * (T_q > T_k) + " many-blocks" * (T_k > 1000)
+        return _case(q, k, v, tags=tags, note=note)
 
     qkv = make.qkv
     return [
         case(*make.corners(37), note="scores from -720 to 1,600"),
         case(*make.corners(37, "float16"), note="scores from -720 to 1,600"),
         case(*make.far(37), note="scores around -163,840"),
+        case(*make.rising(), note="scores that rise a little from block to block"),
         case(*qkv(1, 1, 1, 1)),
         case(*qkv(1, 16, 16, 16)),
         case(*qkv(2, 33, 33, 20, slope=0.3)),
@@ -597,6 +611,8 @@ CAUSAL = KernelExercise(
     ),
     launch_rule=_causal_rule,
     misconceptions=(
+        # What 16 bits allow is so much that other ideas would explain this case, too.
+        Misconception("low-precision-sums", when=lambda evidence: evidence.tag("many-blocks")),
         Misconception("top-left", gives=lambda q, k, v: _masked(q, k, v, 0)),
         Misconception("not-itself", when=_or_nan(lambda q, k, v: _masked(q, k, v, k.shape[-2] - q.shape[-2] - 1)[0])),
         Misconception("one-too-many", when=_or_nan(lambda q, k, v: _walked_to(q, k, v, past=1))),
@@ -862,6 +878,13 @@ def _gradients_cases(rng: Random) -> list[Case]:
         do[:, :16] = 1
         return finished(q, k, v, do, "many-blocks", "what a block of queries adds is small")
 
+    def high() -> Case:
+        """Scores of 1,000, in float16: their LSE, 1,000 + log(37), has more digits than 16 bits hold. The other elements of q
+        meet zeros, so that a row of dk has sums of every size."""
+        q, k, v = make.normal(1, 20, 16), make.torch.zeros(1, 37, 16), make.normal(1, 37, 16) + 1
+        q[..., 0], k[..., 0] = 1, 4000
+        return finished(*(x.half() for x in (q, k, v, make.normal(1, 20, 16))), "high", "scores of 1,000")
+
     q, k, v = make.corners(37, "float16")
     return [
         case(1, 1, 3, 1),
@@ -874,6 +897,7 @@ def _gradients_cases(rng: Random) -> list[Case]:
         case(1, 19, 40, 33, slope=0.1),
         stalling(),
         finished(q[:1], k[:1], v[:1], make.like(q[:1]), "rest", "scores from -18 to 18"),
+        high(),
     ]
 
 
@@ -943,7 +967,12 @@ GRADIENTS = KernelExercise(
                 and all(case.args[0].shape[1] <= 16 for case in evidence.passed)
             ),
         ),
-        Misconception("query-edge", when=only("rest")),
+        Misconception("lse-in-16-bits", when=lambda evidence: evidence.tag("high")),
+        # An edge is one in every dtype.
+        Misconception(
+            "query-edge",
+            when=lambda evidence: only("rest")(evidence) and not only("float16", "bfloat16")(evidence),
+        ),
         Misconception("low-precision-sums", when=_only_16_bits),
         Misconception("tf32", when=lambda evidence: only("float32")(evidence) and evidence.near(5e-3)),
     ),

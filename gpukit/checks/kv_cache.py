@@ -73,6 +73,25 @@ class _Caches(Inputs):
         q[..., 0], k[:, :21, :, 0] = -655_360, 1
         return q, k, v, lengths
 
+    def fine(self) -> tuple[Tensor, ...]:
+        """Two heads of 40 tokens in bfloat16. The scores of the first are 99.7 and, in every second token, 0.27 more; those of the
+        second are 0 and 0.35, a difference of terms around 71. Which tokens have values of 0 says how much of the weight the
+        others have: a score, or a query times the scale, that was rounded to 16 bits changes that by more than a unit."""
+        q, k, v, lengths = self.args(2, 32, 48, [40], "bfloat16")
+        q[:], k[:, :40] = 0, 0
+        q[:, 0, 0], q[:, 0, 1], q[:, 1, 0], q[:, 1, 1] = 564, 1.5, 100.5, 100
+        k[:, :40, 0, 0], k[:, 1:40:2, 0, 1], k[:, 1:40:2, 1, 0], k[:, 1:40:2, 1, 1] = 1, 1, 4, -4
+        v[:, :40:2] = 0
+        return q, k, v, lengths
+
+    def rising(self) -> tuple[Tensor, ...]:
+        """A head of 1,024 tokens in bfloat16: each block of 32 has one score, 3/16 above that of the block before, and the factor
+        exp(-3/16) has more digits than 16 bits hold. Rounded, it is wrong by as much block after block, always the same way."""
+        q, k, v, lengths = self.args(1, 16, 1024, [1024], "bfloat16")
+        q[:], k[:], v[:] = 0, 0, 0
+        q[..., 0], k[0, :, 0, 0], v[:, :512] = 4, self.torch.arange(1024) // 32 * 3 / 16, 1
+        return q, k, v, lengths
+
     def stalling(self) -> tuple[Tensor, ...]:
         """Two heads of 512 tokens, in which sums in bfloat16 go wrong by more than rounding: 32 x 1.8125 again and again, where
         what is rounded away goes one way; and a token that has nearly all the weight before many that have each so little that a
@@ -91,8 +110,10 @@ def _case(args: tuple, tags: str = "", note: str = "") -> Case:
 
 # --------------------------------------------------------------------------------------------- what somebody computes
 def _reference(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *_: Any) -> Tensor:
+    """In 16 bits the result alone is rounded. PyTorch would round the scores, and so might the learner."""
     n = int(lengths.max())  # what lies behind is not looked at, and may be much
-    return ideas.reference("decode_attention.decode_attention")(q, k[:, :n], v[:, :n], lengths)
+    wide = (x.float() if x.element_size() == 2 else x for x in (q, k[:, :n], v[:, :n]))
+    return ideas.reference("decode_attention.decode_attention")(*wide, lengths).to(q.dtype)
 
 
 def _all_slots(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *_: Any) -> Tensor:
@@ -396,7 +417,8 @@ def _decode_cases(rng: Random) -> list[Case]:
     q, k, v, lengths = make.corners(12, 33, [33], "bfloat16", True)
     cases.append(_case((q, k, _stored(v), lengths), "blocks strides stale", f"values stored as [B, H, T, D], {exact}"))
     cases.append(_case(make.stalling(), "blocks many-blocks", "what a block adds is small"))
-    cases.append(_case(make.far(), "blocks", "scores around -163,840"))
+    cases.append(_case(make.fine(), "blocks fine", "scores of more digits than 16 bits"))
+    cases.append(_case(make.far(), "blocks low", "scores around -163,840"))
     q, k, v, lengths = make.args(3, 20, 40, [0, 40, 1], "float32", stale=True)
     (*_, (_, k)), ((_, v), *_) = (make.layouts(torch.cat((x, x[:1]))) for x in (k, v))
     cases.append(
@@ -462,10 +484,12 @@ DECODE = KernelExercise(
     ),
     misconceptions=(
         Misconception("empty-sequence", when=only("empty", kind="nan")),
+        Misconception("not-low-enough", when=only("low")),
         Misconception("zero-times-nan", when=_nan_of_slots),
         Misconception("stale-slots", gives=_all_slots),
         Misconception("padding-counts", gives=_blockwise(padding=BLOCK)),
         Misconception("one-slot-too-many", gives=_blockwise(padding=1)),
+        Misconception("low-precision-scores", when=lambda evidence: evidence.tag("fine")),
         Misconception("scale-twice", gives=_twice_scaled),
         Misconception(
             "first-sequence",
@@ -509,6 +533,8 @@ def _packed_cases(rng: Random) -> list[Case]:
     cases.append(_case(make.corners(2, 40, [37], "float16", True), "groups stale", exact))
     cases.append(_case(make.corners(2, 33, [33], "bfloat16"), "groups", exact))
     cases.append(_case(make.stalling(), "many-blocks", "what a block adds is small"))
+    cases.append(_case(make.rising(), "many-blocks", "scores that rise a little from block to block"))
+    cases.append(_case(make.fine(), "fine", "scores of more digits than 16 bits"))
     for H, H_kv, D, T_max, lengths, dtype, stale in (
         (1, 1, 16, 32, [32], "float32", False),
         (4, 2, 16, 40, [40, 1], "float32", True),
@@ -573,6 +599,7 @@ PACKED = KernelExercise(
         Misconception("padding-counts", gives=_blockwise(padding=BLOCK)),
         Misconception("one-slot-too-many", gives=_blockwise(padding=1)),
         *_carried((False,)),
+        Misconception("low-precision-scores", when=lambda evidence: evidence.tag("fine")),
         Misconception("no-scale", gives=lambda q, k, v, lengths: _reference(q * math.sqrt(q.shape[-1]), k, v, lengths)),
         Misconception("one-maximum", gives=_blockwise("one maximum", guarded=False)),
         Misconception("one-block", when=_longest_fail),
@@ -598,6 +625,7 @@ def _split_cases(rng: Random) -> list[Case]:
     add(make.corners(12, 100, [100], "float16"), 4, "large-sums", f"{exact}, parts beyond 65,504")
     add(make.corners(12, 52, [51], "bfloat16", True), 2, "", exact)
     add(make.stalling(), 1, "many-blocks", "what a block adds is small")
+    add(make.fine(), 2, "fine", "scores of more digits than 16 bits")
     add(make.args(1, 1, 3, [1, 3], "float32"), 2)
     add(make.args(2, 16, 96, [96, 96], "float32"), 3)
     add(make.args(1, 16, 352, [340], "float32", stale=True), 4, "", "old numbers behind them")
@@ -725,6 +753,7 @@ SPLIT = KernelExercise(
     launch_rule=_split_rule,
     misconceptions=(
         Misconception("empty-part", when=only("empty", kind="nan")),
+        Misconception("low-precision-scores", when=lambda evidence: evidence.tag("fine")),
         *(
             Misconception(name, gives=_joined(bounds=bounds, **fault))
             for name, fault in (
@@ -809,6 +838,7 @@ def _int8_cases(rng: Random) -> list[Case]:
         (2, 16, 24, [7, 7], "bfloat16", ""),
         (1, 64, 16, [9, 0], "float16", "first"),
         (2, 16, 16, [6, 6], "float32", "zero"),
+        (2, 16, 16, [5, 6], "float32", "tiny"),
         (4, 64, 64, [50, 31], "float16", ""),
         (2, 16, 24, [20, 23], "float16", "large"),
         (3, 64, 4, [0, 0], "float32", "any-step"),
@@ -821,11 +851,18 @@ def _int8_cases(rng: Random) -> list[Case]:
         k, v = (rows(B, H, D, dtype=dtype, any_step=any_step) for _ in range(2))
         if "zero" in tags:
             k[:, 0], v[:, 1] = 0, 0
+        if "tiny" in tags:  # for what is added, or taken at least, so that nothing is divided by 0
+            k, v = k * 2.0**-60, v * 2.0**-60
         k_cache, v_cache = (make.integers(-127, 128, B, T_max, H, D, dtype="int8") for _ in range(2))
         k_scales, v_scales = (2.0 ** make.integers(-9, -5, B, T_max, H, dtype="float32") for _ in range(2))
         for b, n in enumerate(lengths):
             k_scales[b, n:], v_scales[b, n:] = math.nan, math.nan
-        notes = {"zero": "a head of zeros", "large": "scores of some hundreds", "any-step": "scales of any size, q 0"}
+        notes = {
+            "zero": "a head of zeros",
+            "tiny": "a token of tiny numbers",
+            "large": "scores of some hundreds",
+            "any-step": "scales of any size, q 0",
+        }
         note = notes.get(tags, "")
         note = listed(f"caches of {T_max} slots, {lengths} in use", note)
         args = (q, k, v, k_cache, v_cache, k_scales, v_scales, torch.tensor(lengths, dtype=torch.int32))

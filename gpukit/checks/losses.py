@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from random import Random
@@ -34,6 +35,13 @@ class _Inputs(Inputs):
         x = self.normal(M, V)
         target = x.argmin(-1)
         x[0, target[0]] -= 16
+        return x, target
+
+    def blank(self, V: int, index: int = IGNORE) -> tuple[Tensor, Tensor]:
+        """Rows [5, V] of which three are ignored: all NaN, all -inf, and with one infinity. What fills up a batch may hold
+        anything."""
+        x, target = self.normal(5, V), self.target(5, V, (0, 2, 3), index)
+        x[0], x[2], x[3, V // 2] = math.nan, -math.inf, math.inf
         return x, target
 
     def hard(self, V: int, dtype: str = "float32", masked: bool = True) -> tuple[Tensor, Tensor]:
@@ -137,6 +145,7 @@ def _cross_entropy_cases(rng: Random) -> list[Case]:
         hard(96, 128, "bfloat16"),
         _in_blocks(rising, make.target(2, 64), 64, block=64, note="rising by 120 a block"),
         case(4, 256, 64, ignored=(2,), note="one ignored"),
+        _in_blocks(*make.blank(130), 64, block=64, tags="ignored", note="three ignored, of NaN and infinities"),
         case(4, 100, 64, 7, ignored=(1, 3)),
         case(4, 70, 64, 2**40, ignored=(0, 2)),  # a target is int64
         case(3, 90, 128, -1, ignored=(0, 1, 2), note="all ignored"),
@@ -169,6 +178,9 @@ def _in_place_cases(rng: Random) -> list[Case]:
         return case(*make.hard(V, dtype), block, dloss=dloss, tags=tags, note=f"hard rows, dloss {shown}")
 
     hot = make.normal(3, 96) + 200
+    # A log-sum-exp that is 0, and not because the row is ignored.
+    sure = make.normal(3, 70) - 200
+    sure[make.torch.arange(3), make.torch.tensor([69, 0, 5])] = 0
     return [
         plain(1, 1, 64),
         plain(3, 64, 64),
@@ -184,6 +196,8 @@ def _in_place_cases(rng: Random) -> list[Case]:
         plain(4, 70, 64, 2**40, ignored=(0, 2)),
         plain(6, 65, 32, 65, ignored=(0, 4), dloss=make.normal(12)[::2], tags="strided", note="dloss with stride 2"),
         case(hot, make.target(3, 96, (0, 2), -1), 32, -1, tags="ignored hot", note="two ignored, around 200"),
+        case(*make.blank(96), 64, tags="ignored", note="three ignored, of NaN and infinities"),
+        case(sure, make.torch.tensor([1, 2, IGNORE]), 64, tags="ignored sure", note="one ignored, lse 0 in all rows"),
     ]
 
 
@@ -216,6 +230,7 @@ def _one_launch_cases(rng: Random) -> list[Case]:
         hard(64, "bfloat16"),
         plain(4, 100, ignored=(0, 2), note="two ignored"),
         plain(5, 37, -1, ignored=(1, 4), note="two ignored"),
+        case(*make.blank(70), tags="ignored", note="three ignored, of NaN and infinities"),
         plain(4, 70, 2**40, ignored=(0, 2)),
     ]
 
@@ -278,6 +293,7 @@ def _column_cases(rng: Random) -> list[Case]:
         tokens(63, 8, 300, 4, scale=500, note="large logits"),
         tokens(6, 8, 100, 8),
         tokens(1, 8, 100, 1),
+        tokens(60, 4, 400, 1),  # a column of one row is contiguous, so that not every way to copy copies it
     ]
 
 
@@ -298,6 +314,7 @@ def _chunked_cases(rng: Random) -> list[Case]:
         shown = (f"ignore_index {value}" for value in index)
         name = listed(f"{M} tokens, {V} classes, {chunk} at a time", "some ignored" if ignored else "", *shown)
         tags = f"{'short-chunk' if M % chunk else ''} {'ignored' if ignored else ''}"
+        tags += " large" * (scale > 1)
         return case(name, x, weight, target, chunk, *index, tags=tags)
 
     return [
@@ -329,7 +346,7 @@ def _kl_cases(rng: Random) -> list[Case]:
         shown, dloss = (
             ("", make.normal(len(x))) if upstream is None else make.upstream(make.torch.empty(len(x)))[upstream]
         )
-        tags = f"{'zero' if zeros else ''} {'strided' if upstream in (0, 1) else ''}"
+        tags = f"{'zero' if zeros else ''} {'strided' if upstream in (0, 1) else ''} {'once' if len(x) > 17 else ''}"
         return _in_blocks(
             x, t, block, dloss, block=block, tags=tags, note=listed(note, f"dloss {shown}" if shown else "")
         )
@@ -341,6 +358,7 @@ def _kl_cases(rng: Random) -> list[Case]:
         case(normal(5, 781), 128),
         case(normal(2, 1024), 256, "float16"),
         case(normal(2, 1025), 256, "bfloat16"),
+        case(normal(24, 5), 8, "bfloat16"),
         case(normal(3, 300), 64, zeros=2, note="every second t is 0"),
         case(normal(2, 100), 128, zeros=3, upstream=1, note="every third t is 0"),
         case(normal(4, 65), 32, zeros=-1, upstream=0, note="one t is 1"),
@@ -687,6 +705,7 @@ CROSS_ENTROPY = KernelExercise(
         Misconception(
             "sign", gives=_loss_only(lambda x, target, ignore: _at_target(x, target, ignore) - x.logsumexp(-1))
         ),
+        Misconception("times-zero", when=only_rows(_does_not_count(3), "nan")),
         Misconception("inf-minus-inf", when=only_rows(_begins_with_minus_infinity, "nan")),
         Misconception("ignored-rows", when=only_rows(_does_not_count(3))),
     ),
@@ -726,6 +745,7 @@ IN_PLACE = KernelExercise(
         Misconception("blocks-left-over/2", gives=_in_place_gives(_some_blocks(lambda V, block: V // block))),
         Misconception("infinity-times-zero", when=only_rows(_does_not_count(5), "nan")),
         Misconception("exp-of-a-logit", when=only_rows(lambda x, target, lse, *_: lse.abs() > 80, "nan")),
+        Misconception("counted-by-lse", when=lambda evidence: evidence.tag("sure")),
         Misconception("ignored-rows", gives=_left_in_place),
         Misconception("ignored-rows/2", when=only_rows(_does_not_count(5))),
     ),
@@ -764,6 +784,7 @@ ONE_LAUNCH = KernelExercise(
             "read-after-write/2",
             when=lambda evidence: evidence.output == "y" and evidence.kind == "values" and len(evidence.failed) > 5,
         ),
+        Misconception("times-zero", when=only_rows(_does_not_count(3), "nan")),
         Misconception(
             "no-one-hot",
             gives=lambda x, target, scale, index=IGNORE: {"x": _zero_if_ignored(x.softmax(-1) * scale, target, index)},
@@ -878,6 +899,7 @@ CHUNKED = FunctionExercise(
         Misconception("ignored-rows", gives=_linear_gives(ignored="softmax")),
         Misconception("ignored-index", gives=_linear_gives(ignored="wraps")),
         Misconception("last-one-only", gives=_linear_gives(keep="last")),
+        Misconception("overflow", when=lambda evidence: evidence.tag("large")),
         Misconception("empty-chunk", when=lambda evidence: any("nan" in repr(part) for part in evidence.outputs)),
     ),
 )
