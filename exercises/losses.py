@@ -59,7 +59,7 @@ def cross_entropy_backward_(
 
     target [M] is what cross_entropy was given, and lse [M] what it returned: 0 where the target is ignore_index, which is any
     number that is no class. dloss [M] is the gradient of each row's loss; it may have any stride, 0 included. A row that is
-    ignored has a gradient of 0, whatever it holds.
+    ignored has a gradient of 0.
     Bound: x is read once and written once, in one launch.
     """
     M, V = x.shape
@@ -94,7 +94,7 @@ def loss_and_gradient_(x: Tensor, target: Tensor, scale: Tensor, ignore_index: i
     """x [M, V] contiguous, V <= 65536, target [M] -> loss [M], float32. Writes scale times the gradient of the losses into x.
 
     scale, a float32 tensor without dimensions, multiplies the gradient of every row: it is 1 / count for a mean. target and
-    ignore_index are as above.
+    ignore_index are as above, and a row that is ignored may hold anything.
     Bound: x is read once and written once, in one launch.
     """
     M, V = x.shape
