@@ -113,9 +113,11 @@ def rows(name: str, gpu: str = "h200") -> list[Row]:
     path = RESULTS / gpu / f"{name}.csv"
     if not holds_times(path):
         there = sorted(f"{p.stem} on {p.parent.name}" for p in RESULTS.glob("*/*.csv") if holds_times(p))
-        raise FileNotFoundError(
-            f"no times of {name!r} on {gpu!r} are recorded; there are: {', '.join(there) or 'none'}"
-        )
+        here = [each.removesuffix(f" on {gpu}") for each in there if each.endswith(f" on {gpu}")]
+        elsewhere = [each for each in there if each.startswith(f"{name} on ")]
+        hint, known = did_you_mean(name, here), ", ".join(elsewhere or here or there) or "none"
+        more = f"{hint}  (all of them: {known})" if hint and not elsewhere else f"; there are: {known}"
+        raise FileNotFoundError(f"no times of {name!r} on {gpu!r} are recorded{more}")
     return _read(path)
 
 

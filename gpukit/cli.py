@@ -21,10 +21,26 @@ from gpukit.train import command as training
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, but a mistake is one sentence and not the whole usage."""
+    """argparse, but a mistake is one sentence and not the whole usage, which names what was given and what may be."""
 
     def error(self, message: str):
         self.exit(2, f"{self.prog}: {message}  (more: {self.prog} --help)\n")
+
+    def parse_known_args(self, args=None, namespace=None):
+        """A word too many is told by the subcommand that does not know it, which could not say so to the whole parser."""
+        found, more = super().parse_known_args(args, namespace)
+        if more:
+            options = [name for action in self._actions for name in action.option_strings]
+            flags = [word for word in more if word.startswith("-")]
+            hint = did_you_mean(flags[0].partition("=")[0], options) if flags else ""
+            self.error(f"unrecognized arguments: {' '.join(more)}{hint}")
+        return found, more
+
+    def _check_value(self, action, value):
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            hint, names = did_you_mean(value, action.choices), ", ".join(action.choices)
+            self.exit(2, f"{self.prog}: no command is called {value!r}{hint}  (all of them: {names})\n")
+        super()._check_value(action, value)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,9 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     if not arguments[0].startswith("-") and arguments[0] not in names:
-        return _refuse(
-            f"no command is called {arguments[0]!r}{did_you_mean(arguments[0], names)}  (all of them: gpukit --help)"
-        )
+        hint = did_you_mean(arguments[0], [*(f"class {name}" for name in classroom.NAMES), *names])
+        if arguments[0] in classroom.NAMES:
+            hint = f"; did you mean 'class {arguments[0]}'?"
+        return _refuse(f"no command is called {arguments[0]!r}{hint}  (all of them: gpukit --help)")
     args = parser.parse_args(arguments)
     with contextlib.suppress(AttributeError, OSError):  # in a terminal that lacks a character it is spelled out
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -74,7 +91,15 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         added.set_defaults(run=run)
         return added
 
-    command("lab", None, "open the course in JupyterLab; options go to JupyterLab (--port=9000, --no-browser)")
+    added = command("lab", None, "open the course in JupyterLab")
+    added.usage = "gpukit lab [OPTION ...]"
+    added.formatter_class = argparse.RawDescriptionHelpFormatter
+    added.epilog = (
+        "All options go to JupyterLab:\n  --no-browser          print the address and open no browser\n"
+        "  --port=9000           the port; without it the first free one from 8888 up\n"
+        "  --ip=0.0.0.0          let other machines in, as a container needs\n"
+        "  (all of them: jupyter lab --help)"
+    )
 
     added = command("check", _check, "check exercises, as gpukit.check does in a notebook")
     added.add_argument(
@@ -85,7 +110,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     )
     _add_impl(added)
     added.add_argument(
-        "--seed", type=int, metavar="N", help="replay the inputs of an earlier run (default: fresh ones)"
+        "--seed", type=_seed, metavar="N", help="replay the inputs of an earlier run (default: fresh ones)"
     )
 
     added = command("hint", _hint, "show a hint for an exercise")
@@ -100,14 +125,17 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
 
     added = command("progress", _progress, "list the exercises and what the last check of each said")
 
-    added = command("grade", _grade, "grade all exercises and write reports; exit status 0 when all pass")
+    added = command("grade", _grade, "grade exercises and write reports; exit status 0 when all pass")
+    added.add_argument(
+        "ids", nargs="*", metavar="ID", help="softmax.fused, softmax (all of a concept) or all (default)"
+    )
     added.add_argument(
         "--submission", metavar="DIR", help="grade the exercises' files in a folder or a zip, and nothing else of it"
     )
     for kind in ("json", "markdown", "junit"):
         added.add_argument(f"--{kind}", metavar="FILE", help=f"write the report as {kind}")
     _add_impl(added)
-    added.add_argument("--seed", type=int, metavar="N", help=argparse.SUPPRESS)
+    added.add_argument("--seed", type=_seed, metavar="N", help=argparse.SUPPRESS)
 
     added = command("update", _update, "bring this learners' copy to a newer release, and keep every answer")
     added.add_argument("source", metavar="FROM", help="the release, a folder or a zip")
@@ -118,6 +146,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     added = command("release", _release, "make the learners' copy of the course, without solutions")
     added.add_argument("out", metavar="OUT", help="a folder that is not there or empty, or a name that ends in .zip")
     added.add_argument("--concepts", nargs="+", default=[], metavar="NAME", help="memory softmax ... (default: all)")
+    added.add_argument("-a", "--assignment", metavar="FILE", help="the concepts of this assignment, also its own ones")
     added.add_argument(
         "--check", action="store_true", help="make nothing: search OUT, a folder, zip or wheel, for answers"
     )
@@ -139,7 +168,11 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     added = command("cheatsheet", _cheatsheet, "print the course's formulas and GPUs, or write them as a page")
     added.add_argument("--html", metavar="FILE", help="write the page to be printed, on one sheet of paper")
 
-    added = command("validate", _validate, "what the simulator says beside what was measured")
+    added = command(
+        "validate",
+        _validate,
+        "what the simulator says beside what was measured; exit status 1 for a row outside its bar without a reason",
+    )
     added.add_argument("--gpu", default="h200", help="a GPU with recorded measurements (default: %(default)s)")
     added.add_argument("--misses", action="store_true", help="only the rows outside their bars")
 
@@ -199,6 +232,12 @@ def _add_impl(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--impl", choices=course.IMPLS, help=choice)
 
 
+def _seed(text: str) -> int:
+    if text.isdecimal() and (seed := int(text)) < 1 << 31:
+        return seed
+    raise argparse.ArgumentTypeError(f"must be a whole number, 0 to {(1 << 31) - 1}, got {text!r}")
+
+
 def _check(args: argparse.Namespace) -> int:
     from gpukit.grading.example import offer
     from gpukit.grading.verdict import in_color
@@ -251,14 +290,16 @@ def _chosen(names: list[str]) -> list[str]:
 def _hint(args: argparse.Namespace) -> int:
     from gpukit.grading.registry import exercise, named
 
-    if [args.id] != (ids := named(args.id)):
+    ids = named(args.id)
+    if len(ids) > 1:
         return _refuse(f"a hint is for one exercise; those of {args.id} are {', '.join(ids)}")
-    hints = exercise(args.id).hints
+    (name,) = ids
+    hints = exercise(name).hints
     if not 1 <= args.number <= len(hints):
         return _refuse(f"hint number must be 1 to {len(hints)}, got {args.number}")
-    print(f"hint {args.number} of {len(hints)} for {args.id}: {hints[args.number - 1]}")
+    print(f"hint {args.number} of {len(hints)} for {name}: {hints[args.number - 1]}")
     if args.number < len(hints):
-        print(f"next: gpukit hint {args.id} {args.number + 1}")
+        print(f"next: gpukit hint {name} {args.number + 1}")
     return 0
 
 
@@ -291,11 +332,17 @@ def _progress(args: argparse.Namespace) -> int:
 
 
 def _grade(args: argparse.Namespace) -> int:
+    from gpukit.grading import registry
     from gpukit.grading.ending import ending
-    from gpukit.grading.registry import exercises
     from gpukit.grading.report import Report, missing
     from gpukit.grading.verdict import not_graded
 
+    known = registry.exercises()
+    named = (
+        [] if "all" in args.ids else args.ids
+    )  # without a name it is the whole course, whatever this copy says it holds
+    chosen = {each for name in named for each in registry.named(name)}
+    chosen = {name: e for name, e in known.items() if name in chosen or not named}
     impl = args.impl or ("exercises" if args.submission else course.impl())
     if args.submission and impl == "solutions":
         return _refuse(
@@ -310,13 +357,13 @@ def _grade(args: argparse.Namespace) -> int:
         refused: dict[str, str] = {}
         if args.submission:
             root = Path(folder).resolve()
-            refused = _pristine_copy(Path(args.submission), root, {e.concept for e in exercises().values()})
-        report = Report(impl, root)
+            refused = _pristine_copy(Path(args.submission), root, {e.concept for e in chosen.values()})
+        report = Report(impl, root, chosen if named else None)
         problems = []
         try:
             if impl == "solutions":
                 _say("solutions: an instructor's run, not a grade\n", reports)
-            for exercise_id, e in exercises().items():
+            for exercise_id, e in chosen.items():
                 why = refused.get(e.concept)
                 try:
                     verdict = missing(exercise_id, why) if why else _judge(exercise_id, impl, root, args.seed)
@@ -386,15 +433,19 @@ def _reset(args: argparse.Namespace) -> int:
 
 
 def _release(args: argparse.Namespace) -> int:
-    from gpukit.classroom import leaks
+    from gpukit.classroom import assignment, leaks, own
     from gpukit.classroom.release import release
 
+    if args.assignment and args.concepts:
+        return _refuse("--assignment and --concepts both say what is released: give one of them")
     root, out = _root(), Path(args.out)
+    chosen = assignment.read(args.assignment) if args.assignment else None
+    mine = chosen.own if chosen else ()
     if args.check:
-        found = leaks.scan(out, root)
+        found = leaks.scan(out, root, own.solutions(folder for folder, _ in mine))
         print("\n".join(found) or f"no answer was found in {out}")
         return 1 if found else 0
-    made, lacking = release(out, args.concepts, root)
+    made, lacking = release(out, chosen.concepts if chosen else args.concepts, root, mine)
     print(f"{out}: {made}\nconcepts: {', '.join(made.concepts)}")
     if lacking:
         print(f"they build on notebooks that are not in it: {', '.join(lacking)}")
@@ -444,6 +495,8 @@ def _cheatsheet(args: argparse.Namespace) -> int:
     from gpukit import cheatsheet
 
     if args.html:
+        if not Path(args.html).absolute().parent.is_dir():
+            return _refuse(f"{args.html} cannot be written: there is no folder {Path(args.html).parent}")
         Path(args.html).write_text(cheatsheet.page(), encoding="utf-8")
     else:
         print(cheatsheet.text())
@@ -457,21 +510,22 @@ def _validate(args: argparse.Namespace) -> int:
         gpu = hardware.gpu(args.gpu).key
     except ValueError as error:
         return _refuse(str(error))
-    everything = not args.misses
-    traffic_csv = traffic.RESULTS / gpu / "traffic.csv"
     parts = {
-        "TRAFFIC": lambda: traffic.text(traffic.read(traffic_csv), everything),
-        "TIMES": lambda: times.table(gpu, everything),
+        "TRAFFIC": (lambda: traffic.read(traffic.RESULTS / gpu / "traffic.csv"), traffic.text),
+        "TIMES": (lambda: times.read(gpu), times.text),
     }
-    missing = 0
-    for title, part in parts.items():
+    recorded, unexplained = 0, False
+    for title, (read, text) in parts.items():
         print(f"{title}, simulated and measured on {gpu}")
         try:
-            print(f"{part()}\n")
+            rows = read()
         except FileNotFoundError as error:
-            missing += 1
             print(f"nothing is recorded: {error}\n")
-    return int(missing == len(parts))
+            continue
+        recorded += 1
+        unexplained |= any(row.unexplained for row in rows)
+        print(f"{text(rows, not args.misses)}\n")
+    return int(unexplained or not recorded)
 
 
 def _pencil(args: argparse.Namespace) -> int:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import ast
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -316,18 +316,19 @@ _LIBRARY = frozenset("accounting kernels reference simulator validation".split()
 TELLING = 30  # characters without spaces: shorter lines, such as `y = torch.empty_like(x)`, stand in any kernel
 
 
-def secrets(root: Path | None = None) -> dict[str, str]:
+def secrets(root: Path | None = None, more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Where each telling line of an answer stands: the lines, without spaces, of all gaps and all right answers of the course
-    in `root`, without those that a stub shows."""
+    in `root`, and of `more` solutions by their names, without those that a stub shows."""
     root = root or course.root()
     found: dict[str, str] = {}
     shown: set[str] = set()
-    for path in sorted((root / "solutions").glob("*.py")):
-        text = path.read_text(encoding="utf-8")
+    paths = sorted((root / "solutions").glob("*.py"))
+    texts = {f"solutions/{path.name}": path.read_text(encoding="utf-8") for path in paths} | dict(more or {})
+    for text in texts.values():
         shown |= set(stubs.normalised(stubs.clear(text)))
-        sources = [(answer.where, answer.source) for answer in answers(path.stem, root) if answer.diagnosis == RIGHT]
-        for where, source in ((f"solutions/{path.name}", text), *sources):
-            found |= {line: where for line in stubs.normalised(source) if len(line) >= TELLING}
+    right = [answer for path in paths for answer in answers(path.stem, root) if answer.diagnosis == RIGHT]
+    for where, source in (*texts.items(), *((answer.where, answer.source) for answer in right)):
+        found |= {line: where for line in stubs.normalised(source) if len(line) >= TELLING}
     handed_out = "\n".join(shown)  # a stub may show a line as a part of a longer one
     return {line: where for line, where in found.items() if line not in handed_out}
 

@@ -108,7 +108,7 @@ def test_impl_comes_from_the_environment_too(tiny, monkeypatch):
     [
         (["check", "alpha.frist"], "gpukit: no exercise is called 'alpha.frist'; did you mean 'alpha.first'?"),
         (["check", "--impl", "mine"], "gpukit check: argument --impl: invalid choice: 'mine'"),
-        (["check", "--seed", "x"], "gpukit check: argument --seed: invalid int value: 'x'"),
+        (["check", "--seed", "x"], "gpukit check: argument --seed: must be a whole number, 0 to 2147483647, got 'x'"),
         (["hint", "alpha.first", "4"], "gpukit: hint number must be 1 to 3, got 4"),
         (["grade", "--submission", "/no/such"], "gpukit: there is no folder /no/such"),
         (["grade", "--submission", ".", "--impl", "solutions"], "gpukit: --submission grades a learner's files"),

@@ -96,6 +96,13 @@ def _named_by_flags(lines: Callable[[argparse.Namespace], list[str]], args: argp
         flag = _FLAGS.get(error.name, f"--{error.name.replace('_', '-')}")
         flag = "--tokens" if error.name == "tokens" and "tokens" in args else flag
         raise ValueError(f"{flag} {error.rule}") from error
+    except ValueError as error:  # which begins with the argument, or says at its end what was given
+        name, _, rule = str(error).partition(" must ")
+        given = rule.rpartition("got ")[2].strip("'")
+        names = [name] if name in vars(args) else [other for other, value in vars(args).items() if value == given]
+        if not rule or name.startswith("-") or len(names) != 1:
+            raise
+        raise ValueError(f"--{names[0].replace('_', '-')} must {rule}") from error
 
 
 def _model(parser: argparse.ArgumentParser, words: str) -> None:

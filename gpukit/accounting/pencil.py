@@ -78,6 +78,15 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
+def _most(sequences: int, tokens: int, batch: int, longest: int) -> str:
+    """The largest batch of this context, and the largest context of this batch, that fit."""
+    fits = f"{counted(sequences, 'sequence')} of {counted(tokens, 'token')}" if sequences else ""
+    longer = f"{batch:,} of {longest:,}" if longest else ""
+    if not (fits or longer):
+        return "The most that fits: nothing, not even one token of one sequence"
+    return f"The most that fits: {', or '.join(filter(None, (fits, longer)))}"
+
+
 def formula(config: Config) -> str:
     """How the parameters come about: N = ... with the model's numbers."""
     c, counted = config, models.parameters(config)
@@ -109,13 +118,13 @@ def memory_lines(
     number, gpu = gpus(where)
     rest = whole("memory", "tensor", tensor) * whole("memory", "pipeline", pipeline)
     if number % rest:
-        raise ValueError(f"tensor x pipeline must divide the number of GPUs, and {rest} does not divide {number}")
+        raise ValueError(f"--tensor x --pipeline must divide the number of GPUs, and {rest} does not divide {number}")
     parallel = memory.Parallel(number // rest, tensor, pipeline, zero, sequence_parallel)
     passes = parallel.data * whole("memory", "micro_batches", micro_batches)
     if batch % passes:
         raise ValueError(
             f"--batch counts the sequences of one step over all GPUs: {parallel.data:,} copies of the model with "
-            f"{micro_batches:,} micro-batches each need a multiple of {passes:,}, got {batch:,}"
+            f"{micro_batches:,} micro-batch{'es' * (micro_batches != 1)} each need a multiple of {passes:,}, got {batch:,}"
         )
     run = memory.Run(how.weights, attention, recompute, dropout)
 
@@ -168,9 +177,7 @@ def memory_lines(
         lines.append("")
     most = memory.largest_batch(step, gpu, parallel.data * micro_batches)
     longest = memory.largest_context(lambda length: step(batch, length), gpu)
-    lines.append(
-        f"The most that fits: {counted(most, 'sequence')} of {counted(tokens, 'token')}, or {batch:,} of {longest:,}"
-    )
+    lines.append(_most(most, tokens, batch, longest))
     naive = memory.largest_model(gpu.hbm_bytes, number, how.bytes_per_parameter)
     lines.append(
         f"Pencil: {gpu.hbm_bytes / 1e9:g} GB x {number:,} / {how.bytes_per_parameter:.4g} bytes per parameter = "
@@ -188,7 +195,7 @@ def inference_lines(
     number, gpu = gpus(where)
     tensor = number // pipeline if tensor is None else tensor
     if tensor * pipeline != number:
-        raise ValueError(f"tensor x pipeline must be the number of GPUs, {number}, got {tensor} x {pipeline}")
+        raise ValueError(f"--tensor x --pipeline must be the number of GPUs, {number}, got {tensor} x {pipeline}")
 
     def serve(sequences: int, length: int = tokens) -> memory.Memory:
         return memory.inference_memory(
@@ -210,8 +217,12 @@ def inference_lines(
         *(f"  {name:12}{part / 1e9:10.2f} GB   {why[name]}" for name, part in found.parts.items()),
         f"  {'total':12}{found.total_bytes / 1e9:10.2f} GB   {found.reason(gpu)}",
         "",
-        f"The most that fits: {counted(memory.largest_batch(serve, gpu), 'sequence')} of {counted(tokens, 'token')}, or {batch:,} of "
-        f"{memory.largest_context(lambda length: serve(batch, length), gpu):,}",
+        _most(
+            memory.largest_batch(serve, gpu),
+            tokens,
+            batch,
+            memory.largest_context(lambda length: serve(batch, length), gpu),
+        ),
     ]
 
 

@@ -6,6 +6,7 @@
     deadline = 2026-10-12T23:59:00+02:00                  # optional; the offset from UTC is required
     seed = "student"                                      # optional: inputs of their own for each student; or a number
     secret = "any words"                                  # optional: what seeds are derived from in place of the title
+    own = ["scan"]                                        # optional: folders with concepts of your own, seen from this file
 
     [points]                                              # in place of the number: for each exercise of a concept,
     memory = 10                                           # and for single exercises, which go before their concept
@@ -23,6 +24,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -31,10 +33,12 @@ from pathlib import Path
 from typing import Any
 
 from gpukit import course
+from gpukit.classroom import own as owned
 from gpukit.grading import registry
+from gpukit.grading.registry import Added
 from gpukit.nearest import did_you_mean
 
-KEYS = ("title", "exercises", "points", "deadline", "late", "seed", "secret")
+KEYS = ("title", "exercises", "points", "deadline", "late", "seed", "secret", "own")
 MAX_BYTES = 1 << 20
 _SEEDS = 1 << 31
 
@@ -54,6 +58,7 @@ class Assignment:
     at_most     days after the deadline in which work is still accepted; None: no limit
     seed        the inputs' seed for everybody; None: each student has seeds of their own
     text        the file's text, from which `parse` makes an equal assignment
+    own         the concepts that are not the course's, each with its folder, where the assignment was read from a file
     """
 
     title: str
@@ -65,6 +70,7 @@ class Assignment:
     seed: int | None = None
     secret: str = field(default="", repr=False)
     text: str = field(default="", repr=False)
+    own: tuple[tuple[Path, Added], ...] = field(default=(), repr=False, compare=False)
 
     @property
     def concepts(self) -> tuple[str, ...]:
@@ -92,17 +98,21 @@ def read(path: Path | str) -> Assignment:
     if len(data) > MAX_BYTES:
         raise BadAssignment(f"{path}: the assignment is larger than 1 MiB; it should be a small TOML file")
     try:
-        return parse(data.decode("utf-8-sig"), str(path))
+        return parse(data.decode("utf-8-sig"), str(path), path.parent)
     except UnicodeDecodeError:
         raise BadAssignment(f"{path}: the assignment is not UTF-8 text: save it as UTF-8") from None
 
 
-def parse(text: str, where: str = "assignment") -> Assignment:
-    """The assignment that a TOML text describes; `where` is what errors call it. Raises BadAssignment."""
+def parse(text: str, where: str = "assignment", folder: Path | None = None) -> Assignment:
+    """The assignment that a TOML text describes; `where` is what errors call it. Concepts of its own are read in `folder`, or are
+    known without it. Raises BadAssignment.
+    """
     try:
         content = tomllib.loads(text.replace("\r\n", "\n"))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise BadAssignment(f"{where}: this is not TOML: {error}") from None
+        at = re.search(r"at line (\d+)", str(error))
+        line = f": {_shown(text.splitlines()[int(at[1]) - 1].strip())}" if at else ""
+        raise BadAssignment(f"{where}: this is not TOML: {error}{line}") from None
     for key in content:
         if key not in KEYS:
             raise BadAssignment(
@@ -110,6 +120,9 @@ def parse(text: str, where: str = "assignment") -> Assignment:
             )
     take = _Take(where, content)
     title = take("title", str, "a text", required=True)
+    if not title.strip() or not title.isprintable():  # it becomes the name of a column
+        raise take.bad("title", "a text in one line")
+    own = _own(take, folder)
     exercises = _exercises(take)
     per_day, at_most = _late(take)
     secret = take("secret", str, "a text", "")
@@ -123,6 +136,7 @@ def parse(text: str, where: str = "assignment") -> Assignment:
         seed=_seed(take, secret or title),
         secret=secret,
         text=text,
+        own=own,
     )
 
 
@@ -144,6 +158,22 @@ class _Take:
 
     def bad(self, key: str, allowed: str) -> BadAssignment:
         return BadAssignment(f"{self.where}: {self.inside}{key} must be {allowed}, got {_shown(self.content[key])}")
+
+
+def _own(take: _Take, folder: Path | None) -> tuple[tuple[Path, Added], ...]:
+    allowed = 'a list of folders, such as ["scan"]'
+    names = take("own", list, allowed, [])
+    if not all(isinstance(name, str) and name for name in names):
+        raise take.bad("own", allowed)
+    paths = [folder / name for name in names] if folder else []
+    if twice := [path.name for n, path in enumerate(paths) if path.name in [other.name for other in paths[:n]]]:
+        raise BadAssignment(
+            f"{take.where}: own names two folders called {twice[0]}; each concept needs a name of its own"
+        )
+    try:
+        return tuple((path, concept) for path in paths if (concept := owned.read(path)))
+    except course.CourseError as error:
+        raise BadAssignment(f"{take.where}: own: {error}") from None
 
 
 def _exercises(take: _Take) -> tuple[str, ...]:
@@ -175,7 +205,13 @@ def _points(take: _Take, exercises: tuple[str, ...]) -> dict[str, float]:
     table = _Take(take.where, given, "points.")
     found: dict[str, float] = {}
     for name in sorted(given, key=lambda name: "." in name):  # an exercise goes before its concept
-        for each in _named(name, exercises, f"{take.where}: points, among the assignment's exercises"):
+        if not any(name in (each, each.partition(".")[0]) for each in exercises):
+            names = [part for each in exercises for part in (each.partition(".")[0], each)]
+            hint = did_you_mean(name, names)
+            raise BadAssignment(
+                f"{take.where}: points names {name!r}, which is not among the exercises{hint}  (they are {', '.join(exercises)})"
+            )
+        for each in _named(name, exercises, ""):
             found[each] = _number(table, name)
     if without := [each for each in exercises if each not in found]:
         raise BadAssignment(f"{take.where}: points says nothing of {', '.join(without)}; each exercise needs a number")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from gpukit import course
 
+NAMES = ("grade", "report", "replay", "gradescope")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommands, each with a function `run` that returns an exit status."""
@@ -63,12 +65,17 @@ def _grade(args: argparse.Namespace) -> int:
     root = course.root()
     protect_imports(root)
     submissions = intake.read(args.submissions, chosen.concepts, people)
+    if Path(args.out).resolve().is_relative_to(Path(args.submissions).resolve()):
+        raise course.CourseError(
+            f"--out {args.out} lies in {args.submissions}, where it would be taken for a submission: name a folder elsewhere"
+        )
     out = _folder(args.out)
-    print(f"{chosen.title}: {len(chosen.exercises)} exercises, {chosen.possible:g} points")
+    print(f"{chosen.title}: {_worth(chosen)}")
     if not args.scheduler:
         print(f"fence around each exercise: {fence.active()}", flush=True)
     with store.Store(out / store.NAME) as kept, ending() as ended_by:
         try:
+            _refuse_another(chosen, kept, out)
             grade.enter(chosen, submissions, kept)
             kept.set(roster=people.text if people else "")
             before = len(kept.current())
@@ -92,6 +99,17 @@ def _grade(args: argparse.Namespace) -> int:
             _not_graded(rows)
             return 1
     return 0
+
+
+def _refuse_another(chosen, kept, out: Path) -> None:
+    """Raises CourseError where `out` holds the grades of an assignment with which this one has nothing in common: a slip of the
+    hand would replace its gradebooks."""
+    before = {each.exercise for each in kept.expected()}
+    if before and not before & set(chosen.exercises):
+        raise course.CourseError(
+            f"--out {out} holds the grades of {', '.join(sorted(before)[:3])}, none of which is an exercise of {chosen.title!r}: "
+            "name another folder"
+        )
 
 
 def _summary(rows, judged: int, before: int) -> None:
@@ -150,7 +168,7 @@ def _gradescope(args: argparse.Namespace) -> int:
     from gpukit.classroom import gradescope
 
     made = gradescope.autograder(Path(args.assignment), Path(args.out), course.root(), args.visibility)
-    print(f"{args.out}: {made.title}, {_plural(len(made.exercises), 'exercise')}, {made.possible:g} points")
+    print(f"{args.out}: {made.title}, {_worth(made)}")
     print("no solutions and no known answers are in it; the checks and the assignment's secret are")
     return 0
 
@@ -171,6 +189,12 @@ def _counted(states: list[str]) -> str:
 
 def _pass_first(state: str) -> tuple[bool, str]:
     return state != "pass", state
+
+
+def _worth(chosen) -> str:
+    return (
+        f"{_plural(len(chosen.exercises), 'exercise')}, {chosen.possible:g} point{'' if chosen.possible == 1 else 's'}"
+    )
 
 
 def _plural(count: int, noun: str) -> str:

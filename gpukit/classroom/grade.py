@@ -18,6 +18,7 @@ from pathlib import Path
 
 import gpukit
 from gpukit import course
+from gpukit.classroom import own as owned
 from gpukit.classroom.assignment import Assignment
 from gpukit.classroom.intake import Submission
 from gpukit.classroom.pool import Answer, Pool, Work, version_of
@@ -75,7 +76,8 @@ def enter(assignment: Assignment, submissions: Iterable[Submission], store: Stor
                 )
             )
     store.replace(handed_in, expected)
-    store.set(assignment=assignment.text, started=_now())
+    own = owned.as_json(concept for _, concept in assignment.own)
+    store.set(assignment=assignment.text, own=own, started=_now())
 
 
 def grade(
@@ -153,7 +155,8 @@ class _Run:
                     self._free([each], _graded(each, verdict, "", ""))
                 else:
                     self.waiting[key] = [each]
-                    yield Work(each.exercise, source, each.file_hash, each.check_version, each.seed)
+                    own = registry.added.get(each.exercise.partition(".")[0])
+                    yield Work(each.exercise, source, each.file_hash, each.check_version, each.seed, own)
 
     def _file(self, file_hash: str) -> bytes:
         """The exercises of a file follow each other."""

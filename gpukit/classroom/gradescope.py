@@ -45,7 +45,7 @@ def autograder(path: Path, out: Path, root: Path, visibility: str = "visible") -
         raise course.CourseError(f"there is no folder {out.parent} to put {out.name} into")
     with tempfile.TemporaryDirectory(prefix="gpukit-") as folder:
         made = Path(folder).resolve() / "course"
-        said, _ = release.release(made, list(chosen.concepts), root)
+        said, _ = release.release(made, list(chosen.concepts), root, chosen.own)
         files = {
             f"course/{name.relative_to(made).as_posix()}": name.read_bytes()
             for name in made.rglob("*")

@@ -18,8 +18,9 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from gpukit import integrity
 from gpukit.course import CourseError
@@ -36,13 +37,14 @@ _BREAKS = re.compile(
 )  # a line's end as JSON and Python write it; bytes that are no text
 
 
-def scan(place: Path, root: Path) -> list[str]:
-    """What of the solutions of the course in `root` can be read in `place`, a folder, a zip or a wheel: a sentence for each
-    line of an answer, for each folder that belongs in no copy, and for each file that cannot be searched.
+def scan(place: Path, root: Path, more: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """What of the solutions of the course in `root`, and of `more` of them by their names, can be read in `place`, a folder, a zip
+    or a wheel: a sentence for each line of an answer, for each folder that belongs in no copy, and for each file that cannot
+    be searched.
 
     Raises CourseError if the course in `root` has no solutions: then nothing could be found.
     """
-    telling = integrity.secrets(root)
+    telling = integrity.secrets(root, more)
     if not telling:
         raise CourseError(
             f"{root} has no solutions/, so nothing can be compared with them: search from the course itself"

@@ -25,6 +25,8 @@ from typing import Protocol
 
 import gpukit
 from gpukit import course
+from gpukit.grading import registry
+from gpukit.grading.registry import Added
 from gpukit.grading.server import IMPORT_GPUKIT
 from gpukit.grading.verdict import Verdict, printable
 
@@ -33,13 +35,15 @@ _one_at_a_time = threading.Lock()  # a Dask worker has several threads; torch an
 
 @dataclass(frozen=True)
 class Work:
-    """A file to be judged on one exercise. `check_version`: as the process that asks has it."""
+    """A file to be judged on one exercise. `check_version`: as the process that asks has it; `own`: the exercise's concept,
+    where it is not the course's."""
 
     exercise: str
     source: bytes
     file_hash: str
     check_version: str
     seed: int
+    own: Added | None = None
 
 
 @dataclass(frozen=True)
@@ -74,15 +78,18 @@ def judged(work: Work) -> Answer:
     from gpukit.classroom.versions import check_version
     from gpukit.grading import fence
     from gpukit.grading.judge import judge_source
-    from gpukit.grading.registry import exercise
 
     start = time.perf_counter()
     with _one_at_a_time:
         try:
+            if work.own:
+                registry.add(work.own)
             concept = work.exercise.partition(".")[0]
             if work.check_version != (here := check_version(concept)):
                 return Answer(other=f"{here}, gpukit {gpukit.__version__} on {socket.gethostname()}")
-            verdict = judge_source(exercise(work.exercise), course.text(work.source), seed=work.seed, terminal=True)
+            verdict = judge_source(
+                registry.exercise(work.exercise), course.text(work.source), seed=work.seed, terminal=True
+            )
         except Exception as error:
             return Answer(fault=printable(f"{type(error).__name__}: {error}".partition("\n")[0]))
     seconds = time.perf_counter() - start

@@ -24,8 +24,11 @@ from pathlib import Path
 
 import gpukit
 from gpukit.classroom import copies, leaks
+from gpukit.classroom import own as owned
 from gpukit.course import CourseError
 from gpukit.grading import registry, stubs
+from gpukit.grading.registry import Added
+from gpukit.nearest import did_you_mean
 
 # What learners get of a checkout; everything else stays at home.
 TAKEN = (
@@ -36,19 +39,25 @@ TARGETS = ("help", "lab", "grade", "clean")  # of the Makefile; the others need 
 CARRIED = Path(gpukit.__file__).parent / "_course"  # the course's folders in a wheel: pyproject.toml puts them there
 
 
-def release(out: Path, concepts: Sequence[str], root: Path) -> tuple[copies.Release, list[str]]:
+def release(
+    out: Path, concepts: Sequence[str], root: Path, own: Sequence[tuple[Path, Added]] = ()
+) -> tuple[copies.Release, list[str]]:
     """Make the learners' copy of the course in `root` at `out`, a folder that is empty or not there, or a name ending in .zip.
-    `concepts` choose notebooks and exercises (none: all). Returns what was released, and the notebooks that the chosen ones
-    build on and the copy lacks.
+    `concepts` choose notebooks and exercises (none: all), also of those of an assignment's `own`. Returns what was released,
+    and the notebooks that the chosen ones build on and the copy lacks.
 
     Nothing is written before a search of the whole copy found no answer. Raises CourseError.
     """
     _refuse_place(out, root)
     chosen = _chosen(concepts)
     files, commit = _committed(root) if (root / "solutions").is_dir() else (_carried(), "")
+    for folder, concept in own:
+        files |= owned.files(folder, concept)
     files = _of_concepts(files, chosen)
     files["README.md"] = _readme(chosen, files).encode()
-    return _put(out, files, chosen, commit, search=root if commit else None), prerequisites(files)
+    secret = owned.solutions(folder for folder, _ in own)
+    made = _put(out, files, chosen, commit, search=root if commit or secret else None, secret=secret)
+    return made, prerequisites(files)
 
 
 def init(folder: Path) -> copies.Release:
@@ -92,8 +101,11 @@ def _chosen(concepts: Sequence[str]) -> tuple[str, ...]:
     known = dict.fromkeys(item.concept for item in registry.catalog().values())
     for name in concepts:
         if name not in known:
-            registry.named(name)  # says which is meant
-            raise CourseError(f"--concepts takes whole concepts: {name.partition('.')[0]}, not {name}")
+            if (whole := name.partition(".")[0]) in known:
+                raise CourseError(f"--concepts takes whole concepts: {whole}, not {name}")
+            raise CourseError(
+                f"--concepts: no concept is called {name!r}{did_you_mean(name, known)}  (all of them: {', '.join(known)})"
+            )
     return tuple(name for name in known if name in concepts or not concepts)
 
 
@@ -167,9 +179,15 @@ def _makefile(text: str) -> str:
 
 
 def _put(
-    out: Path, files: Mapping[str, bytes], concepts: tuple[str, ...], commit: str, search: Path | None
+    out: Path,
+    files: Mapping[str, bytes],
+    concepts: tuple[str, ...],
+    commit: str,
+    search: Path | None,
+    secret: Mapping[str, str] | None = None,
 ) -> copies.Release:
-    """Write the copy beside `out`, search it for answers of the course in `search`, then give it its name."""
+    """Write the copy beside `out`, search it for answers of the course in `search` and for those in the texts `secret`, then give
+    it its name."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     made = copies.describe(files, concepts, gpukit.__version__, now, commit)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.resolve().parent) as folder:
@@ -178,7 +196,7 @@ def _put(
             path = top / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        if search and (found := leaks.scan(top, search)):
+        if search and (found := leaks.scan(top, search, secret or {})):
             raise CourseError("\n".join(["nothing is released: answers can be read in it", *found]))
         if out.suffix == ".zip":
             packed = Path(folder) / "release.zip"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gpukit
 from gpukit import course
+from gpukit.classroom import own
 from gpukit.classroom.grade import unwritten
 from gpukit.classroom.pool import version_of
 from gpukit.classroom.store import Expected, Graded, Store
@@ -48,6 +49,7 @@ class Replay:
 
 def replay(store: Store, student: str, exercise: str, root: Path) -> Replay:
     """Judge again what counts for a student's exercise. Raises CourseError if there is no such verdict."""
+    own.from_json(store.setting("own"))
     expected = _expected(store, student, exercise)
     then = store.current().get((student, exercise))
     if then is None:

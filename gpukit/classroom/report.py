@@ -13,7 +13,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from gpukit.classroom import assignment, gradebook, marks, pages, roster
+from gpukit.classroom import assignment, gradebook, marks, own, pages, roster
 from gpukit.classroom.assignment import Assignment
 from gpukit.classroom.marks import Marked
 from gpukit.classroom.store import Store
@@ -24,6 +24,7 @@ def write(store: Store, out: Path, root: Path) -> list[str]:
     """Write the files into `out`, in place of those of an earlier run; what lies there besides stays. `root` is the course.
     Returns the sentences about what a file lacks. Raises BadStore, BadAssignment, OSError.
     """
+    own.from_json(store.setting("own"))
     chosen = assignment.parse(store.setting("assignment"), f"the assignment in {store.path}")
     rows = marks.marked(chosen, store)
     told = store.setting("roster")

@@ -22,6 +22,8 @@ from pathlib import Path
 from gpukit import course
 
 MAX_BYTES = 16 << 20
+# Each says who a student is: to gpukit, to people, to Canvas and to Moodle.
+_UNIQUE = ("student_id", "email", "canvas_id", "sis_user_id", "sis_login_id", "id_number")
 _SAID = ("name", "first_name", "last_name", "email", "submitted", "section")  # these do not name a student alone
 
 
@@ -130,7 +132,7 @@ def _checked(path: str, columns: list[str], rows: list[list[str]]) -> tuple[Stud
             if (name in _SAID and name != "email") or not value:
                 continue
             before = seen.setdefault((name, value.casefold()), line)
-            if before != line and name in ("student_id", "email"):
+            if before != line and name in _UNIQUE:
                 raise BadRoster(
                     f"{path}, line {line}: {name} {value!r} is that of line {before}, too; each student needs a line"
                 )

@@ -229,7 +229,8 @@ class Store:
         return zlib.decompress(row[0])
 
     def set(self, **settings: str) -> None:
-        """Keep settings: `assignment` (the TOML text), `roster` (the CSV text), `fence`, `started`, `finished`. Raises BadStore."""
+        """Keep settings: `assignment` (the TOML text), `own` (its concepts, gpukit.classroom.own), `roster` (the CSV text), `fence`,
+        `started`, `finished`. Raises BadStore."""
         with self._transaction() as db:
             db.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", settings.items())
 

@@ -141,11 +141,21 @@ def _gone(plan: _Plan, new: copies.Release) -> None:
                 if copies.cells(now) != plan.had.cells.get(name):
                     plan.said.append(f"{name} has another number now; yours is {plan.beside(name, now, 'mine')}")
                 plan.files[name] = None
+        elif name in _own_checks(plan.had, new):
+            continue
         elif top == "gpukit" and "gpukit/__init__.py" in new.files:
             plan.files[name] = None
             if not plan.as_handed_out(name, now):
                 plan.at_risk.append(name)
                 plan.said.append(f"{name}: removed; yours is in the backup")
+
+
+def _own_checks(had: copies.Release, new: copies.Release) -> set[str]:
+    """The checks of an instructor's own exercises that the copy has and the new release does not speak of: of the course's it
+    holds all."""
+    concepts = [concept for concept in had.concepts if concept not in new.concepts]
+    names = {f"gpukit/checks/{concept}.{suffix}" for concept in concepts for suffix in ("py", "md")}
+    return (names & had.files.keys()) - new.files.keys()
 
 
 def _joined(had: copies.Release | None, new: copies.Release) -> copies.Release:
@@ -155,7 +165,7 @@ def _joined(had: copies.Release | None, new: copies.Release) -> copies.Release:
     order = dict.fromkeys(item.concept for item in registry.catalog().values())
     kept = [concept for concept in had.concepts if concept not in new.concepts]
     paths = {name for name in had.files if Path(name).stem.lstrip("0123456789_") in kept and "/" in name}
-    paths = {name for name in paths if copies.is_notebook(name) or copies.is_exercise(name)}
+    paths = {name for name in paths if copies.is_notebook(name) or copies.is_exercise(name)} | _own_checks(had, new)
     every = [
         *(c for c in order if c in kept or c in new.concepts),
         *(c for c in (*kept, *new.concepts) if c not in order),

@@ -1,11 +1,14 @@
-"""Every exercise of the course, found in gpukit/checks."""
+"""Every exercise of the course, found in gpukit/checks, and those that an assignment adds to it."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import sys
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 from gpukit.course import CourseError
 from gpukit.grading import prose
@@ -16,6 +19,54 @@ from gpukit.nearest import did_you_mean
 
 class UnknownExercise(CourseError):
     pass
+
+
+@dataclass(frozen=True)
+class Added:
+    """A concept from outside the course, as texts, so that it can be kept in a file and sent to another process.
+
+    check  what would be gpukit/checks/<name>.py; prose: the .md beside it; stub: exercises/<name>.py
+    """
+
+    name: str
+    check: str
+    prose: str
+    stub: str = ""
+
+
+added: dict[str, Added] = {}
+
+
+def add(concept: Added) -> None:
+    """Make a concept one of this process's exercises, in place of an added one of the same name. The text of its check is run:
+    it is the instructor's, not a learner's. Raises what it raises, and ProseError.
+    """
+    if added.get(concept.name) == concept:
+        return
+    remove(concept.name)
+    name = f"gpukit.checks.{concept.name}"
+    module = ModuleType(name)
+    try:
+        added[concept.name], prose.added[concept.name] = concept, concept.prose
+        exec(compile(concept.check, f"{concept.name}/check.py", "exec", dont_inherit=True), module.__dict__)
+        sys.modules[name] = module
+        exercises_of = {exercise.id for exercise in module.EXERCISES}
+        if unlisted := exercises_of ^ prose.concept(concept.name).keys():
+            raise prose.ProseError(
+                f"check.py and check.md do not speak of the same exercises: {', '.join(sorted(unlisted))}"
+            )
+    except BaseException:
+        remove(concept.name)
+        raise
+
+
+def remove(name: str) -> None:
+    """Take an added concept out again."""
+    if added.pop(name, None):
+        del prose.added[name]
+        sys.modules.pop(f"gpukit.checks.{name}", None)
+    for cached in (catalog, globals()["concept"], exercises, prose.concept):
+        cached.cache_clear()
 
 
 @cache
@@ -66,8 +117,11 @@ def exercise(exercise_id: str) -> Exercise:
     known = catalog()
     if exercise_id in known:
         return concept(known[exercise_id].concept)[exercise_id]
+    names, what = list(known), "exercise"
+    if "." not in exercise_id:
+        names, what = [*dict.fromkeys(item.concept for item in known.values()), *names], "exercise or concept"
     raise UnknownExercise(
-        f"no exercise is called {exercise_id!r}{did_you_mean(exercise_id, known)}  (all of them: gpukit progress)"
+        f"no {what} is called {exercise_id!r}{did_you_mean(exercise_id, names)}  (all of them: gpukit progress)"
     )
 
 

@@ -1,6 +1,7 @@
 """What a grading run writes (JSON, Markdown, JUnit, a table) and what a learner's own checks leave behind (progress).
 
-Every report has one row for every registered exercise, in the course's order: what was not run is "missing".
+Every report has one row for every registered exercise, or for each that was asked for, in the course's order: what was not run
+is "missing".
 """
 
 from __future__ import annotations
@@ -94,10 +95,12 @@ def junit(*suites: ElementTree.Element) -> str:
 
 
 class Report:
-    """The rows of one grading run. `root` is the course's folder: paths in messages are made relative to it."""
+    """The rows of one grading run. `root` is the course's folder: paths in messages are made relative to it. `ids` are the
+    exercises that were asked for, None for all."""
 
-    def __init__(self, impl: str, root: Path):
+    def __init__(self, impl: str, root: Path, ids: Iterable[str] | None = None):
         self.impl = impl
+        self._ids = None if ids is None else tuple(ids)
         self.root = root
         self.interrupted = False
         self.seen: dict[str, dict] = {}
@@ -118,11 +121,15 @@ class Report:
             "diagnosis": "",
             "seconds": 0.0,
         }
-        return [self.seen.get(exercise_id, {"id": exercise_id, **not_run}) for exercise_id in registry.exercises()]
+        return [self.seen.get(exercise_id, {"id": exercise_id, **not_run}) for exercise_id in self.ids]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(registry.exercises()) if self._ids is None else self._ids
 
     @property
     def complete(self) -> bool:
-        return not self.interrupted and all(exercise_id in self.seen for exercise_id in registry.exercises())
+        return not self.interrupted and all(exercise_id in self.seen for exercise_id in self.ids)
 
     @property
     def all_passed(self) -> bool:

@@ -82,6 +82,8 @@ def clear(source: str, ids: Mapping[str, str] | None = None) -> str:
 
 def handed_out(concept: str, root: Path) -> str:
     """The stub of a concept: made from its solution where there is one, else exercises/<concept>.py as it is; "" without."""
+    if concept in registry.added:
+        return registry.added[concept].stub
     solution, stub = root / "solutions" / f"{concept}.py", root / "exercises" / f"{concept}.py"
     if solution.is_file():
         ids = {e.function: e.id for e in registry.concept(concept).values()}
@@ -258,15 +260,20 @@ def _stubs(root: Path) -> dict[Path, str]:
     for path in solutions:
         concept = path.stem
         ids = {e.function: e.id for e in registry.exercises().values() if e.concept == concept}
-        try:
-            text = path.read_text(encoding="utf-8")
-            found[root / "exercises" / path.name] = clear(text, ids)
-            _each_has_a_gap(text, ids)
-        except BadMarkers as error:
-            raise BadMarkers(f"solutions/{path.name}, {error}") from None
-        except SyntaxError as error:
-            raise BadMarkers(f"solutions/{path.name}, line {error.lineno}: {error.msg}") from None
+        found[root / "exercises" / path.name] = stub(path.read_text(encoding="utf-8"), ids, f"solutions/{path.name}")
     return found
+
+
+def stub(solution: str, ids: dict[str, str], where: str) -> str:
+    """The stub that a solution makes. `ids`: as for `clear`; `where` is what errors call the file. Raises BadMarkers."""
+    try:
+        text = clear(solution, ids)
+        _each_has_a_gap(solution, ids)
+    except BadMarkers as error:
+        raise BadMarkers(f"{where}, {error}") from None
+    except SyntaxError as error:
+        raise BadMarkers(f"{where}, line {error.lineno}: {error.msg}") from None
+    return text
 
 
 def _each_has_a_gap(source: str, ids: dict[str, str]) -> None:

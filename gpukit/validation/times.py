@@ -69,6 +69,10 @@ class Row:
     def misses(self) -> bool:
         return self.judged and abs(self.ratio - 1) > WORST_BAR
 
+    @property
+    def unexplained(self) -> bool:
+        return self.misses and self.case not in REASONS
+
 
 @dataclass(frozen=True)
 class MachineRow:

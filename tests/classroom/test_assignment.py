@@ -57,6 +57,9 @@ def test_seeds_are_the_same_for_all_or_each_students_own():
     (
         ("exercises = ['start']", "week2.toml: title is missing; it must be a text"),
         ("title = ''\nexercises = ['start']", "title must be a text, got ''"),
+        ('title = "a\\nb"\nexercises = ["start"]', "title must be a text in one line, got 'a"),
+        ("title = '  '\nexercises = ['start']", "title must be a text in one line, got '  '"),
+        (f"{HEAD}deadline = 2026-13-12T00:00:00Z", "(at line 3, column 16): 'deadline = 2026-13-12T00:00:00Z'"),
         ("title = 't'", "exercises is missing; it must be a list of concepts or exercises"),
         ("title = 't'\nexercises = []", "exercises must be a list of concepts or exercises, such as"),
         ("title = 't'\nexercises = 'start'", "got 'start'"),
@@ -72,7 +75,7 @@ def test_seeds_are_the_same_for_all_or_each_students_own():
         (HEAD + "points = true", "points must be a number, or a table by concept or exercise, got True"),
         (
             HEAD + "[points]\nsoftmax = 1",
-            "points, among the assignment's exercises: no concept or exercise is called 'softmax'",
+            "points names 'softmax', which is not among the exercises  (they are start.bytes_moved)",
         ),
         (HEAD + "[points]\nstart = 'x'", "points.start must be a number, 0 or more, got 'x'"),
         (HEAD + "deadline = 2026-10-12", "deadline must be a date and time with its offset from UTC, such as"),

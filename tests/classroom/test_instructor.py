@@ -56,6 +56,7 @@ def test_a_term_as_written(tmp_path):
             assert done.returncode == 0, f"{text}{done.stdout}{done.stderr}"
             said += done.stdout
         else:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text(text)
 
     out = tmp_path / "week1"

@@ -288,6 +288,7 @@ def test_an_lms_download_is_read_from_its_zip(tmp_path, top):
     (
         ("student_id,name\na,A\nb,B\na,C\n", "line 4: student_id 'a' is that of line 2, too"),
         ("student_id,email\na,x@y\nb,X@y\n", "line 3: email 'X@y' is that of line 2, too"),
+        ("student_id,canvas_id\na,7\nb,7\n", "line 3: canvas_id '7' is that of line 2, too"),
         ("name\nA\n", "first line must name the column student_id, got 'name'"),
         ("", "first line must name the column student_id"),
         ("student_id,name\n", "the roster names no student"),

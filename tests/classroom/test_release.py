@@ -40,7 +40,7 @@ def made(tmp_path_factory):
 @pytest.fixture
 def small(monkeypatch):
     """A release takes seconds because of the search; these tests are about the rest."""
-    monkeypatch.setattr(leaks, "scan", lambda place, root: [])
+    monkeypatch.setattr(leaks, "scan", lambda *_: [])
 
 
 def below(folder: Path) -> set[str]:
