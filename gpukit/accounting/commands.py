@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from functools import partial
 
@@ -93,16 +94,22 @@ def _named_by_flags(lines: Callable[[argparse.Namespace], list[str]], args: argp
     try:
         return lines(args)
     except BadArgument as error:
-        flag = _FLAGS.get(error.name, f"--{error.name.replace('_', '-')}")
-        flag = "--tokens" if error.name == "tokens" and "tokens" in args else flag
-        raise ValueError(f"{flag} {error.rule}") from error
-    except ValueError as error:  # which begins with the argument, or says at its end what was given
-        name, _, rule = str(error).partition(" must ")
-        given = rule.rpartition("got ")[2].strip("'")
-        names = [name] if name in vars(args) else [other for other, value in vars(args).items() if value == given]
-        if not rule or name.startswith("-") or len(names) != 1:
+        name, rule = error.name, error.rule
+        flag = _FLAGS.get(name) or (f"--{name.replace('_', '-')}" if name in args else _given(args, rule))
+        flag = "--tokens" if name == "tokens" and "tokens" in args else flag or name
+        raise ValueError(f"{flag} {rule}") from error
+    except ValueError as error:
+        found = re.fullmatch(r"(?:\w+: )?(\w+)( must .*)", str(error))
+        if not found or found[1] not in args:
             raise
-        raise ValueError(f"--{names[0].replace('_', '-')} must {rule}") from error
+        raise ValueError(f"--{found[1].replace('_', '-')}{found[2]}") from error
+
+
+def _given(args: argparse.Namespace, rule: str) -> str:
+    """The option whose value a rule says it got, "" where that is none or several."""
+    value = rule.rpartition("got ")[2].strip("'")
+    names = [name for name, given in vars(args).items() if given == value]
+    return f"--{names[0].replace('_', '-')}" if len(names) == 1 else ""
 
 
 def _model(parser: argparse.ArgumentParser, words: str) -> None:

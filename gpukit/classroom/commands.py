@@ -80,7 +80,13 @@ def _grade(args: argparse.Namespace) -> int:
             kept.set(roster=people.text if people else "")
             before = len(kept.current())
 
+            shown: list[str] = []
+
             def show(student: str, states: list[str], progress: grade.Progress) -> None:
+                if not shown and progress.done > 1:
+                    there = f"[{progress.done - 1}/{progress.students}]"
+                    print(f"{there} have no file to judge, or only files that were judged before")
+                shown.append(student)
                 left = f"  {_duration(progress.left_s)} left" if progress.left else ""
                 print(f"[{progress.done}/{progress.students}] {student}: {_counted(states)}{left}", flush=True)
 
@@ -90,7 +96,9 @@ def _grade(args: argparse.Namespace) -> int:
             if args.scheduler:
                 print("\n".join(f"fence of the workers: {each}" for each in sorted(progress.fences)))
         except KeyboardInterrupt:
-            print(f"interrupted: {len(kept.current())} verdicts are kept; run the same command again to go on")
+            count = len(kept.current())
+            kept_ones = f"{_plural(count, 'verdict')} {'is' if count == 1 else 'are'} kept"
+            print(f"interrupted: {kept_ones}; run the same command again to go on")
             return 128 + (ended_by[0] if ended_by else signal.SIGINT)
         rows = marks.marked(chosen, kept)
         _summary(rows, progress.judged, before)
@@ -114,8 +122,8 @@ def _refuse_another(chosen, kept, out: Path) -> None:
 
 def _summary(rows, judged: int, before: int) -> None:
     marks = [mark for row in rows for mark in row.marks]
-    print(f"\n{_plural(len(rows), 'student')}: {_counted([mark.state for mark in marks])}")
-    print(f"{before} verdicts were there, {_plural(judged, 'exercise')} run")
+    print(f"\n{_plural(len(rows), 'student')}, {_plural(len(marks), 'exercise')}: {_counted([m.state for m in marks])}")
+    print(f"{_plural(before, 'verdict')} {'was' if before == 1 else 'were'} there, {_plural(judged, 'exercise')} run")
     noted = [(row.student, note) for row in rows for note in row.handed_in.notes]
     if noted:
         print(f"\nto be looked at ({len(noted)}):")

@@ -51,7 +51,7 @@ class Progress:
     fences: set[str] = field(default_factory=set)  # around what was run, one for each kind of machine
 
 
-# Called with a student, the states of the exercises that are graded, and the progress.
+# Called with a student, the states of the exercises, and the progress.
 Show = Callable[[str, list[str], Progress], None]
 
 
@@ -112,6 +112,9 @@ class _Run:
         self.unsaved: list[Graded] = []
         self.found: dict[_Key, Graded] = {}  # by this run, and not written yet
         self.saved = time.monotonic()
+        for each in store.expected():
+            if not each.file_hash:
+                self.states.setdefault(each.student, []).append("missing")
         for graded in current.values():
             self._took(graded.exercise, graded.seconds)
             self.states.setdefault(graded.student, []).append(graded.state)
@@ -191,6 +194,7 @@ class _Run:
             return
         for each in theirs:
             self.store.fault(each.student, each.exercise, answer.fault)
+            self.states.setdefault(each.student, []).append("not graded")
         self._finished(theirs)
 
     def _expected_s(self) -> float:

@@ -93,8 +93,10 @@ def nbgrader(assignment: Assignment, rows: Sequence[Marked], people: Mapping[str
         who = [handed_in.student, last, first, handed_in.email]
         points = [number(each) for each in (row.raw, row.penalty, row.score, row.possible)]
         table.append([assignment.title, due, submitted, *who, *points])
-    open_ones = [f"nbgrader.csv: {row.student} is not graded completely" for row in rows if not row.complete]
-    return Book(_csv(table), tuple(open_ones))
+    open_ones = [row.student for row in rows if not row.complete]
+    are = "is" if len(open_ones) == 1 else "are"
+    said = f"nbgrader.csv: {', '.join(open_ones)} {are} not graded completely"
+    return Book(_csv(table), (said,) if open_ones else ())
 
 
 def as_json(assignment: Assignment, rows: Iterable[Marked], store: Store) -> str:
@@ -178,19 +180,25 @@ def number(value: float | None) -> str:
 def _lines(
     file: str, rows: Iterable[Marked], people: Mapping[str, Student], who: Callable[[str], list[str] | str]
 ) -> tuple[list[tuple[Marked, list[str]]], tuple[str, ...]]:
-    """The students that an LMS can be told of, with what it calls them, and a sentence for each of the others."""
-    lines, problems = [], []
+    """The students that an LMS can be told of, with what it calls them, and why the others are left out, a sentence for each
+    reason."""
+    lines: list[tuple[Marked, list[str]]] = []
+    lacking: dict[str, list[str]] = {}  # by the reason
     for row in rows:
         found = who(row.student)
         if row.student not in people:
-            problems.append(f"{file} lacks {row.student}, who is not on the roster")
+            lacking.setdefault(", who {is} not on the roster", []).append(row.student)
         elif isinstance(found, str):
-            problems.append(f"{file} lacks {row.student}: the roster's column {found} is empty")
+            lacking.setdefault(f": the roster's column {found} is empty", []).append(row.student)
         elif not row.complete:
-            problems.append(f"{file} lacks {row.student}, who is not graded completely")
+            lacking.setdefault(", who {is} not graded completely", []).append(row.student)
         else:
             lines.append((row, found))
-    return lines, tuple(problems)
+    said = (
+        f"{file} lacks {', '.join(names)}{why.replace('{is}', 'is' if len(names) == 1 else 'are')}"
+        for why, names in lacking.items()
+    )
+    return lines, tuple(said)
 
 
 def _names(name: str, person: Student | None) -> tuple[str, str]:

@@ -98,18 +98,20 @@ def _sorted_out(sources: list[_Source], concepts: Collection[str], roster: Roste
     problems: dict[str, str] = {}
     for source in sources:
         found = roster.find(*filter(None, (source.id, source.who))) if roster else []
-        if len(found) == 1:
+        others = {each.id for each in sources if each.who == source.who}
+        namesakes = len(others - {""}) > 1 and found and source.id.casefold() not in found[0].exact
+        if len(found) == 1 and not namesakes:
             key = found[0].id
         else:  # of two students of one name each has a number
-            others = {each.id for each in sources if each.who == source.who}
             key = f"{source.who} ({source.id})" if source.id and (found or len(others) > 1) else source.who
             if found:
                 those = " and ".join(student.id for student in found[:3])
+                why = ", and another submission bears the same name" if len(found) == 1 else ""
                 problems[key] = (
-                    f"{source.shown} may be {those}: put the LMS's number of each into a column of the roster"
+                    f"{source.shown} may be {those}{why}: put the LMS's number of each into a column of the roster"
                 )
             elif roster:
-                problems[key] = f"{source.shown} belongs to nobody on {roster.where}"
+                problems[key] = f"{source.shown} belongs to nobody on {Path(roster.where).name}"
         theirs.setdefault(key, []).append(source)
     known = {student.id: student for student in roster.students} if roster else {}
     for key in [*known, *sorted(theirs.keys() - known.keys())]:
@@ -131,7 +133,10 @@ def _submission(student: Student, sources: list[_Source], concepts: Collection[s
             continue
         problems += refused
         several = len(sources) > 1  # then each file's name begins with where it came from
-        files += [replace(each, name=f"{source.shown}/{each.name}") if several else each for each in inside]
+        files += [
+            replace(each, name=f"{source.shown}/{each.name}") if several and each.name != source.shown else each
+            for each in inside
+        ]
     late = [source.shown for source in sources if source.late and not student.submitted]
     problems += [
         f"the LMS calls {shown} late; when it came in belongs into the roster's column submitted" for shown in late
@@ -165,7 +170,7 @@ def _filled(start: Submission, files: list[Member], concepts: Collection[str], p
             notes.append(
                 f"{concept}.py is there {len(candidates)} times: {taken.name} was taken, not {_listed([o.name for o in others])} ({rule})"
             )
-        elif taken.path.name != f"{concept}.py":
+        elif taken.path.name != f"{concept}.py" and not _downloaded(taken.path.name, concept):
             notes.append(f"{taken.name} was read as {concept}.py")
         try:
             data = taken.read()
@@ -175,6 +180,12 @@ def _filled(start: Submission, files: list[Member], concepts: Collection[str], p
         except course.CourseError as error:
             refused[concept] = f"{taken.path.name} {error}"
     return replace(start, files=found, refused=refused, notes=tuple(notes))
+
+
+def _downloaded(name: str, concept: str) -> bool:
+    """Whether a name is that which Canvas makes of a file of the concept: nothing that anybody must look at."""
+    found = _CANVAS.fullmatch(name)
+    return found is not None and found["rest"] == f"{concept}.py"
 
 
 def _concept(path: PurePosixPath) -> str:

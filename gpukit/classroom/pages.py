@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from statistics import mean, median
 
+import gpukit
 from gpukit.classroom import gradebook
 from gpukit.classroom.assignment import Assignment
 from gpukit.classroom.gradebook import number
@@ -38,7 +39,7 @@ th, td { text-align: left; padding: .35rem .6rem; border-bottom: 1px solid var(-
 th { font-weight: 600; color: var(--soft) } .n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
 code, pre { font: .88em/1.45 ui-monospace, monospace } td { overflow-wrap: break-word }
 .table { overflow-x: auto } td code, .count { white-space: nowrap }
-.said { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--box); border-left: 4px solid var(--none);
+.said { font-size: .78em; white-space: pre-wrap; overflow-wrap: anywhere; background: var(--box); border-left: 4px solid var(--none);
   padding: .5rem .8rem; margin: 0 }
 .state::before { content: ""; display: inline-block; width: .65em; height: .65em; border-radius: 50%; margin-right: .45em;
   background: var(--fail) }
@@ -271,7 +272,11 @@ def _pass_first(item: tuple[str, int]) -> tuple[bool, str]:
 
 def _page(title: str, parts: Iterable[str], judged: Sequence[Graded]) -> str:
     versions = sorted({f"gpukit {each.gpukit}, torch {each.torch}, triton {each.triton}" for each in judged})
-    when = f"Graded {_time(max(each.when for each in judged))} with {'; '.join(versions)}." if judged else ""
+    when = (
+        f"Graded {_time(max(each.when for each in judged))} with {'; '.join(versions)}."
+        if judged
+        else f"Nothing was judged. gpukit {gpukit.__version__}."
+    )
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{_text(title)}</title>\n'
         f'<meta name="viewport" content="width=device-width"><style>{_LOOK}</style></head>\n<body>\n'

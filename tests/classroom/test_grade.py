@@ -211,6 +211,21 @@ def test_a_judge_that_is_killed_costs_nothing_but_another_try(store):
     assert not local._processes and not Path(f"/proc/{victims[0]}").exists()
 
 
+def test_a_students_line_counts_what_is_missing_and_what_the_grader_failed_on(store):
+    chosen = assignment.parse('title = "t"\nexercises = ["start", "memory.gpt2"]\nseed = 3\n')
+    files = {"start": RIGHT}
+    submissions = [
+        Submission("ada", files=files, refused={"memory": "none"}),
+        Submission("bob", files={"start": b"#"}, refused={"memory": "none"}),
+    ]
+    grade.enter(chosen, submissions, store)
+    seen = {}
+    grade.grade(
+        store, ROOT, lambda: Fake("", "broken", "broken"), lambda name, states, _: seen.update({name: sorted(states)})
+    )
+    assert seen == {"ada": ["missing", "pass"], "bob": ["missing", "not graded"]}
+
+
 def test_judges_that_never_answer_end_the_run_in_a_sentence(monkeypatch):
     monkeypatch.setattr(pool, "_PACKAGE_PARENT", "/nowhere")
     monkeypatch.setattr(pool.sys, "executable", "/bin/false")

@@ -261,6 +261,27 @@ def test_canvas_and_moodle_downloads_are_told_apart_and_mapped_by_the_roster(the
     assert set(without) == {"lovelaceadaking", "Bo Smith", "zoe"} and without["Bo Smith"].name == "Bo Smith"
 
 
+def test_two_of_one_name_are_not_taken_for_the_only_one_on_the_roster(the_class):
+    write(the_class / "Cy_1_assignsubmission_file_" / "softmax.py", b"one")
+    write(the_class / "Cy_2_assignsubmission_file_" / "softmax.py", b"two")
+    roster = "student_id,name,moodle\ns4,Cy,\n"
+    found = read(the_class, roster)
+    assert [found[name].files.get("softmax") for name in ("s4", "Cy (1)", "Cy (2)")] == [None, b"one", b"two"]
+    assert (
+        "Cy_1_assignsubmission_file_ may be s4, and another submission bears the same name: put"
+        in found["Cy (1)"].notes[0]
+    )
+    found = read(the_class, roster.replace("Cy,", "Cy,2"))
+    assert found["s4"].files == {"softmax": b"two"} and "Cy (1)" in found
+
+
+def test_names_that_downloads_make_are_no_news(the_class):
+    write(the_class / "kimjo_1_10_softmax.py", b"one")
+    write(the_class / "kimjo_1_11_memory-1.py", b"two")
+    found = read(the_class)["kimjo"]
+    assert found.notes == ("kimjo_1_11_memory-1.py was read as memory.py",)
+
+
 def test_single_files_of_canvas_are_gathered_by_student(the_class):
     write(the_class / "kimjo_1_10_softmax-2.py", b"two")
     write(the_class / "kimjo_1_11_memory.py", b"three")
