@@ -127,7 +127,10 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
 
     added = command("grade", _grade, "grade exercises and write reports; exit status 0 when all pass")
     added.add_argument(
-        "ids", nargs="*", metavar="ID", help="softmax.fused, softmax (all of a concept) or all (default)"
+        "ids",
+        nargs="*",
+        metavar="ID",
+        help="softmax.fused, softmax (all of a concept) or all (default: what this copy holds)",
     )
     added.add_argument(
         "--submission", metavar="DIR", help="grade the exercises' files in a folder or a zip, and nothing else of it"
@@ -338,11 +341,7 @@ def _grade(args: argparse.Namespace) -> int:
     from gpukit.grading.verdict import not_graded
 
     known = registry.exercises()
-    named = (
-        [] if "all" in args.ids else args.ids
-    )  # without a name it is the whole course, whatever this copy says it holds
-    chosen = {each for name in named for each in registry.named(name)}
-    chosen = {name: e for name, e in known.items() if name in chosen or not named}
+    names = {each for name in args.ids if name != "all" for each in registry.named(name)}
     impl = args.impl or ("exercises" if args.submission else course.impl())
     if args.submission and impl == "solutions":
         return _refuse(
@@ -353,12 +352,17 @@ def _grade(args: argparse.Namespace) -> int:
         if not Path(path).absolute().parent.is_dir():
             return _refuse(f"{path} cannot be written: there is no folder {Path(path).parent}")
     root = _root()
+    chosen = known  # the whole course, whatever the copy of somebody else says that it holds
+    if names and "all" not in args.ids:
+        chosen = {name: e for name, e in known.items() if name in names}
+    elif not args.ids and not args.submission:
+        chosen = registry.handed_out(root)
     with tempfile.TemporaryDirectory(prefix="gpukit-", ignore_cleanup_errors=True) as folder, ending() as ended_by:
         refused: dict[str, str] = {}
         if args.submission:
             root = Path(folder).resolve()
             refused = _pristine_copy(Path(args.submission), root, {e.concept for e in chosen.values()})
-        report = Report(impl, root, chosen if named else None)
+        report = Report(impl, root, chosen)
         problems = []
         try:
             if impl == "solutions":

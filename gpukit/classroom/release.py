@@ -51,6 +51,10 @@ def release(
     _refuse_place(out, root)
     chosen = _chosen(concepts)
     files, commit = _committed(root) if (root / "solutions").is_dir() else (_carried(), "")
+    if own and not commit:
+        raise CourseError(
+            "exercises of one's own are released from a checkout of the course: here it is installed as a package"
+        )
     for folder, concept in own:
         files |= owned.files(folder, concept)
     files = _of_concepts(files, chosen)
@@ -64,9 +68,13 @@ def init(folder: Path) -> copies.Release:
     """Lay the whole course out in `folder` from the installed package. Raises CourseError."""
     if not CARRIED.is_dir():
         here = CARRIED.parents[1]
-        raise CourseError(
-            f"gpukit runs from {here}, which is the course itself: work there, or make a copy with gpukit release {folder}"
+        whole = (here / "solutions").is_dir()
+        kind, more = (
+            ("the course itself", f", or make a copy with gpukit release {folder}")
+            if whole
+            else ("a learners' copy", "")
         )
+        raise CourseError(f"gpukit runs from {here}, which is {kind}: work there{more}")
     _refuse_place(folder, CARRIED)
     chosen = _chosen(())
     files = _of_concepts(_carried(), chosen)

@@ -86,6 +86,8 @@ def update(root: Path, source: Path) -> list[str]:
         plan.files[copies.NAME] = joined
     if not plan.files:
         return [f"nothing to do: this copy is {new}"]
+    if plan.had and (_version(new), new.released) < (_version(plan.had), plan.had.released):
+        plan.said.insert(0, f"that is an older release than before, {plan.had.released}: FROM may be the wrong file")
     backup = back_up(root, plan.at_risk)
     change_together(root, plan.files)
     setup = [name for name in ("pyproject.toml", "constraints.txt") if name in plan.files]

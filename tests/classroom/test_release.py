@@ -17,6 +17,7 @@ from gpukit.classroom import release as releasing
 from gpukit.classroom.release import release
 from gpukit.grading import registry
 from gpukit.grading.report import Report
+from gpukit.grading.verdict import Verdict
 from gpukit.widgets import progress
 from tests.classroom import proved
 from tests.words import habits
@@ -73,14 +74,20 @@ def test_prerequisites_are_named_and_not_included(made):
     assert not habits(readme) and "{" not in readme
 
 
-def test_a_copy_lists_its_own_exercises_and_a_grade_lists_all(made, monkeypatch, capsys):
+def test_a_copy_lists_its_own_exercises_and_the_grade_of_another_lists_all(made, monkeypatch, capsys):
+    from gpukit.grading import judge as judging
+
     monkeypatch.chdir(made[0])
+    monkeypatch.setattr(judging, "judge", lambda name, **_: Verdict(name, "todo", 0, 1, "exercises"))
     ids = [e.id for e in registry.catalog().values() if e.concept in CONCEPTS]
     assert cli._chosen([]) == ids and cli._chosen(["softmax.fused"]) == ["softmax.fused"]
     assert cli.main(["progress"]) == 0
     assert f"0 of {len(ids)} exercises pass" in capsys.readouterr().out
     assert len(progress.Progress().exercises) == len(ids)
     assert len(Report("exercises", made[0]).rows) == len(registry.catalog())
+    for arguments, count in (([], len(ids)), (["softmax.fused"], 1), (["all"], 112), (["--submission", "."], 112)):
+        cli.main(["grade", *arguments])
+        assert f"\n0 of {count} exercises pass, " in capsys.readouterr().out
 
 
 def test_its_makefile_has_the_targets_that_work_there(made):

@@ -346,6 +346,16 @@ def test_an_older_release_and_the_course_itself_are_refused(copy, newer, tmp_pat
         update.update(checkout, newer)
 
 
+def test_an_earlier_release_of_the_same_version_says_so(copy, newer, tmp_path):
+    update.update(copy, newer)
+    older = put(tmp_path / "older", files(README="Old.\n"), "1.1")
+    said = json.loads((older / copies.NAME).read_text()) | {"released": "2025-01-01T00:00:00+00:00"}
+    (older / copies.NAME).write_text(json.dumps(said))
+    assert (
+        "that is an older release than before, 2026-01-01T00:00:00+00:00: FROM may be" in update.update(copy, older)[1]
+    )
+
+
 def test_what_is_no_release_or_a_damaged_one_is_refused_before_anything_changes(copy, newer, tmp_path):
     before = everything(copy)
 
