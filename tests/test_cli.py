@@ -120,6 +120,25 @@ def test_impl_comes_from_the_environment_too(tiny, monkeypatch):
         (["trace", "softmax", "--gpu", "h201"], "gpukit: no GPU is called 'h201'; did you mean 'h200'?"),
         (["nothing-like-it"], "gpukit: no command is called 'nothing-like-it'  (all of them: gpukit --help)"),
         (["grad"], "gpukit: no command is called 'grad'; did you mean 'grade'?"),
+        (["replay"], "gpukit: no command is called 'replay'; did you mean 'class replay'?  (all of them"),
+        (["gradescop"], "gpukit: no command is called 'gradescop'; did you mean 'class gradescope'?"),
+        (
+            ["class", "grede"],
+            "gpukit class: no command is called 'grede'; did you mean 'grade'?  (all of them: grade, rep",
+        ),
+        (["nb", "cleen"], "gpukit nb: no command is called 'cleen'; did you mean 'clean'?  (all of them: run, clean)"),
+        (
+            ["grade", "--jsno", "x"],
+            "gpukit grade: unrecognized arguments: --jsno; did you mean '--json'?  (more: gpukit gr",
+        ),
+        (["progress", "more"], "gpukit progress: unrecognized arguments: more  (more: gpukit progress --help)"),
+        (["grade", "alpah"], "gpukit: no exercise or concept is called 'alpah'; did you mean 'alpha'?"),
+        (["check", "--seed", "-1"], "gpukit check: argument --seed: must be a whole number, 0 to 2147483647, got '-1'"),
+        (
+            ["release", "x", "--assignment", "a", "--concepts", "b"],
+            "gpukit: --assignment and --concepts both say what is",
+        ),
+        (["cheatsheet", "--html", "/no/such/x.html"], "gpukit: /no/such/x.html cannot be written: there is no folder"),
     ],
 )
 def test_mistakes_get_one_sentence(tiny, capsys, arguments, sentence):
@@ -175,7 +194,30 @@ def test_options_of_lab_go_to_jupyterlab(monkeypatch):
     assert seen == [["--port=9000", "--no-browser"]]
 
 
+def test_help_of_lab_shows_what_may_be_given(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["lab", "--help"])
+    out = capsys.readouterr().out
+    assert "usage: gpukit lab [OPTION ...]" in out and "--no-browser  " in out and "--port=9000" in out
+
+
+def test_a_concept_of_one_exercise_has_its_hint(tiny, capsys):
+    assert cli.main(["hint", "beta"]) == 0
+    assert capsys.readouterr().out == "hint 1 of 3 for beta.third: ask\nnext: gpukit hint beta.third 2\n"
+
+
 # ---- grade
+def test_grade_of_what_is_named(tiny, tmp_path, capsys):
+    path = tmp_path / "out.json"
+    assert cli.main(["grade", "alpha", f"--json={path}"]) == 0
+    report = json.loads(path.read_text())
+    assert [e["id"] for e in report["exercises"]] == ["alpha.first", "alpha.second"] and report["complete"] is True
+    assert cli.main(["grade", "beta.third"]) == 1
+    assert capsys.readouterr().out.endswith("\n0 of 1 exercises pass, 1 fail\n")
+    assert cli.main(["grade", "alpha", "--submission", str(tiny)]) == 0
+    assert cli.main(["grade", "all", "beta"]) == 1
+
+
 def test_grade_writes_three_reports(tiny, tmp_path, capsys):
     files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "markdown", "junit")}
     assert cli.main(["grade", *(f"--{kind}={path}" for kind, path in files.items())]) == 1
@@ -530,6 +572,16 @@ def test_validate_prints_what_is_recorded(capsys):
     assert "TIMES, simulated and measured on h200\n" in out
     assert cli.main(["validate", "--misses"]) == 0
     assert len(capsys.readouterr().out) < len(out)
+
+
+def test_validate_ends_with_1_where_a_row_is_outside_its_bar_without_a_reason(capsys, monkeypatch):
+    from gpukit.validation import times, traffic
+
+    for module in (times, traffic):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "REASONS", {})
+            assert cli.main(["validate", "--misses"]) == 1
+    capsys.readouterr()
 
 
 def test_validate_without_measurements(capsys, monkeypatch, tmp_path):

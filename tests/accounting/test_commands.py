@@ -76,6 +76,8 @@ def test_serving(capsys):
     assert "70.55 B parameters x 0.5 bytes over 8" in text
     assert "16 x 8,192 tokens x 163,840 bytes (GQA, fp8) over 8" in text and "fits: " in text
     assert "does not fit" in printed(capsys, "memory --model llama3-70b --serve --gpus h100")
+    said = printed(capsys, "memory --model llama3-8b")
+    assert "The most that fits: nothing, not even one token of one sequence\n" in said and "or 1 of 0" not in said
 
 
 def test_flops(capsys):

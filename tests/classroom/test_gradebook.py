@@ -101,6 +101,12 @@ def test_somebody_who_is_not_on_the_roster_has_no_line(parts):
     assert "Turing" not in book.text and "canvas.csv lacks s4, who is not on the roster" in book.problems
 
 
+def test_students_who_are_left_out_for_one_reason_are_one_sentence(parts):
+    chosen, rows, people, _ = parts()
+    del people["s2"], people["s4"]
+    assert "canvas.csv lacks s2, s4, who are not on the roster" in gradebook.canvas(chosen, rows, people).problems
+
+
 def test_json_holds_everything_but_the_secret(parts):
     chosen, rows, _, store = parts()
     text = gradebook.as_json(chosen, rows, store)

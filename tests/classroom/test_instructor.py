@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpukit import course
+from gpukit import cli, course
 
 ROOT = course.root(__file__)
 pytestmark = pytest.mark.skipif(
@@ -130,3 +130,27 @@ def test_the_workflow_grades_a_push_and_comments_the_table(tmp_path):
     # bootstrap.py takes the environment's place from its own folder, as `make lab` calls it
     assert steps["install"]["run"] == "python -I course/gpukit/bootstrap.py --venv .venv"
     assert "ROOT / args.venv" in (ROOT / "gpukit" / "bootstrap.py").read_text()
+
+
+def test_a_slip_of_the_hand_is_refused_before_anything_changes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in" / "ada").mkdir(parents=True)
+    (tmp_path / "in" / "ada" / "start.py").write_text(course.text((ROOT / "exercises" / "start.py").read_bytes()))
+    (tmp_path / "one.toml").write_text('title = "One"\nexercises = ["start"]\n')
+    (tmp_path / "two.toml").write_text('title = "Two"\nexercises = ["dtypes"]\n')
+    assert cli.main(["class", "grade", "in", "-a", "one.toml", "-o", "in/out"]) == 2
+    assert "--out in/out lies in in, where it would be taken for a submission" in capsys.readouterr().err
+    assert not (tmp_path / "in" / "out").exists()
+    assert cli.main(["class", "grade", "in", "-a", "one.toml", "-o", "out", "-j", "1"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "One: 1 exercise, 1 point\n" in said
+        and "1 student, 1 exercise: 1 fail\n0 verdicts were there, 1 exercise run" in said
+    )
+    before = (tmp_path / "out" / "grades.json").read_bytes()
+    assert cli.main(["class", "grade", "in", "-a", "two.toml", "-o", "out"]) == 2
+    assert (
+        "--out out holds the grades of start.bytes_moved, none of which is an exercise of 'Two'"
+        in capsys.readouterr().err
+    )
+    assert (tmp_path / "out" / "grades.json").read_bytes() == before

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -108,13 +109,14 @@ def test_released_searched_and_checked_in_the_copy(place):
         done = subprocess.run([sys.executable, "-c", script, "check"], cwd=copy, capture_output=True, text=True)
         return done.stdout + done.stderr
 
-    assert "todo" in check()
+    assert "not written yet" in check()
     (copy / "exercises" / "triad.py").write_text((place / "triad" / "solution.py").read_text())
-    assert "pass" in check()
+    assert "PASS triad.bytes_moved" in check()
     line = "    return sum([n, n, n]) * 4 + 0 * len(str(n))\n"
     solution = place / "triad" / "solution.py"
     solution.write_text(solution.read_text().replace("    return 4 * (2 * n + n)\n", line))
     (copy / "notes.txt").write_text(line)
+    shutil.rmtree(copy / ".gpukit")
     chosen = read(place)
     found = leaks.scan(copy, ROOT, own.solutions(folder for folder, _ in chosen.own))
     assert [each.partition(":")[0] for each in found] == ["notes.txt repeats a line of triad/solution.py"]
