@@ -437,11 +437,11 @@ def _reset(args: argparse.Namespace) -> int:
 
 
 def _release(args: argparse.Namespace) -> int:
+    if args.assignment and args.concepts:
+        return _refuse("--assignment and --concepts both say what is released: give one of them")
     from gpukit.classroom import assignment, leaks, own
     from gpukit.classroom.release import release
 
-    if args.assignment and args.concepts:
-        return _refuse("--assignment and --concepts both say what is released: give one of them")
     root, out = _root(), Path(args.out)
     chosen = assignment.read(args.assignment) if args.assignment else None
     mine = chosen.own if chosen else ()
