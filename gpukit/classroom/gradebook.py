@@ -149,7 +149,9 @@ def markdown(rows: Iterable[Marked]) -> str:
 def points(row: Marked) -> str:
     """ "18 of 30 points, after 2 lost by handing in 1 day late" """
     said = f"{number(row.score)} of {number(row.possible)} points"
-    if row.days_late:
+    if row.days_late and not row.penalty:
+        said += f", handed in {days(row.days_late)} late"
+    elif row.days_late:
         said += f", after {number(row.penalty)} lost by handing in {days(row.days_late)} late"
     return said + ("" if row.complete else " so far: not everything is graded")
 

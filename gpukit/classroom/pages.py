@@ -326,6 +326,8 @@ def _late_rule(assignment: Assignment) -> str:
 def _lateness(row: Marked) -> str:
     if not row.days_late:
         return ""
+    if not row.penalty:
+        return f"This came in {gradebook.days(row.days_late)} late."
     return f"This came in {gradebook.days(row.days_late)} late, which costs {number(row.penalty)} of {number(row.raw)} points."
 
 

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import json
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -99,6 +100,11 @@ def test_somebody_who_is_not_on_the_roster_has_no_line(parts):
     del people["s4"]
     book = gradebook.canvas(chosen, rows, people)
     assert "Turing" not in book.text and "canvas.csv lacks s4, who is not on the roster" in book.problems
+
+
+def test_being_late_that_costs_nothing_is_said_without_a_number(parts):
+    row = replace(parts()[1][0], raw=0.0, penalty=0.0, days_late=1)
+    assert gradebook.points(row) == "0 of 12.5 points, handed in 1 day late"
 
 
 def test_students_who_are_left_out_for_one_reason_are_one_sentence(parts):
