@@ -36,6 +36,7 @@ API = {
         for name in ("trace.tracer", "compiler.compile", "prediction.predict", "simt", "queue_model", "allocator")
     ],
 }  # fmt: skip
+_DOCUMENTS = ("INSTRUCTOR.md", "CHANGELOG.md")
 _LANGUAGES = {".py": "python", ".cu": "cuda", ".csv": "text", ".toml": "toml"}
 _CONFIG = """
 project = "gpukit"
@@ -75,9 +76,11 @@ def stage(target: Path, root: Path = ROOT) -> None:
                 cell["metadata"].setdefault("tags", []).append("remove-input")
             for output in cell["outputs"]:  # Sphinx follows the links of cells, and copies those of outputs as they are
                 if said := output.get("data", {}).get("text/markdown"):
-                    output["data"]["text/markdown"] = re.sub(r"(\]\(\d\d_\w+)\.ipynb", r"\1.html", "".join(said))
+                    linked = _relinked("".join(said), "notebooks", pages, root)
+                    linked = re.sub(r"\]\(/([^()#\s]+?)(?:\.md)?((?:#[^()\s]*)?)\)", _page_of_site, linked)
+                    output["data"]["text/markdown"] = re.sub(r"(\]\(\d\d_\w+)\.ipynb", r"\1.html", linked)
         (target / "notebooks" / path.name).write_text(json.dumps(notebook), encoding="utf-8")
-    documents = {name: root / name for name in ("INSTRUCTOR.md", "CHANGELOG.md") if (root / name).exists()}
+    documents = {name: root / name for name in _DOCUMENTS if (root / name).exists()}
     for name, path in documents.items():
         (target / name).write_text(_relinked(path.read_text(encoding="utf-8"), "", pages, root), encoding="utf-8")
     shutil.copy(root / "docs" / "ladder.svg", target)
@@ -97,15 +100,28 @@ def stage(target: Path, root: Path = ROOT) -> None:
     (target / "index.md").write_text(_index(root, [path.stem for path in notebooks], [*documents]), encoding="utf-8")
 
 
+def _page_of_site(link: re.Match) -> str:
+    """A link from a notebook to a source page of the site, as one to what Sphinx makes of that."""
+    return f"](../{link[1]}{'' if link[1].endswith('.html') else '.html'}{link[2]})"
+
+
 def _relinked(text: str, folder: str, pages: dict[str, str], root: Path) -> str:
     """`text` with each link to a file of the course turned into one to the page made of it, which `pages` then lists."""
 
     def page(link: re.Match) -> str:
         path, _, _place = link[1].partition("#")
         file = (root / folder / path).resolve()
-        if "://" in path or not path or file.suffix in (".ipynb", ".md") or not file.is_relative_to(root):
+        if (
+            "://" in path
+            or not path
+            or file.suffix == ".ipynb"
+            or file.name in _DOCUMENTS
+            or not file.is_relative_to(root)
+        ):
             return link[0]
         inside = file.relative_to(root).as_posix()
+        if file.suffix == ".md":  # for contributors
+            return "](/index.md)"
         if inside.startswith(("solutions", "tests")) or not file.is_file():
             return "](/index.md)" if inside.startswith("solutions") else "](/index.md#where-the-numbers-are)"
         if inside == "docs/cheatsheet.html":

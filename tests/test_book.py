@@ -1,6 +1,7 @@
 """The book: what is staged for Sphinx, what docstrings become, and how links are looked at; and the whole where Sphinx is."""
 
 import importlib.util
+import warnings
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,14 @@ def test_a_long_signature_has_a_line_for_each_parameter(book):
     assert book._signature("go", lambda x, y=2: x) == "go(x, y=2)"
 
 
+def test_links_of_outputs_and_to_what_is_for_contributors(book, staged):
+    documents = book._relinked("[a](CONTRIBUTING.md) [b](CHANGELOG.md)", "", {}, ROOT)
+    assert documents == "[a](/index.md) [b](CHANGELOG.md)"
+    text = (staged / "notebooks" / "14_kv_cache.ipynb").read_text()
+    assert "](../files/gpukit-kernels-decode_attention.py.html)" in text  # in an output, which Sphinx leaves as it is
+    assert (staged / "files" / "gpukit-kernels-decode_attention.py.md").is_file()
+
+
 def test_links_that_lead_nowhere_are_found(book, tmp_path):
     (tmp_path / "a.html").write_text(
         '<a href="b.html#here">x</a> <a href="https://x.y">x</a> <img src="c.png"> <a href="#q">'
@@ -75,5 +84,7 @@ def test_links_that_lead_nowhere_are_found(book, tmp_path):
 def test_the_book_is_built_and_its_links_hold(book, tmp_path, capsys):
     pytest.importorskip("sphinx", reason="the extra `book` is not installed; `make book` does")
     pytest.importorskip("myst_nb", reason="the extra `book` is not installed; `make book` does")
-    assert book.main([str(tmp_path)]) == 0, capsys.readouterr().err
+    with warnings.catch_warnings():  # of Sphinx about MyST-NB
+        warnings.simplefilter("ignore")
+        assert book.main([str(tmp_path)]) == 0, capsys.readouterr().err
     assert (tmp_path / "html" / "search.html").exists()
