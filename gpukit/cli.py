@@ -6,9 +6,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -300,7 +302,9 @@ def _hint(args: argparse.Namespace) -> int:
     hints = exercise(name).hints
     if not 1 <= args.number <= len(hints):
         return _refuse(f"hint number must be 1 to {len(hints)}, got {args.number}")
-    print(f"hint {args.number} of {len(hints)} for {name}: {hints[args.number - 1]}")
+    text = f"hint {args.number} of {len(hints)} for {name}: {hints[args.number - 1]}"
+    width = max(40, shutil.get_terminal_size((100, 24)).columns)  # a terminal breaks within words
+    print(textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False))
     if args.number < len(hints):
         print(f"next: gpukit hint {name} {args.number + 1}")
     return 0

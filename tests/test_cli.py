@@ -206,6 +206,13 @@ def test_a_concept_of_one_exercise_has_its_hint(tiny, capsys):
     assert capsys.readouterr().out == "hint 1 of 3 for beta.third: ask\nnext: gpukit hint beta.third 2\n"
 
 
+def test_a_hint_is_as_wide_as_the_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert cli.main(["hint", "start"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 3 and max(map(len, lines)) <= 60
+
+
 # ---- grade
 def test_grade_of_what_is_named(tiny, tmp_path, capsys):
     path = tmp_path / "out.json"

@@ -143,7 +143,7 @@ def test_places_that_are_refused(place, tmp_path):
 def test_concepts_are_named_whole(tmp_path):
     with pytest.raises(course.CourseError, match=r"whole concepts: softmax, not softmax\.fused"):
         release(tmp_path / "x", ["softmax.fused"], ROOT)
-    with pytest.raises(course.CourseError, match="no concept is called .softmx.; did you mean .softmax."):
+    with pytest.raises(course.CourseError, match=r"no concept is called .softmx.; did you mean .softmax."):
         release(tmp_path / "x", ["softmx"], ROOT)
 
 
