@@ -143,7 +143,10 @@ class Report:
     @property
     def summary(self) -> str:
         """ "3 of 11 exercises pass, 7 todo, 1 fail" """
-        states = [r["state"] for r in self.rows]
+        return self._summary(self.rows)
+
+    def _summary(self, rows: Sequence[dict]) -> str:
+        states = [r["state"] for r in rows]
         others = [f"{states.count(state)} {state}" for state in dict.fromkeys(states) if state != "pass"]
         return ", ".join([f"{states.count('pass')} of {len(states)} exercises pass", *others])
 
@@ -170,7 +173,11 @@ class Report:
         lines = tables.aligned([(r["id"], r["state"], _checks(r), r["label"]) for r in rows])
         if self.interrupted:
             lines.append("interrupted: the report is incomplete")
-        return "\n".join([*lines, "" if lines else "no exercise was run", self.fence, self.summary]).strip("\n")
+        left = len(self.rows) - len(rows)
+        summary = self._summary(rows) + (f"; {left} more were not asked for" if left else "")
+        if not rows:
+            summary = self.summary
+        return "\n".join([*lines, "" if lines else "no exercise was run", self.fence, summary]).strip("\n")
 
     def write(self, json: str | None = None, markdown: str | None = None, junit: str | None = None) -> list[str]:
         """Write the reports asked for, each whole or not at all. A sentence for each that cannot be written."""

@@ -44,6 +44,14 @@ def test_json_has_one_row_for_every_exercise():
     assert not report.complete
 
 
+def test_a_run_of_some_notebooks_counts_what_is_in_them():
+    report = Report("exercises", Path("/course"))
+    report.add(verdict("alpha.first"))
+    said = report.as_text(only_seen=True)
+    assert said.endswith("\n1 of 1 exercises pass; 2 more were not asked for") and "missing" not in said
+    assert report.as_text().endswith("1 of 3 exercises pass, 2 missing")
+
+
 def test_a_verdict_goes_before_a_missing_cell():
     report = Report("exercises", Path("/course"))
     report.add(missing("alpha.first", "no cell"))
