@@ -47,6 +47,16 @@ def test_the_container_sets_up_as_make_lab_does():
     assert container["postAttachCommand"].startswith("make lab")
 
 
+def test_binder_installs_this_course_on_a_python_that_it_supports():
+    lines = (ROOT / ".binder" / "requirements.txt").read_text().splitlines()
+    options = dict(line.split() for line in lines if line.startswith("--"))
+    assert (ROOT / ".binder" / options["--constraint"]).samefile(ROOT / "constraints.txt")
+    assert options["--editable"] == "." and "whl/cpu" in options["--extra-index-url"]
+    python = tuple(map(int, (ROOT / ".binder" / "runtime.txt").read_text().strip().removeprefix("python-").split(".")))
+    low, high = re.search(r'requires-python = ">=([\d.]+),<([\d.]+)"', (ROOT / "pyproject.toml").read_text()).groups()
+    assert tuple(map(int, low.split("."))) <= python < tuple(map(int, high.split(".")))
+
+
 @pytest.mark.parametrize("name", ["README.md", "INSTRUCTOR.md", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md"])
 def test_commands_that_documents_name_exist(name):
     _, commands = cli._parser()

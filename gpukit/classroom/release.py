@@ -32,7 +32,17 @@ from gpukit.nearest import did_you_mean
 
 # What learners get of a checkout; everything else stays at home.
 TAKEN = (
-    *("gpukit", "exercises", "notebooks", "docs", ".devcontainer", "AGENTS.md", "CHANGELOG.md", "CITATION.cff"),
+    *(
+        "gpukit",
+        "exercises",
+        "notebooks",
+        "docs",
+        ".binder",
+        ".devcontainer",
+        "AGENTS.md",
+        "CHANGELOG.md",
+        "CITATION.cff",
+    ),
     *("LICENSE", "Makefile", "constraints.txt", "pyproject.toml", ".gitignore"),
 )
 TARGETS = ("help", "lab", "grade", "clean")  # of the Makefile; the others need the tests

@@ -1,5 +1,6 @@
 """The course from an installed wheel: `gpukit init`, and a first exercise there."""
 
+import json
 import os
 import subprocess
 import sys
@@ -38,6 +39,17 @@ def run(cwd: Path, *call: object, status: int = 0) -> str:
     done = subprocess.run([str(part) for part in call], cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def test_the_colab_notebook_reaches_its_first_check(installed, tmp_path):
+    """Its cells as a shell and a Python of the wheel run them; the installation itself is the fixture's."""
+    cells = json.loads((ROOT / "docs" / "colab.ipynb").read_text())["cells"]
+    install, check = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    pip, init, change = install.splitlines()
+    assert pip == "%pip install --quiet gpukit" and init.startswith("!gpukit ") and change.startswith("%cd ")
+    run(tmp_path, installed.parent / "gpukit", *init.split()[1:])
+    said = run(tmp_path / change.split()[1], installed, "-c", check, status=1)
+    assert "start.bytes_moved: values differ" in said  # the first exercise begins with a wrong answer
 
 
 def test_a_first_exercise_passes_where_only_the_wheel_is(installed, tmp_path):
