@@ -463,9 +463,9 @@ def _one_total(column: int, totals: str) -> Callable[..., tuple[int, float, floa
 
 def _kernels_inclusive(events: list[Event], name: str, *, launched: str) -> tuple[int, float, float, float, float]:
     """cuda_us treated like cpu_us: children's are taken away for self, and the call's own are taken for the total."""
-    calls, self_cpu, cpu_total, self_cuda, cuda_total = _profile_row(events, name, launched=launched)
-    self_cuda -= sum(event[3] for event in events if name in _names(events, _parent(event)))
-    return calls, self_cpu, cpu_total, self_cuda, cuda_total
+    row = [*_profile_row(events, name, launched=launched)]
+    row[3] -= sum(event[3] for event in events if name in _names(events, _parent(event)))
+    return tuple(row)
 
 
 def _above(events: list[Event], i: int) -> list[int]:
