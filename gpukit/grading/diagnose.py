@@ -58,13 +58,15 @@ class Words:
 
     def unreadable(self, error: Exception) -> Diagnosis:
         if not isinstance(error, SyntaxError):  # NUL bytes, nesting beyond the parser
-            why = str(error) or "an expression in it is nested too deeply"  # what a MemoryError of the parser means
+            why = "" if isinstance(error, RecursionError) else str(error)  # a MemoryError of the parser says nothing
+            why = why or "an expression or a statement in it is nested too deeply"
             return self._found("error", "syntax", f"Python cannot read {self.shown}: {why}")
         if error.lineno is None:  # of a NUL byte Python does not say where it is
             line = self.source.count("\n", 0, max(0, self.source.find("\0"))) + 1
             return self._found("error", "syntax", f"Python cannot read {self.shown}, line {line}: {error.msg}")
         caret = " " * (max(1, error.offset or 1) - 1) + "^"
-        text = f"Python cannot read {self.shown}, line {error.lineno}: {error.msg}"
+        said = "a number in it has too many digits" if "integer string conversion" in error.msg else error.msg
+        text = f"Python cannot read {self.shown}, line {error.lineno}: {said}"
         return self._found("error", "syntax", text, f"    {(error.text or '').rstrip(chr(10))}", f"    {caret}")
 
     def forbidden(self, line: int, what: str, instead: str = "") -> Diagnosis:

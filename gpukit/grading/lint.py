@@ -15,6 +15,7 @@ import ast
 import builtins
 import difflib
 import io
+import math
 import os
 import pathlib
 import string
@@ -30,8 +31,15 @@ _REFUSED_BUILTINS = frozenset(dir(builtins)) - BUILTINS - {"__name__", "__doc__"
 _PACKAGES = frozenset(path.rpartition(".")[0] for path in MODULES if "." in path) | MODULES.keys()
 _MATCHED = frozenset("bool bytearray bytes dict float frozenset int list set str tuple".split())
 _ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.NamedExpr)
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_TYPE_PARAMETERS = tuple(getattr(ast, name) for name in ("TypeVar", "ParamSpec", "TypeVarTuple") if hasattr(ast, name))
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _ASYNC = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
 _INJECTED = frozenset({"interpreter_semantic"})  # what the interpreter leaves among a file's names
+# Their calls take names as text, and would give a value attributes that nobody may write.
+_ENUMS = frozenset(f"enum.{name}" for name in ("Enum", "Flag", "IntEnum", "IntFlag", "StrEnum"))
+_FROM_TEXT = _ENUMS | {"types.SimpleNamespace"}
 _OWN_VALUES = "an exercise may set attributes of its own objects only, and x.grad or x.requires_grad of a tensor"
 _COUNTED = "this exercise counts the memory of tensors, and torch computes the same"
 _LISTED = "torch, Triton, NumPy and what computes in the standard library are enough for every exercise"
@@ -100,10 +108,13 @@ class _File:
         self.bases: set[int] = set()  # expressions that an attribute is taken of
         self.called: set[int] = set()
         self.asked: set[int] = set()  # places where a class is no more than a class: isinstance(x, type), type[int]
+        self.named: set[int] = set()  # annotations, and what a class inherits from
         self.classes: set[str] = set()
         self.setters: dict[str, set[str]] = {}  # by class: methods that set attributes of their first argument
         self.own: set[str] = set()  # what may follow a dot because the file gives it its meaning
         self.roots: dict[str, str] = {}  # name in the file -> what it was imported as
+        self.twice: set[str] = set()  # names that mean a module and something else that was imported
+        self.in_class: set[int] = set()  # imports that make a module an attribute
         self.selves: set[int] = set()  # names of a method's own object
         self.aliases: set[int] = set()  # the values of F = torch.nn.functional
         self.local: set[int] = set()  # names that were imported, where a function has its own of that name
@@ -118,6 +129,10 @@ class _File:
             yield from self.of_type.get(kind, ())
 
     def _note_definitions(self) -> None:
+        annotations = [node.annotation for node in self._all(ast.arg, ast.AnnAssign) if node.annotation]
+        annotations += [node.returns for node in self._all(ast.FunctionDef) if node.returns]
+        self.named.update(id(part) for annotation in annotations for part in ast.walk(annotation))
+        self.named.update(id(base) for node in self._all(ast.ClassDef) for base in node.bases)
         self.bases.update(id(node.value) for node in self._all(ast.Attribute))
         self.asked.update(id(node.value) for node in self._all(ast.Subscript))
         for node in self._all(ast.Call):
@@ -164,50 +179,105 @@ class _File:
                     self.setters.setdefault(owner.name, set()).add(node.name)
 
     def _note_imports(self) -> None:
+        meant: dict[str, set[str]] = {}
         for node in self._all(ast.Import):
             for name in node.names:
                 first = name.name.partition(".")[0]
-                self.roots[name.asname or first] = name.name if name.asname else first
+                meant.setdefault(name.asname or first, set()).add(name.name if name.asname else first)
         for node in self._all(ast.ImportFrom):
             for name in node.names:
-                self.roots[name.asname or name.name] = f"{node.module}.{name.name}"
+                meant.setdefault(name.asname or name.name, set()).add(f"{node.module}.{name.name}")
+        self.roots = {name: sorted(paths, key=lambda path: path not in _PACKAGES)[0] for name, paths in meant.items()}
         for node in self._all(*_ASSIGNMENTS):
             for name, value in _bindings(node):
                 if isinstance(value, ast.Attribute) and (path := self._path(value)):
+                    meant.setdefault(name, set()).add(path)
                     self.roots.setdefault(name, path)
-                    self.aliases.add(id(value))
+                    if _names_only(node):
+                        self.aliases.add(id(value))
+        self.twice = {name for name, paths in meant.items() if len(paths) > 1 and paths & _PACKAGES}
+        for owner in self._all(ast.ClassDef):
+            for node in _inside(owner.body):
+                if isinstance(node, _IMPORTS):
+                    self.in_class.add(id(node))
+                self.aliases -= {id(value) for _, value in _bindings(node)}
 
     def _note_shadows(self) -> None:
-        """Where a name that was imported means something else: a function's own variable."""
+        """Where a name that was imported means something else, a function's own variable: as Python decides it, by the
+        innermost function or comprehension around it that gives the name a value."""
         arguments = {node.arg for node in self._all(ast.arg)}
         stored = {node.id for node in self._all(ast.Name) if isinstance(node.ctx, ast.Store)}
         if not (arguments | stored) & self.roots.keys():
             return
-        for node in self._all(ast.FunctionDef, ast.Lambda):
-            names = {arg.arg for arg in _arguments(node.args)}
-            inside = list(ast.walk(node))
-            if isinstance(node, ast.FunctionDef):
-                names |= {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-                names -= {name for n in inside if isinstance(n, ast.Global | ast.Nonlocal) for name in n.names}
-                names -= {
-                    alias.asname or alias.name.partition(".")[0]
-                    for n in inside
-                    if isinstance(n, ast.Import | ast.ImportFrom)
-                    for alias in n.names
-                }
-                names -= {name for n in inside for name, value in _bindings(n) if id(value) in self.aliases}
-            names &= self.roots.keys()
-            self.local.update(id(n) for n in inside if isinstance(n, ast.Name) and n.id in names)
+        outside: tuple[
+            tuple[dict[str, bool], bool], ...
+        ] = ()  # by scope: name -> whether it is a variable; is it a class
+        waiting = [(node, outside) for node in ast.iter_child_nodes(self.of_type[ast.Module][0])]
+        for node, scopes in waiting:
+            if isinstance(node, ast.Name):
+                if node.id in self.roots and self._is_variable(node.id, scopes):
+                    self.local.add(id(node))
+                continue
+            inner: list[ast.AST] = []
+            if isinstance(node, _FUNCTIONS):
+                inner = node.body if isinstance(node.body, list) else [node.body]
+                names = {arg.arg: True for arg in _arguments(node.args)} | self._given(inner)
+            elif isinstance(node, ast.ClassDef):
+                inner, names = node.body, self._given(node.body)
+            elif isinstance(node, _COMPREHENSIONS):
+                first, *others = node.generators
+                results = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+                inner = [*results, first.target, *first.ifs, *others]
+                targets = [part for each in node.generators for part in ast.walk(each.target)]
+                names = {part.id: True for part in targets if isinstance(part, ast.Name)}
+                waiting.append((first.iter, scopes))  # the rest of it belongs to the comprehension
+            if inner:
+                waiting += [(each, (*scopes, (names, isinstance(node, ast.ClassDef)))) for each in inner]
+            if not isinstance(node, _COMPREHENSIONS):  # defaults, decorators, annotations: outside
+                within = set(map(id, inner))
+                waiting += [(child, scopes) for child in _children(node) if id(child) not in within]
+
+    @staticmethod
+    def _is_variable(name: str, scopes: tuple[tuple[dict[str, bool], bool], ...]) -> bool:
+        for i, (names, of_class) in enumerate(reversed(scopes)):
+            if name in names and (i == 0 or not of_class):
+                return names[name] and not of_class
+        return False
+
+    def _given(self, body: list[ast.AST]) -> dict[str, bool]:
+        """The names that get a value in a body, not in functions, classes and comprehensions inside: True, or False where it
+        may be what was imported."""
+        names: dict[str, bool] = {}
+        for node in _inside(body):
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                names.setdefault(node.id, True)
+        for node in _inside(body):
+            if isinstance(node, _IMPORTS):
+                names |= {alias.asname or alias.name.partition(".")[0]: False for alias in node.names}
+            elif isinstance(node, ast.Global | ast.Nonlocal):
+                names |= dict.fromkeys(node.names, False)
+            names |= {name: False for name, value in _bindings(node) if id(value) in self.aliases}
+        return names
 
     # -- one node ------------------------------------------------------------------------------------------------------
 
+    def _once(self, node: ast.Import | ast.ImportFrom) -> None:
+        """Of a name with two meanings nobody could tell which one counts; a class would hand its module on."""
+        for name in node.names:
+            if (bound := name.asname or name.name.partition(".")[0]) in self.twice:
+                raise _Refused(f"the name {bound} for two imports", instead="a name of its own for each of them")
+        if id(node) in self.in_class:
+            raise _Refused("an import in a class", instead="the import at the top of the file")
+
     def _import(self, node: ast.Import) -> None:
+        self._once(node)
         for name in node.names:
             self._module(name.name, f"import {name.name}")
 
     def _import_from(self, node: ast.ImportFrom) -> None:
         if node.level:
             raise _Refused("a relative import", "solutions")
+        self._once(node)
         module = node.module or ""
         for name in node.names:
             path = f"{module}.{name.name}"
@@ -253,6 +323,7 @@ class _File:
         if not isinstance(node.ctx, ast.Load):
             return
         path = self._path(node)
+        self._from_text(node, path)
         if path in _PACKAGES and id(node) not in self.bases:
             raise _Refused(f"the module {node.id} as a value", instead=f"{node.id}.name, written out where it is used")
 
@@ -276,9 +347,10 @@ class _File:
         if not isinstance(node.ctx, ast.Load):
             return self._set(node, path)
         if path:
+            self._from_text(node, path)
             if path in _PACKAGES:
                 self._module(path, path)
-                if id(node) not in self.bases | self.aliases:
+                if id(node) not in self.bases | self.aliases or (id(node) in self.aliases and self._ambiguous(node)):
                     raise _Refused(
                         f"the module {path} as a value", instead=f"{path}.name, written out where it is used"
                     )
@@ -289,6 +361,8 @@ class _File:
                 return self._in_module(module, name)
         if self._undefined(node):
             return None  # Python says so
+        if node.attr == "format":
+            return self._format(node)
         self._read(node.attr, node.value)
         if (
             ((isinstance(node.value, ast.Name) and node.value.id in self.classes) or _is_type(node.value))
@@ -298,8 +372,6 @@ class _File:
             raise _Refused(
                 ast.unparse(node), instead="a method that sets attributes is called on an object, not on its class"
             )
-        if node.attr == "format":
-            self._format(node)
         return None
 
     def _read(self, name: str, of: ast.expr | None = None) -> None:
@@ -310,7 +382,10 @@ class _File:
             own = name in self.own and not name.startswith("__") and (of is None or self._is_self(of))
             if not own and name not in UNDERSCORED and not (name in METHODS and isinstance(of, ast.Call)):
                 raise _Refused(f".{name}", name)
-        elif not (name in VALUES or name.rstrip("_") in TENSOR or name in self.own or name in ("format", "numpy")):
+        elif (
+            not (name in VALUES or name.rstrip("_") in TENSOR or name in self.own or name == "numpy")
+            or name == "format"
+        ):
             raise _Refused(f".{name}", name, names=VALUES | TENSOR | self.own)
 
     def _set(self, node: ast.Attribute, path: str | None) -> None:
@@ -340,6 +415,18 @@ class _File:
         if not plain:
             raise _Refused("str.format with more than plain fields", instead="an f-string: f'{x.name}'")
 
+    def _from_text(self, node: ast.expr, path: str | None) -> None:
+        if (
+            path not in _FROM_TEXT
+            or id(node) in self.asked | self.named
+            or (path not in _ENUMS and id(node) in self.called)
+        ):
+            return
+        name = ast.unparse(node)
+        if path in _ENUMS:
+            raise _Refused(f"{name} without a class statement", instead=f"class Kind({name}), with its names as lines")
+        raise _Refused(f"{name} as a value", instead=f"{name}(name=value), written out where it is used")
+
     def _call(self, node: ast.Call) -> None:
         name = getattr(node.func, "id", "")
         if name == "getattr":
@@ -347,10 +434,16 @@ class _File:
             if not (isinstance(text, ast.Constant) and isinstance(text.value, str) and text.value.isidentifier()):
                 raise _Refused("getattr with a computed name", "setattr")
             self._read(text.value, node.args[0])
-            if text.value == "format":
-                raise _Refused("getattr(…, 'format')", instead="an f-string: f'{x.name}'")
         if name == "type" and (len(node.args) != 1 or node.keywords):
             raise _Refused("type with three arguments", instead="a class statement")
+        if (_is_type(node.func) or _is_type_of(node.func)) and (_starred(node) or len(node.args) == 3):
+            raise _Refused(f"{ast.unparse(node.func)} with three arguments", instead="a class statement")
+        if self._path(node.func) == "types.SimpleNamespace" and _starred(node):
+            text = ast.unparse(node.func)
+            raise _Refused(f"{text} with **", instead=f"{text}(name=value), with the names written out")
+        for keyword in node.keywords:
+            if keyword.arg and keyword.arg.startswith("__"):
+                raise _Refused(f"{keyword.arg} as a keyword", keyword.arg)
 
     def _function(self, node: ast.FunctionDef) -> None:
         if node.name.startswith("__") and node.name not in METHODS:
@@ -361,8 +454,22 @@ class _File:
     def _class(self, node: ast.ClassDef) -> None:
         if any(keyword.arg == "metaclass" or keyword.arg is None for keyword in node.keywords):
             raise _Refused("a metaclass", instead="an ordinary class")
+        if any(_is_type(base) for base in node.bases):
+            raise _Refused("a metaclass", instead="an ordinary class")
+        of = {self._path(base) for base in node.bases}
+        if of & _FROM_TEXT and not (of & _ENUMS and any(_is_member(line) for line in node.body)):
+            what = "an enumeration without names" if of & _ENUMS else "a class of SimpleNamespace"
+            raise _Refused(what, instead="an ordinary class")
         if node.name in _REFUSED_BUILTINS:
             self._name(ast.Name(node.name, ast.Store()))
+
+    def _ambiguous(self, node: ast.Attribute) -> bool:
+        """Whether F = torch.nn.functional gives a name that means something else, too."""
+        return any(
+            id(value) == id(node) and name in self.twice
+            for each in self._all(*_ASSIGNMENTS)
+            for name, value in _bindings(each)
+        )
 
     def _pattern(self, node: ast.MatchClass) -> None:
         for name in node.kwd_attrs:
@@ -387,6 +494,9 @@ class _File:
         names = {node.id for node in self._all(ast.Name) if not isinstance(node.ctx, ast.Load)}
         names |= {node.arg for node in self._all(ast.arg)} | self.roots.keys() | _INJECTED
         names |= {node.name for node in self._all(ast.FunctionDef, ast.ClassDef, ast.ExceptHandler)}
+        names |= {node.name for node in self._all(*_TYPE_PARAMETERS)}
+        if "*" in self.roots:  # from math, which is the only one that may
+            names |= set(dir(math))
         names |= {node.name for node in self._all(ast.MatchAs, ast.MatchStar)}
         return names | {node.rest for node in self._all(ast.MatchMapping)}
 
@@ -428,6 +538,36 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
                 yield name.id, value
 
 
+def _names_only(node: ast.AST) -> bool:
+    """Whether an assignment is a statement that gives its value to names and to nothing else."""
+    if isinstance(node, ast.NamedExpr):
+        return False
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return all(isinstance(target, ast.Name | ast.Tuple) for target in _spread(targets))
+
+
+def _inside(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """What runs in a body itself: not what is in functions, lambdas and classes in it, and of comprehensions no targets."""
+    waiting = list(body)
+    for node in waiting:
+        yield node
+        if isinstance(node, ast.comprehension):
+            waiting += [node.iter, *node.ifs]
+        elif not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            waiting += _children(node)
+        else:  # their defaults and decorators may hold :=
+            waiting += [
+                child
+                for child in _children(node)
+                if isinstance(child, ast.expr) and child is not getattr(node, "body", 0)
+            ]
+            waiting += [d for d in (*node.args.defaults, *node.args.kw_defaults) if d] if hasattr(node, "args") else []
+
+
+def _children(node: ast.AST) -> list[ast.AST]:
+    return list(ast.iter_child_nodes(node))
+
+
 def _walked(tree: ast.AST) -> list[ast.AST]:
     """A tree's nodes, as ast.walk gives them, in half the time."""
     nodes = [tree]
@@ -443,6 +583,25 @@ def _walked(tree: ast.AST) -> list[ast.AST]:
 def _is_type(node: ast.expr) -> bool:
     """Whether an expression is type(x)."""
     return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "type"
+
+
+def _is_member(line: ast.stmt) -> bool:
+    """Whether a line of an enumeration makes a member of it, for sure."""
+    return isinstance(line, ast.Assign) and any(
+        isinstance(target, ast.Name)
+        and not target.id.startswith("_")
+        and isinstance(line.value, ast.Constant | ast.Call)
+        for target in line.targets
+    )
+
+
+def _is_type_of(node: ast.expr) -> bool:
+    """Whether an expression is type[x]."""
+    return isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == "type"
+
+
+def _starred(node: ast.Call) -> bool:
+    return any(isinstance(arg, ast.Starred) for arg in node.args) or any(not word.arg for word in node.keywords)
 
 
 def _spread(nodes: Iterable[ast.expr]) -> Iterator[ast.expr]:

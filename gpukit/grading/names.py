@@ -400,6 +400,7 @@ INSTEAD: dict[str, str] = {
     "logging": "print(x) shows a value",
     "warnings": "print(x) shows a value; raise ValueError(...) ends the call",
     "re": "str has split, partition and replace",
+    "run": "kernel[grid](...) launches a kernel",
     "handle": "a block's elements are read and written by tl operations",
     "torch.compile": "the exercise is the kernel itself",
     "torch.jit": "the exercise is the function itself",

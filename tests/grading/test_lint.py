@@ -139,6 +139,14 @@ ODD = [
     "import torch\nx = torch.func.vmap(torch.exp)(torch.ones(3))",
     "def f(x, *, cuda=3, handle_count=1):\n    return x",
     "x = '\\N{GREEK SMALL LETTER ALPHA}'\n\u03b1 = 1\nprint(\u03b1)",
+    "import torch.nn.functional as F\ndef f(x):\n    B, F = x.shape\n    return [F for _ in range(F)], (lambda y: y + F), {F: F for F in x}",
+    "import torch.nn.functional as F\ndef f(q, F):\n    def g(y):\n        return y * F\n    return g(F)",
+    "import torch\nimport torch.nn.functional as F\nfrom torch.nn import functional as F\nF.relu",
+    "def f():\n    import math\n    return math.pi\ndef g():\n    import math\n    return math.e",
+    "import torch\ndef f(x):\n    F = torch.nn.functional\n    return [F.relu(y) for y in x]",
+    "from types import SimpleNamespace\ndef f(s: SimpleNamespace) -> SimpleNamespace:\n    return SimpleNamespace(a=s.a)\nisinstance(1, SimpleNamespace)",
+    "import enum\nclass K(enum.IntEnum):\n    A = 1\nx: enum.Enum = K.A\nK(1), isinstance(x, enum.Enum)",
+    "def f(x):\n    return type(x)(3) if type(x) in (int, float) else type(x)",
 ]
 
 
@@ -414,6 +422,49 @@ BLOCKS = [
     "x = (y for y in [])\r\nx.gi_frame",
     "x = 0\rx.untyped_storage()",
     "\x0cimport os",
+    # A name that was imported is another one in some scope, and the module in the scope where it is used.
+    *(
+        f"import torch.nn.functional as F\n{rest}"
+        for rest in (
+            "def f():\n    [F for F in ()]\n    return F.importlib",
+            "def f():\n    return [F.importlib for x in [F for F in ()]]",
+            "def f():\n    def g():\n        F = 1\n    return F.importlib",
+            "def f():\n    class A:\n        F = 1\n    return F.importlib",
+            "def f(c):\n    class A:\n        if c:\n            F = 1\n        y = F.importlib",
+            "def f():\n    g = lambda F: 0\n    return [F]",
+            "x = (lambda F=F: F.importlib)()",
+            "def f(F=F):\n    return F.importlib",
+            "def f(*, F=F):\n    return F.importlib",
+            "@(lambda m: lambda f: m.importlib)(F)\ndef f(F):\n    return 1",
+            "def f(F: F):\n    return f",
+            "class F(F.importlib): pass",
+            "def f():\n    def g():\n        nonlocal F\n        F = 1\n    from torch.nn import functional as F\n    return [F]",
+            "def f():\n    from math import pi as F\nx = [F]",
+            "from math import pi as F\nF.importlib",
+        )
+    ),
+    "import torch\nimport math\nz = math.pi\nz = torch.nn.functional\n[z]",
+    "import torch\n[(y := torch.nn.functional)]",
+    "import torch\n(y := torch.nn.functional).importlib",
+    "import torch\nb = [0]\na = b[0] = torch.nn.functional",
+    "import torch\n*b, a, c = 1, torch.nn.functional, 2, 3",
+    "class C:\n    import torch.nn.functional as F\nC.F",
+    "class C:\n    from torch.nn import functional\nC().functional",
+    "import torch\nclass C:\n    F = torch.nn.functional\nC.F",
+    "from math import *\nsin.__self__.__loader__",
+    "match '{0.__globals__}':\n    case str(format=f):\n        f(1)",
+    "from types import SimpleNamespace\nSimpleNamespace(**{'__array_interface__': {}})",
+    "from types import SimpleNamespace\nSimpleNamespace(__array_interface__={})",
+    "import types\nS = types.SimpleNamespace\nS(**{'__reduce_ex__': print})",
+    "from types import SimpleNamespace\nclass S(SimpleNamespace): pass\nS(**{'__copy__': print})",
+    "from types import SimpleNamespace\ntype(SimpleNamespace())(**{'__copy__': print})",
+    "from enum import Enum\nEnum('E', {'A': 1, '__getattr__': print})",
+    "from enum import Enum\nclass E(Enum): pass\nE('F', {'A': 1, '__getattr__': print})",
+    "import enum\nE = enum.Enum",
+    "type(int)('X', (), {'__getattr__': print})",
+    "type(int)(*['X', (), {}])",
+    "type[int]('X', (), {'__getattr__': print})",
+    "class A(type(int)):\n    def __call__(cls): return 1",
 ]
 
 
@@ -515,3 +566,8 @@ def test_a_slip_in_a_name_is_told_as_one():
 def test_a_refusal_names_line_thing_and_way_out():
     text = str(judging.judge_source(ADD, "import pickle\n\n\ndef add(a, b):\n    return a + b\n", seed=1))
     assert "line 1 uses import pickle" in text and "files" in text
+
+
+@pytest.mark.parametrize("text", ["x = " + "1+" * 20_000 + "1", "if 0: pass\n" + "elif 0: pass\n" * 3_000])
+def test_what_is_nested_too_deeply_is_said_so(text):
+    assert "nested too deeply" in str(judging.judge_source(ADD, f"def add(a, b):\n    return a + b\n{text}\n"))
