@@ -74,6 +74,8 @@ def members(path: Path) -> list[Member]:
         return [_of_file(path, path.parent)]
     if path.is_symlink():
         raise course.CourseError(f"{named(path.name)} is a symbolic link, not a file")
+    if not path.is_file():  # a pipe would never end
+        raise course.CourseError(f"{named(path.name)} is not a file")
     try:
         return unzipped(named(path.name), path.stat().st_size, lambda: path)
     except OSError as error:

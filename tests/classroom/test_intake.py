@@ -157,6 +157,7 @@ def test_links_and_pipes_are_refused(the_class, tmp_path):
     (the_class / "zip.zip").symlink_to(write(tmp_path / "a.zip", zipped({"softmax.py": SOFTMAX})))
     (the_class / "pipe").mkdir()
     os.mkfifo(the_class / "pipe" / "softmax.py")
+    os.mkfifo(the_class / "pipe of zips.zip")
     write(the_class / "packed.zip", zipped({"softmax.py": b"/etc/passwd"}, links=("softmax.py",)))
     found = {student: each.refused["softmax"] for student, each in read(the_class).items()}
     assert found.pop("inner").endswith("inner/exercises is a symbolic link, not a folder")
@@ -165,6 +166,7 @@ def test_links_and_pipes_are_refused(the_class, tmp_path):
         "folder": "folder is a symbolic link, not a folder",
         "zip": "zip.zip is a symbolic link, not a file",
         "pipe": "softmax.py is not a file",
+        "pipe of zips": "pipe of zips.zip is not a file",
         "packed": "softmax.py is a symbolic link, not a file",
     }
 
