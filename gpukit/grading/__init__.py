@@ -2,7 +2,8 @@
 
 exercise, prose     what an exercise is, and what is written about it; ideas and inputs are what checks share; registry finds all
 judge               makes inputs, has them run and decides: gpukit.check
-server, worker      the processes of a check, and what each answers; messages and wire are how they talk
+server, worker      the processes of a check, and what each answers; messages and wire are how they talk,
+                    remote what a worker uses of the judge's
 host, device        the learner's Python without data, and its kernels with data, whose word counts; kernel_text: what these may say
 lint, fence         what a file may name, told before it runs (names lists it); what its process may ask of the system
 compare, evidence   whether a result is right; what a check saw; recognize tells which wrong idea explains it

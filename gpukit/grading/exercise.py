@@ -139,8 +139,9 @@ class FunctionExercise(Exercise):
     tolerance  relative error allowed in a float, in a tensor relative to its largest element; 0 asks for equality
     unit       of the result, shown in the diagnosis
     returns    what the docstring calls the results, where there are several; one name, with {} for the number, for those of a list
-    setup      "module:function" of gpukit, for arguments that are no plain data: called in the worker with the case's, it
-               gives the function's arguments and an object whose attributes count what the call did (Reply.counts)
+    setup      "module:function" of gpukit, for arguments that are no plain data: called in the judge with the case's, it
+               gives the function's arguments, by which the worker knows them only (gpukit.grading.remote), and an object
+               whose attributes count what the call did (Reply.counts)
     memory_rule  (case, peak_bytes) -> (label, sentence) if the call held more tensors at once than the exercise allows,
                  else None; counted by gpukit.live, which the arguments do not enter
     largest_rule  (case, largest_bytes) -> the same for the largest tensor that it made; goes with a memory_rule

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from gpukit import course
-from gpukit.grading import messages, registry, wire
+from gpukit.grading import messages, registry, remote, wire
 from gpukit.grading.check_cells import protect_imports
 from gpukit.grading.diagnose import Diagnosis, Words
 from gpukit.grading.evidence import Outcome
@@ -361,7 +361,8 @@ class _Run:
                 def ask(message: Any, case: Case | None) -> Reply:
                     nonlocal current
                     current = case
-                    return self._exchange(worker, message, deadline)
+                    far_away = case is not None and getattr(self.exercise, "setup", "")
+                    return (self._exchange_with_things if far_away else self._exchange)(worker, message, deadline)
 
                 try:
                     yield ask, worker
@@ -402,10 +403,21 @@ class _Run:
                 raise found
 
     def _exchange(self, worker: Worker, message: Job | tuple, deadline: Deadline) -> Reply:
+        return messages.read(Reply, self._said(worker, message, deadline))
+
+    def _said(self, worker: Worker, message: Any, deadline: Deadline) -> Any:
         worker.sock.settimeout(_SEND_S)
         with deadline:
             messages.send(worker.sock, message)
-            return messages.receive(worker.sock, Reply, deadline)
+            return wire.receive(worker.sock, deadline)
+
+    def _exchange_with_things(self, worker: Worker, args: tuple, deadline: Deadline) -> Reply:
+        """As `_exchange`, for arguments that are the judge's: the worker's calls of them come before its reply."""
+        things = remote.Things(self.exercise.setup, args)
+        said = self._said(worker, things.described, deadline)
+        while type(said) is list:
+            said = self._said(worker, things.carry_out(said), deadline)
+        return replace(messages.read(Reply, said), counts=things.counts)
 
     # -- what it means -------------------------------------------------------------------------------------------------
 

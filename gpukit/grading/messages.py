@@ -103,7 +103,7 @@ class LaunchFacts:
 class Reply:
     """The answer to a job (the file is loaded, `missing` its function, or an `error`), then the one to each case.
 
-    output       what a plain function returned; `counts` what the object of its `setup` counted, `peak_bytes` the most
+    output       what a plain function returned; `counts` what the object of its `setup` counted (the judge's word), `peak_bytes` the most
                  bytes of tensors that were alive, `largest_bytes` the most of one
     outputs      a kernel exercise's results by name, `devices` of those that are tensors
     changed      arguments that the call changed and should not have; `aliases` results in the memory of an argument
@@ -167,7 +167,12 @@ def send(sock: socket.socket, message: Any) -> None:
 
 def receive(sock: socket.socket, kind: type, deadline: wire.Deadline | None = None) -> Any:
     """The next message, a `kind`. Raises wire.Malformed if it is none, else what wire.receive raises."""
-    return _typed(kind, wire.receive(sock, deadline), kind.__name__)
+    return read(kind, wire.receive(sock, deadline))
+
+
+def read(kind: type, value: Any) -> Any:
+    """What came, as a `kind`. Raises wire.Malformed if it is none."""
+    return _typed(kind, value, kind.__name__)
 
 
 def _plain(value: Any) -> Any:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gpukit.grading import messages, wire
+from gpukit.grading import messages, remote, wire
 from gpukit.grading.kernel_text import Refused
 from gpukit.grading.messages import AccessFacts, Failure, Fault, Job, LaunchFacts, Reply
 
@@ -73,7 +73,7 @@ def run(sock: socket.socket) -> None:
         while True:
             args = wire.receive(sock)
             try:
-                reply = call(args)
+                reply = remote.call(call, args, sock) if job.setup else call(args)
             except BaseException as error:
                 reply = Reply(error=_describe(error, job.path))
             with contextlib.suppress(BaseException):
@@ -146,9 +146,7 @@ _BEGIN = {"host": _begin_host, "device": _begin_device, "compile": _begin_compil
 
 def _call_function(function: Any, args: tuple, job: Job) -> Reply:
     if job.setup:
-        module, _, name = job.setup.partition(":")
-        args, counts = getattr(importlib.import_module(module), name)(*args)
-        return Reply(output=_plain(function(*args)), counts=dict(vars(counts)))
+        return Reply(output=_plain(function(*args)))
     before = copy.deepcopy(args)
     if not job.memory:
         output = function(*args)
@@ -288,7 +286,8 @@ def _call_kernel(function: Any, args: tuple, job: Job) -> Reply:
         try:
             outputs = _outputs(function, args, job, names)
         except InterpreterError as error:  # perhaps the compiler refuses the kernel, and says why
-            return Reply(error=_describe(error, job.path), compiles=(_packed(traced.launches[-1], job.path),))
+            compiles = tuple(_packed(launch, job.path) for launch in traced.launches[-1:])
+            return Reply(error=_describe(error, job.path), compiles=compiles)
     outputs |= _changed_in_place(args, job, names)
     changed = [
         name

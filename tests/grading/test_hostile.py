@@ -4,6 +4,7 @@ verdict with a sentence, leaves no process behind, and the next exercise is grad
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,7 @@ import pytest
 
 from gpukit import course
 from gpukit.grading import judge as judging
+from gpukit.grading import server
 from tests.grading.test_fence import seccomp
 from tests.grading.test_judge import ADD, DOUBLE, DOUBLE_SOURCE, fresh_server
 from tests.waiting import until
@@ -189,6 +191,27 @@ assert not children()
     root = str(Path(__file__).parents[2])
     done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_server_runs_the_gpukit_that_judges(tmp_path):
+    """Whatever other one is installed: its worker would speak another language, or believe other things."""
+    (tmp_path / "gpukit").mkdir()
+    (tmp_path / "gpukit" / "__init__.py").write_text("raise SystemExit('another gpukit')\n")
+    (tmp_path / "torch.py").write_text("raise SystemExit('a torch')\n")
+    ours, theirs = socket.socketpair()
+    start = server._START.format(parent=str(Path(server.__file__).parents[2]), serve=(theirs.fileno(), "cpu", 0))
+    done = subprocess.run(
+        [sys.executable, "-c", start], env={"PYTHONPATH": str(tmp_path)}, cwd="/", pass_fds=(theirs.fileno(),), capture_output=True, text=True
+    )  # fmt: skip
+    ours.close(), theirs.close()
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_kernel_without_a_grid_is_told_as_one():
+    source = DOUBLE_SOURCE.replace("double_kernel[(triton.cdiv(x.numel(), 64),)](", "double_kernel(")
+    assert source != DOUBLE_SOURCE
+    verdict = judge_source(DOUBLE, source)
+    assert "double_kernel is called without a grid: double_kernel[grid](...) launches it" in str(verdict), str(verdict)
 
 
 def test_warnings_flip_no_verdict():

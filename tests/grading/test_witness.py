@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpukit.grading import judge as judging
-from gpukit.grading import kernel_text
+from gpukit.grading import kernel_text, registry, remote
 from gpukit.grading.exercise import Case
 from tests.grading.test_judge import DOUBLE, DOUBLE_SOURCE, fresh_server
 
@@ -451,3 +451,79 @@ def test_a_second_run_is_named_where_only_the_first_is_right():
     verdict = judge_source(exercise, source)
     assert (verdict.state, verdict.diagnosis) == ("fail", "not-your-kernel"), str(verdict)
     assert "your Python only shapes" in " ".join(str(verdict).split())
+
+
+# -- the GPU that benchmarks measure lies with the judge -----------------------------------------------------------------
+BENCHMARK = registry.exercise("benchmarking.benchmark")
+
+
+def benchmark(body: str):
+    lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
+    return judge_source(BENCHMARK, f"def benchmark(device, run):\n{lines}")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import gc\nreturn [x for x in gc.get_objects() if hasattr(x, 'dram_gbps')][0].cold_us()",
+        "from gpukit.simulator import queue_model\nreturn queue_model._gpu_of[device].cold_us()",
+        "gpu = [c.cell_contents for c in run.__closure__ if hasattr(c.cell_contents, 'cold_us')][0]\nreturn gpu.cold_us()",
+        "import sys\nframe = sys._getframe()\nwhile 'settings' not in frame.f_locals: frame = frame.f_back\nreturn 1.0",
+        "return float('{0.__closure__[0].cell_contents.dram_gbps}'.format(run))",
+    ],
+)
+def test_the_answer_to_a_benchmark_is_not_in_its_process(body):
+    verdict = benchmark(body)
+    assert verdict.diagnosis == "exception", str(verdict)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "(0, 'cold_us')",
+        "(0, '__class__')",
+        "(0, '')",
+        "(0, 'random', -1)",
+        "(0, 'random', 'x')",
+        "(0, 'random', 1, 2)",
+        "(0, 'random', 1 << 70)",
+        "(1, '__closure__')",
+        "(1, '', 0)",
+        "(99, 'clock')",
+        "(-1, 'clock')",
+        "(0.0, 'clock')",
+        "(0,)",
+        "'clock'",
+        "[]",
+        "None",
+    ],
+)
+def test_what_is_no_call_of_the_device_ends_the_check(call):
+    verdict = benchmark(f"device._line._calls.append({call})\nreturn device.clock()")
+    assert (verdict.state, verdict.diagnosis, verdict.passed) == ("error", "malformed", 0), str(verdict)
+
+
+def test_counts_are_the_judges():
+    verdict = benchmark("import gpukit.grading.messages as m\nm.Reply.counts = {}\nreturn 1.0")
+    assert verdict.state == "fail", str(verdict)
+
+
+@pytest.mark.parametrize("body", ["while True: device.event()", "while True: device.clock()"])
+def test_a_loop_of_calls_has_an_end(body, monkeypatch):
+    monkeypatch.setattr(remote, "_MOST", 5_000)
+    assert benchmark(body).state == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("a = device.event()\nreturn a.elapsed_us(a)", "has not happened yet"),
+        ("return device.event().elapsed_us(3)", "must be an event, got int"),
+        ("device.random(-1)", "nbytes must be from 0"),
+        ("device.random('much')", "ValueError"),
+        ("run(3)", "TypeError"),
+    ],
+)
+def test_a_wrong_call_is_told_with_its_line(body, said):
+    verdict = benchmark(body)
+    assert verdict.diagnosis == "exception" and said in str(verdict) and ".py, line" in str(verdict), str(verdict)

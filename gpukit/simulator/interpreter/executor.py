@@ -236,6 +236,11 @@ def _bind_names(function) -> None:
 def call(plain):
     def __call__(self, *args, **kwargs):
         if running.now is None:
+            import torch
+
+            if any(isinstance(arg, torch.Tensor) for arg in (*args, *kwargs.values())):  # no program would run it
+                name = self.fn.__name__
+                raise RuntimeError(f"{name} is called without a grid: {name}[grid](...) launches it")
             return plain(self, *args, **kwargs)
         _bind_names(self)
         return self.rewrite()(*args, **kwargs)
