@@ -199,7 +199,7 @@ def test_the_server_runs_the_gpukit_that_judges(tmp_path):
     (tmp_path / "gpukit" / "__init__.py").write_text("raise SystemExit('another gpukit')\n")
     (tmp_path / "torch.py").write_text("raise SystemExit('a torch')\n")
     ours, theirs = socket.socketpair()
-    start = server._START.format(parent=str(Path(server.__file__).parents[2]), serve=(theirs.fileno(), "cpu", 0))
+    start = f"{server.IMPORT_GPUKIT}from gpukit.grading.server import serve; serve({theirs.fileno()}, 'cpu', 0)"
     done = subprocess.run(
         [sys.executable, "-c", start], env={"PYTHONPATH": str(tmp_path)}, cwd="/", pass_fds=(theirs.fileno(),), capture_output=True, text=True
     )  # fmt: skip
