@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+WIDEST = 112  # letters of a printed line in a notebook's page
+
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = (), rules: Iterable[int] = ()) -> list[str]:
     """One line for each row, two spaces between columns, no spaces at the end.
@@ -26,5 +28,10 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = (), rules: I
 
 
 def facts(pairs: Iterable[tuple[str, str]], width: int = 18) -> list[str]:
-    """One line for each (title, text); all texts begin `width` characters from the left, so that several lists line up."""
-    return [title.ljust(width) + text for title, text in pairs]
+    """One line for each (title, text); all texts begin `width` characters from the left, so that several lists line up.
+    Where a line would be wider than a notebook, each of its parts between semicolons has a line of its own."""
+    lines = []
+    for title, text in pairs:
+        fold = ";\n" + " " * width
+        lines.append(title.ljust(width) + (text if width + len(text) <= WIDEST else text.replace("; ", fold)))
+    return lines

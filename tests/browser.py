@@ -173,6 +173,7 @@ class Lab:
         for old in folder.glob(f"{name}-[0-9][0-9].png"):
             old.unlink()
         self.page.set_viewport_size({"width": WIDTH, "height": PIECE + 200})
+        self.page.wait_for_timeout(500)  # until JupyterLab has given the notebook its new height
         notebook = self.page.evaluate_handle("jupyterapp.shell.currentWidget.content.outerNode").as_element()
         pieces, step = [], int(notebook.bounding_box()["height"])
         for i, top in enumerate(range(0, notebook.evaluate("node => node.scrollHeight"), step), start=1):

@@ -30,3 +30,9 @@ def test_rows_of_different_lengths_are_refused():
 
 def test_facts_begin_at_one_column():
     assert tables.facts([("L1", "x"), ("L2 to L1", "y")], width=12) == ["L1          x", "L2 to L1    y"]
+
+
+def test_a_fact_that_is_wider_than_a_page_is_folded_at_its_semicolons():
+    first, second = "a" * 60, "b" * 60
+    (line,) = tables.facts([("loads", f"{first}; {second}")], width=8)
+    assert line == f"loads   {first};\n        {second}"

@@ -104,7 +104,7 @@ def step_lengths(averages: Mapping[str, tuple[float, float]]) -> Table:
     """(m, v) after many steps, by the kind of gradient, and the step that they lead to."""
     found = [(name, m, math.sqrt(v), m / math.sqrt(v)) for name, (m, v) in averages.items()]
     columns = {"gradients": "", "m": "", "root of v": "", "length of a step": "learning rates"}
-    formats = {"m": ".5f", "root of v": ".5f", "length of a step": ".3f"}
+    formats = {"m": ",.5g", "root of v": ",.5g", "length of a step": ".3f"}
     return style.table(columns, found, caption="after 10,000 steps, computed", formats=formats)
 
 

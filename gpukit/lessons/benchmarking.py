@@ -530,7 +530,9 @@ def single_kernels() -> Table:
     """What the profiler calls the kernels of single PyTorch calls."""
     record = profiling.recorded("mlp")
     found = [(name, record.note(name)) for name in record.notes if "MLP" not in name and name != "all"]
-    rows = [(name, part.kernels[-1].name[:58], part.busy_us) for name, part in found]
+    names = [part.kernels[-1].name for _, part in found]
+    names = [name if len(name) <= 58 else f"{name[:57]}…" for name in names]
+    rows = [(call, name, part.busy_us) for (call, part), name in zip(found, names, strict=True)]
     return style.table({"call": "", "its kernel": "", "time": "µs"}, rows, formats={"time": ",.1f"})
 
 

@@ -502,10 +502,11 @@ def promise() -> Markdown:
     """The result at the head of the notebook."""
     tiny = PRESETS["tiny"]
     n = parameters(plan.accounting_config("tiny", tiny.settings.model)).total
+    loss, _, how = tiny.measured.partition(" after ")
     return Markdown(
         f"The smallest GPT of this course has **{n / 1e6:.2f} million** parameters. It begins with random weights and "
         "reads the "
-        f"source code of Python's standard library. Measured: **{tiny.measured}**. The *loss*, in *nats*, says how badly "
+        f"source code of Python's standard library. Measured: **{loss}** after {how}. The *loss*, in *nats*, says how badly "
         "it predicts the "
         "next token; less is better. What the numbers mean, and which loss a model has that knows nothing, comes below."
     )

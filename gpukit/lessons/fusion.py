@@ -260,7 +260,7 @@ def gelu_times(ways: Mapping[str, Callable[[Tensor], Tensor]]) -> Table:
         f"GELU of {M:,} x {N:,}, each call launched from Python, H200; model: bytes at {copy_gbps():,.0f} GB/s, the rate "
         "of a copy"
     )
-    return style.table({"": ""} | columns, rows, caption=caption, formats=dict.fromkeys(columns, ".0f"))
+    return style.table({"": ""} | columns, rows, caption=caption, formats=dict.fromkeys(columns, ",.0f"))
 
 
 def _measure(ways: Mapping[str, Callable[[Tensor], Tensor]]) -> dict[tuple[str, str], float]:
@@ -312,7 +312,7 @@ def sin_cos_times() -> Table:
         rows.append(tuple(row))
     columns = dict.fromkeys(("bf16, model", "bf16, measured", "fp32, model", "fp32, measured"), "µs")
     caption = f"sin(x)**2 + cos(x)**2 of {M:,} x {N:,}, each call launched from Python, H200; model: bytes at the rate of a copy"
-    return style.table({"": ""} | columns, rows, caption=caption, formats=dict.fromkeys(columns, ".0f"))
+    return style.table({"": ""} | columns, rows, caption=caption, formats=dict.fromkeys(columns, ",.0f"))
 
 
 # ---- recomputation ---------------------------------------------------------------------------------------------------

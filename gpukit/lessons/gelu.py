@@ -141,7 +141,7 @@ def exp_ends() -> Table:
         "exp(x) is infinite from x =": "",
         "exp(2 u) is infinite from x =": "",
     }
-    formats = {"largest number": ".3g"} | dict.fromkeys(list(columns)[2:], ".2f")
+    formats = {"largest number": ".2e"} | dict.fromkeys(list(columns)[2:], ".2f")
     return style.table(columns, rows, caption="computed", formats=formats)
 
 

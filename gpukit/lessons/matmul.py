@@ -268,7 +268,7 @@ def cut_or_rounded() -> Picture:
             ax.axvline(float(off.mean()), color=style.INK, ls="--", lw=1.5)
             ax.set_title(words)
             ax.set_yticks([])
-            style.axes(ax, x="error of a number (thousandths of it)")
+            style.axes(ax, x="error of a number (thousandths of it)", y="how many numbers" if name == "fp16" else "")
     mean = {name: 1e3 * float(((READS[name](x).double() - x) / x).mean()) for name in ("fp16", "tf32")}
     return style.picture(
         fig,

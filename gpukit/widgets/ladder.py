@@ -169,7 +169,8 @@ def kernels(preset: str, rung: str, folder: Path | str = "h200", top: int = 10) 
 def _short(name: str) -> str:
     """A C++ kernel's name without its parameters and the namespaces around it."""
     name = re.sub(r"^void |\(anonymous namespace\)::|cutlass::Kernel2<|at::native::", "", name)
-    return re.split(r"[>(]", name)[0][:70]
+    name = re.split(r"[>(]", name)[0]
+    return name if len(name) <= 70 else f"{name[:69]}…"
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def growth(lengths: Sequence[int], series: Mapping[str, Sequence[int]], level: t
     with style.use():
         fig, ax = style.figure(height=3.4)
         ax.axhline(size / 1e9, color=style.BOUND, ls="--", lw=1.5)
-        style.label(ax, lengths[0], size / 1e9, f"{name}, {size / 1e9:,.0f} GB", dx=0, dy=4, ha="left")
+        style.label(ax, lengths[0], size / 1e9, f"{name}:\n{size / 1e9:,.0f} GB", dx=0, dy=4, ha="left")
         for (line, sizes), colour in zip(series.items(), colours, strict=False):
             ax.plot(lengths, [each / 1e9 for each in sizes], color=colour)
             style.label(ax, lengths[-1], sizes[-1] / 1e9, line)

@@ -92,7 +92,8 @@ class Prediction(widgets.VBox):
     def __init__(self, key: str, question: str, fields: Mapping[str, str]):
         self.key, self.question, self.fields = key, question, dict(fields)
         _units[key] = self.fields
-        self.entries = {name: _entry(name, unit) for name, unit in self.fields.items()}
+        width = max(26, *(0.5 * len(name) + 0.5 * len(unit) + 12 for name, unit in self.fields.items()))
+        self.entries = {name: _entry(name, unit, width) for name, unit in self.fields.items()}
         self.echoes = {name: widgets.HTML() for name in self.fields}
         self.commit_button = widgets.Button(description="commit", button_style="primary", tooltip="or press Enter")
         self.reset_button = widgets.Button(description="reset", tooltip="forget the prediction and start again")
@@ -160,12 +161,13 @@ class Prediction(widgets.VBox):
         return f"{_prose(self.question)}<p>{html.escape(repr(self))}. Run this cell to commit yours.</p>"
 
 
-def _entry(name: str, unit: str) -> widgets.Text:
+def _entry(name: str, unit: str, width: float) -> widgets.Text:
+    """A field of `width` em, its name included."""
     return widgets.Text(
         description=name,
         placeholder=f"your number, {unit}" if unit else "your number",
         style={"description_width": "initial"},
-        layout={"width": "min(26em, 70%)"},
+        layout={"width": f"min({width:g}em, 70%)"},
     )
 
 

@@ -62,7 +62,7 @@ def render(listed: list[Exercise], verdicts: dict[str, dict]) -> str:
         passed = sum(states[e.id] == "pass" for e in group)
         minutes = sum(e.label.minutes for e in group if states[e.id] != "pass")
         rest = f", about {minutes} min to go" if minutes else ""
-        title = f'<b style="display:inline-block;min-width:9em">{name}</b>'
+        title = f'<b style="display:inline-block;min-width:11em">{name}</b>'
         summary = f"{title} {_bar(passed, len(group))} {passed} of {len(group)} pass{rest}"
         opened = " open" if name == current else ""
         sections.append(f"<details{opened}><summary>{summary}</summary>{_table(group, verdicts)}</details>")

@@ -8,6 +8,7 @@ timeline(of_profile(profiling.recorded("mlp").note("small MLP")))  # of a real o
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -83,7 +84,8 @@ def timeline(
         words = f"{s.name}: {_time(s.end_us - s.start_us)}"
         edge = {"edge": board.LINE} if s.kind == "wait" else {"edge": board.LIGHT, "edge_width": 0.6}
         left, right = x(s.start_us), max(x(s.end_us), x(s.start_us) + 1)
-        text = s.name if right - left > 6.6 * len(s.name) + 6 else ""
+        middle = clear(left, right, 6.6 * len(s.name) + 6, [x(time) for time, _ in marks])
+        text = s.name if middle == (left + right) / 2 else ""
         shapes.append(
             Box(
                 left,
@@ -98,6 +100,8 @@ def timeline(
                 **edge,
             )
         )
+        if middle and not text:
+            shapes.append(Words(middle, y(s.lane) + _LANE / 2, s.name, "center", 11, board.DARK))
     for time, name in marks:
         shapes.append(Line(((x(time), _TOP - 4), (x(time), bottom)), style.YOURS, 2.5))
         right = x(time) + 5 + 7 * len(name) > WIDTH
@@ -135,6 +139,19 @@ def of_profile(profile: Profile) -> list[Span]:
         elif s.on_gpu:
             found.append(Span("GPU" if s.lane == 0 else f"GPU {s.lane + 1}", s.name, "kernel", s.start_us, s.end_us))
     return found
+
+
+def clear(left: float, right: float, width: float, marks: Sequence[float]) -> float | None:
+    """The middle of a text of this width between left and right, in the widest part without a mark if one would cross it;
+    None where there is no room."""
+    if right - left <= width:
+        return None
+    middle = (left + right) / 2
+    if all(abs(mark - middle) > width / 2 for mark in marks):
+        return middle
+    edges = [left, *sorted(mark for mark in marks if left < mark < right), right]
+    begin, end = max(itertools.pairwise(edges), key=lambda part: part[1] - part[0])
+    return (begin + end) / 2 if end - begin > width else middle
 
 
 def _box(left: float, right: float, top: float, fill: str, opacity: float, title: str) -> Box:

@@ -80,8 +80,8 @@ class Versus:
         gpu = hardware.gpu(self.gpu)
         if self.flops:
             dtype = {"bfloat16": "bf16", "float16": "fp16", "float32": "tf32"}.get(self.dtype, "bf16")
-            return gpu.peak(dtype) / 1e12, "datasheet"
-        return (self.copy, "copy, measured") if self.copy else (gpu.hbm_gbps, "datasheet")
+            return gpu.peak(dtype) / 1e12, "data sheet"
+        return (self.copy, "copy, measured") if self.copy else (gpu.hbm_gbps, "data sheet")
 
     def _judged(self, shape: tuple[int, ...]) -> dict:
         """The rows that kernels of this shape are judged by: those in a CUDA graph, where the CPU was the limit, unless some
@@ -193,7 +193,7 @@ class Versus:
         high, low = max(ratios, key=ratios.get), min(ratios, key=ratios.get)
         share = {shape: self._rate(self._judged(shape)[shape, "gpukit"]) / bound for shape in ratios}
         top = max(share, key=share.get)
-        of = "the peak" if self.flops else "the rate of a copy" if self.copy else "the datasheet's bandwidth"
+        of = "the peak" if self.flops else "the rate of a copy" if self.copy else "the data sheet's bandwidth"
         text = f"This project's kernel is {ratios[high]:.2f} times as fast as the best of the others"
         text += f" ({self._name(best[high].provider)}) at {by(high)}"
         if low != high:

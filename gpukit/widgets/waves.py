@@ -149,7 +149,7 @@ def _matrix(tiling: Tiling, wave: int, left: float, top: float) -> list[Shape]:
     high, wide = tiling.BLOCK_M * scale, tiling.BLOCK_N * scale
     begin, end = tiling.programs(wave)[0], tiling.programs(wave)[-1] + 1
     shapes: list[Shape] = [Words(left, top - 12, f"C [{tiling.M}, {tiling.N}]", bold=True)]
-    frames: list[Shape] = []
+    frames: list[tuple[float, float, float, float]] = []
     looks = ((0, begin, style.NEUTRAL, 0.6), (begin, end, style.COMPUTE, 1.0))
     for row in range(tiling.num_m):
         ids = row * tiling.num_n, (row + 1) * tiling.num_n
@@ -159,7 +159,8 @@ def _matrix(tiling: Tiling, wave: int, left: float, top: float) -> list[Shape]:
                 place = left + (a - ids[0]) * wide, top + row * high, (b - a) * wide, high
                 shapes.append(Box(*place, fill, opacity))
                 if fill == style.COMPUTE:
-                    frames.append(Box(*place, edge=style.COMPUTE, edge_width=3))
+                    above = frames.pop() if frames and (frames[-1][0], frames[-1][2]) == (place[0], place[2]) else None
+                    frames.append((*above[:3], above[3] + high) if above else place)  # whole rows have one frame
     inner_w, inner_h = tiling.N * scale, tiling.M * scale
     if whole_n > tiling.N:
         shapes.append(Box(left + inner_w, top, (whole_n - tiling.N) * scale, whole_m * scale, style.WASTE))
@@ -169,7 +170,8 @@ def _matrix(tiling: Tiling, wave: int, left: float, top: float) -> list[Shape]:
         right, bottom = left + whole_n * scale, top + whole_m * scale
         shapes += [Line(((left, top + i * high), (right, top + i * high))) for i in range(tiling.num_m + 1)]
         shapes += [Line(((left + j * wide, top), (left + j * wide, bottom))) for j in range(tiling.num_n + 1)]
-    shapes += [*frames, Box(left, top, inner_w, inner_h, edge=board.INK, edge_width=2)]
+    shapes += [Box(*place, edge=style.COMPUTE, edge_width=3) for place in frames]
+    shapes += [Box(left, top, inner_w, inner_h, edge=board.INK, edge_width=2)]
     if wide >= 4 + 5 * len(str(tiling.tiles)) and high >= 12:
         for pid in range(tiling.tiles):
             row, column = divmod(pid, tiling.num_n)

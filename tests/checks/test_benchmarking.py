@@ -21,7 +21,7 @@ from gpukit.simulator.queue_model import MIB, Buffer, Device, SimulatedGpu, Span
 from gpukit.widgets import style, times
 from gpukit.widgets import versus as versus_module
 from gpukit.widgets.benchmark import bench
-from gpukit.widgets.timeline import MAX_BARS, describe, of_profile, timeline
+from gpukit.widgets.timeline import MAX_BARS, clear, describe, of_profile, timeline
 from gpukit.widgets.versus import Missing, Versus, colour, show_recorded, versus
 from tests.checks import known
 from tests.waiting import until
@@ -195,6 +195,15 @@ def test_rates_of_the_lesson():
 
 
 # ------------------------------------------------------------------------------------------------------------- timelines
+def test_no_mark_of_a_timeline_crosses_a_name():
+    assert clear(0, 100, 40, [10, 90]) == 50  # the middle, where nothing is in the way
+    assert clear(0, 100, 40, [50]) == 25  # the first of two halves
+    assert (
+        clear(0, 100, 40, [40]) == 70 and clear(0, 100, 40, [30, 60]) == 50
+    )  # the widest part, or the middle after all
+    assert clear(0, 30, 40, []) is None
+
+
 def test_timeline_says_what_it_shows():
     gpu = SimulatedGpu(**STEADY)
     gpu.launch("gelu", least_us=10.0)
@@ -344,7 +353,7 @@ def test_versus_of_arithmetic(records):
     ]
     write(rows, records / "h200" / "matmul.csv")
     view = versus("matmul")
-    assert view.bound == (989.4, "datasheet") and view._along() == (0, cubes)
+    assert view.bound == (989.4, "data sheet") and view._along() == (0, cubes)
     assert "1.26 times as fast as the best of the others (PyTorch) at 4,096 x 4,096 x 4,096" in view.sentence
     assert "and 1.10 times (PyTorch) at 1,024" in view.sentence and "62% of the peak at 4,096" in view.sentence
     assert view.picture.data
