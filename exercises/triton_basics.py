@@ -248,7 +248,7 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
     """x contiguous, any shape, 0 <= p <= 1 -> y of its shape, differentiable.
 
     Number the elements of x by their order in memory. Element i is kept where tl.rand(seed, i) >= p, and then divided by
-    1 - p. Where it is not kept the result is 0, even if x is an infinity or NaN there.
+    1 - p, in float32. Where it is not kept the result is 0, even if x is an infinity or NaN there.
     Bound for both passes together: 2 reads and 2 writes of x's size, one launch per pass, and a copy of dy where it is not
     contiguous.
     """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpukit.accounting.tiling import cdiv
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
+from gpukit.grading.ideas import only
 from gpukit.grading.inputs import Inputs, case, far, listed, nbytes
 
 if TYPE_CHECKING:
@@ -237,7 +238,12 @@ def _detective_cases(rng: Random) -> list[Case]:
         (257, 1),
         (200, 40),
     )
-    return [*(matrix(make.normal(*shape)) for shape in shapes), matrix(make.rows(37), "rows of many kinds")]
+    huge = [make.signs(*shape) * 2.0**127 for shape in ((9, 37), (37,))]
+    return [
+        *(matrix(make.normal(*shape)) for shape in shapes),
+        matrix(make.rows(37), "rows of many kinds"),
+        case("x [9, 37] float32, sums beyond float32", *huge, tags="beyond"),
+    ]
 
 
 def _bias_relu(x: Tensor, bias: Tensor) -> Tensor:
@@ -268,6 +274,7 @@ DETECTIVE = KernelExercise(
     misconceptions=(
         Misconception("bias-per-row", gives=_bias_by_row),
         Misconception("no-relu", gives=lambda x, bias: x + bias),
+        Misconception("times-zero", when=only("beyond", kind="nan")),
         Misconception("mask-one-row", gives=_first_row_only),
     ),
 )
@@ -316,8 +323,11 @@ def _gathered(ids: Tensor, table: Tensor) -> int:
 def _huge_gather() -> tuple:
     import torch
 
-    # The last rows of the table, and of y, begin beyond 2^31; the tokens are more than one axis of a grid may have.
-    return torch.full((70_000,), 69_999), far(70_000, 65_536)
+    # The last rows of the table, and of y, begin beyond 2^31; the tokens are more than one axis of a grid may have. Row 69,999
+    # begins beyond 2^32, too: in 32 bits its offset is that of another row. Row 40,000's is negative there.
+    ids = torch.full((70_000,), 69_999)
+    ids[::2] = 40_000
+    return ids, far(70_000, 65_536)
 
 
 GATHER = KernelExercise(
@@ -327,7 +337,9 @@ GATHER = KernelExercise(
     reference=_embedding,
     huge=_huge_gather,
     traffic=Traffic(reads=_gathered, writes=_rows_bytes, memory=_rows_bytes),
-    launch_rule=_whole_sectors("which of the two dimensions has neighbors in memory?"),
+    launch_rule=_whole_sectors(
+        "which of the two dimensions has neighbors in memory, and how many of them has a program?"
+    ),
     misconceptions=(
         Misconception("not-gathered", gives=lambda ids, table: table[: ids.numel()]),
         Misconception("block-not-covered", when=lambda evidence: evidence.tag("long")),

@@ -209,9 +209,10 @@ def _tiles_cases(rng: Random) -> list[Case]:
         (_, v), (_, q), (_, k) = (make.layouts(x)[i] for i, x in enumerate((v, q, k)))
         return _case(q, k, v, BLOCK, tags="late", note=f"BLOCK {BLOCK}, none of them contiguous")
 
-    q, k, v = make.corners(37)
+    (q, k, v), (far_q, far_k, far_v) = make.corners(37), make.far(37)
     return [
         _case(q.flatten(0, 1), k[0], v[0], 16, tags="late", note="BLOCK 16, scores from -720 to 1,600"),
+        _case(far_q[0, :5], far_k[0], far_v[0], 16, tags="late low", note="BLOCK 16, scores around -163,840"),
         case(1, 1, 1),
         case(13, 13, 3),
         case(16, 16, 8),
@@ -294,6 +295,7 @@ TILES = FunctionExercise(
     largest_rule=_tiles_largest,
     misconceptions=(
         *(Misconception(name, gives=_walked(fault)) for name, fault in _WALKS),
+        Misconception("not-low-enough", when=only("low")),
         Misconception("not-divided", gives=_walked("not divided")),
         Misconception("no-scale", gives=lambda q, k, v, BLOCK: _attention(q * math.sqrt(q.shape[-1]), k, v)),
         Misconception(
@@ -317,11 +319,12 @@ TILES = FunctionExercise(
 # ------------------------------------------------------------------------------------------------ flash_attention.late
 def _late_cases(rng: Random) -> list[Case]:
     make = _Heads(rng)
-    qkv = make.qkv
+    qkv, (far_q, far_k, far_v) = make.qkv, make.far(37)
     return [
         _case(*make.corners(37), tags="late", note="scores from -720 to 1,600"),
         _case(*make.corners(37, "float16"), tags="late", note="scores from -720 to 1,600"),
         _case(*make.corners(33, "bfloat16"), tags="late", note="scores from -640 to 1,600"),
+        _case(far_q[:, :4], far_k, far_v, tags="late low", note="scores around -163,840"),
         _case(*make.stalling(), tags="many-blocks", note="what a block adds is small"),
         _case(*qkv(1, 1, 1, 1)),
         _case(*qkv(2, 4, 16, 16, "float16")),
@@ -367,6 +370,7 @@ LATE = KernelExercise(
     launch_rule=_late_rule,
     misconceptions=(
         *(Misconception(name, gives=_walked(fault)) for name, fault in _WALKS),
+        Misconception("not-low-enough", when=only("low")),
         Misconception("low-precision-sums", when=_only_16_bits),
         Misconception("factor/2", when=_all_nan),
         Misconception("factor/3", when=lambda evidence: evidence.tag("late")),
@@ -384,7 +388,7 @@ def _forward_cases(rng: Random) -> list[Case]:
         _case(*make.corners(33, "bfloat16"), tags="late", note="scores from -640 to 1,600"),
         _case(*make.stalling(), tags="many-blocks", note="what a block adds is small"),
         _case(*make.rising(), tags="late many-blocks", note="scores that rise a little from block to block"),
-        _case(*make.far(37), tags="late", note="scores around -163,840"),
+        _case(*make.far(37), tags="late low", note="scores around -163,840"),
         _case(*qkv(1, 1, 1, 1)),
         _case(*qkv(1, 32, 48, 16, slope=-0.5), note="scores that fall"),
         _case(*qkv(2, 33, 13, 20)),
@@ -459,6 +463,7 @@ FORWARD = KernelExercise(
         Misconception("one-key-too-many", gives=lambda q, k, v: _padded(q, k, v, most=1)),
         Misconception("last-key-missing", gives=_all_but_the_last),
         *(Misconception(name, gives=_walk_with(fault)) for name, fault in _WALKS),
+        Misconception("not-low-enough", when=only("low")),
         Misconception("last-block-wins/2", gives=_walk_with("last acc")),
         Misconception("no-scale", gives=lambda q, k, v: _with_lse(q * math.sqrt(q.shape[-1]), k, v)),
         Misconception("not-divided", gives=_walk_with("not divided")),

@@ -116,6 +116,10 @@ def _bias_cases(rng: Random) -> list[Case]:
         case(make.rows(97), 8, 64, tags="large", note="hard rows"),
         case(make.rows(130, "float16"), 16, 32, tags="large", note="hard rows"),
         tiled(*_steep(make, -4.2), 8, 64, tags="digits", note="x + bias around -4.2"),
+        # Here an error of 1 / sqrt(2) shows most, and nothing in the row is much larger.
+        tiled(
+            normal(5, 60, scale=0.05) + 1, normal(60, scale=0.05) + 0.4, 4, 32, tags="turn", note="x + bias around 1.4"
+        ),
         case(normal(64, 256), 32, 128),
     ]
 
@@ -267,6 +271,7 @@ BIAS = KernelExercise(
         Misconception("erf-scale", gives=_of_h(lambda h: 0.5 * h * (1 + h.erf()))),
         Misconception("no-half", gives=_of_h(lambda h: 2 * _gelu(h))),
         Misconception("low-precision", when=only("digits", "bfloat16", "float16")),
+        Misconception("short-constant", when=only("turn")),
         Misconception("cumulative-only", gives=_of_h(_cumulative)),
     ),
 )

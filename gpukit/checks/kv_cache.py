@@ -534,6 +534,7 @@ def _packed_cases(rng: Random) -> list[Case]:
     cases.append(_case(make.corners(2, 33, [33], "bfloat16"), "groups", exact))
     cases.append(_case(make.stalling(), "many-blocks", "what a block adds is small"))
     cases.append(_case(make.rising(), "many-blocks", "scores that rise a little from block to block"))
+    cases.append(_case(make.far(), "low", "scores around -163,840"))
     cases.append(_case(make.fine(), "fine", "scores of more digits than 16 bits"))
     for H, H_kv, D, T_max, lengths, dtype, stale in (
         (1, 1, 16, 32, [32], "float32", False),
@@ -593,6 +594,7 @@ PACKED = KernelExercise(
         ),
     ),
     misconceptions=(
+        Misconception("not-low-enough", when=only("low")),
         Misconception("wrong-heads", gives=_regrouped),
         Misconception("one-query", gives=_first_of_group),
         Misconception("stale-slots", gives=_all_slots),
@@ -625,6 +627,7 @@ def _split_cases(rng: Random) -> list[Case]:
     add(make.corners(12, 100, [100], "float16"), 4, "large-sums", f"{exact}, parts beyond 65,504")
     add(make.corners(12, 52, [51], "bfloat16", True), 2, "", exact)
     add(make.stalling(), 1, "many-blocks", "what a block adds is small")
+    add(make.far(), 2, "low", "scores around -163,840")
     add(make.fine(), 2, "fine", "scores of more digits than 16 bits")
     add(make.args(1, 1, 3, [1, 3], "float32"), 2)
     add(make.args(2, 16, 96, [96, 96], "float32"), 3)
@@ -752,6 +755,7 @@ SPLIT = KernelExercise(
     ),
     launch_rule=_split_rule,
     misconceptions=(
+        Misconception("not-low-enough", when=only("low")),
         Misconception("empty-part", when=only("empty", kind="nan")),
         Misconception("low-precision-scores", when=lambda evidence: evidence.tag("fine")),
         *(
@@ -841,6 +845,7 @@ def _int8_cases(rng: Random) -> list[Case]:
         (2, 16, 16, [5, 6], "float32", "tiny"),
         (4, 64, 64, [50, 31], "float16", ""),
         (2, 16, 24, [20, 23], "float16", "large"),
+        (2, 16, 16, [4, 9], "float32", "low"),
         (3, 64, 4, [0, 0], "float32", "any-step"),
         (3, 64, 4, [0, 0], "float16", "any-step"),
     ):
@@ -855,12 +860,17 @@ def _int8_cases(rng: Random) -> list[Case]:
             k, v = k * 2.0**-60, v * 2.0**-60
         k_cache, v_cache = (make.integers(-127, 128, B, T_max, H, D, dtype="int8") for _ in range(2))
         k_scales, v_scales = (2.0 ** make.integers(-9, -5, B, T_max, H, dtype="float32") for _ in range(2))
+        if "low" in tags:  # -162,560 everywhere, exactly: as in far
+            for x, first in ((q, -655_360), (k, 127 / 128), (k_cache, 127)):
+                x.zero_()[..., 0] = first
+            k_scales.fill_(2.0**-7)
         for b, n in enumerate(lengths):
             k_scales[b, n:], v_scales[b, n:] = math.nan, math.nan
         notes = {
             "zero": "a head of zeros",
             "tiny": "a token of tiny numbers",
             "large": "scores of some hundreds",
+            "low": "scores around -160,000",
             "any-step": "scales of any size, q 0",
         }
         note = notes.get(tags, "")
@@ -984,6 +994,7 @@ INT8 = KernelExercise(
     ),
     launch_rule=_int8_rule,
     misconceptions=(
+        Misconception("not-low-enough", when=only("low")),
         Misconception("no-maximum", when=only("large", kind="nan")),
         Misconception("cut-off", gives=_int8_all(rounding="cut")),
         Misconception("cut-off/2", gives=_int8_all(rounding="floor")),

@@ -55,6 +55,14 @@ class _Inputs(Inputs):
             target[12:] = self.torch.tensor([2 * ((V - 1) // 2), V - 1, 0, 0, V - 1])
         return x, target
 
+    def low(self, V: int) -> tuple[Tensor, Tensor]:
+        """Rows [4, V] of numbers around -21,000: no number that a maximum starts from, and none that pads a block, may lie above
+        them. One element has all the weight, so that the log-sum-exp is that element, whatever is added up how."""
+        x = self.torch.full((4, V), -21504.0)
+        at = self.indices(V, 4)
+        x[range(4), at] = -20480
+        return x, at.where(self.torch.arange(4) % 2 > 0, (at + 1) % V)
+
 
 def _in_blocks(x: Tensor, *rest: Any, block: int, tags: str = "", note: str = "") -> Case:
     tags += " long" * (x.shape[-1] > block) + " partial" * (x.shape[-1] % block > 0)
@@ -144,6 +152,7 @@ def _cross_entropy_cases(rng: Random) -> list[Case]:
         hard(131, 32, "float16"),
         hard(96, 128, "bfloat16"),
         _in_blocks(rising, make.target(2, 64), 64, block=64, note="rising by 120 a block"),
+        _in_blocks(*make.low(70), 64, block=64, tags="low large far-target", note="around -21,000"),
         case(4, 256, 64, ignored=(2,), note="one ignored"),
         _in_blocks(*make.blank(130), 64, block=64, tags="ignored", note="three ignored, of NaN and infinities"),
         case(4, 100, 64, 7, ignored=(1, 3)),
@@ -693,6 +702,7 @@ CROSS_ENTROPY = KernelExercise(
         reads=lambda x, *_: nbytes(x) + 16 * len(x), writes=lambda x, *_: 8 * len(x), memory=lambda x, *_: 8 * len(x)
     ),
     misconceptions=(
+        Misconception("not-low-enough", when=only("low")),
         Misconception("tail-mask", gives=_with_lse(_padded_with_zeros)),
         Misconception("no-max-subtraction", gives=_with_lse(lambda x, _: x.exp().sum(-1).log())),
         Misconception("no-max-subtraction", gives=_with_lse(lambda x, _: x.double().exp().sum(-1).log().float())),

@@ -565,6 +565,9 @@ EPILOGUE = KernelExercise(
     traffic=Traffic(reads=_linear_reads, writes=_linear_bytes, memory=_linear_bytes),
     launch_rule=ideas.in_registers("the tile is complete in registers when the loop ends: who needs it in memory?"),
     misconceptions=(
+        Misconception(
+            "short-constant", gives=_after(lambda z, bias: 0.5 * (z + bias) * (1 + (0.7071 * (z + bias)).erf()))
+        ),
         Misconception("low-precision-sums", when=ideas.rounded_sums),
         Misconception("low-precision-gelu", when=ideas.only("tiny")),
         Misconception("no-bias", gives=_after(lambda z, bias: _gelu(z))),

@@ -768,6 +768,7 @@ def _accumulate_cases(rng: Random) -> list[Case]:
         some(48, 48),
         some(512, 32),
         some(512, 128),
+        some(192, 48, 12, 4),  # so deep that what else a step needs hides no second graph
         some(300, 64),
         some(16 * rng.randrange(11, 16) + 3, 16),
         some(40, 64),
@@ -834,6 +835,11 @@ def _memory_rule(case: Case, peak_bytes: int) -> tuple[str, str] | None:
             "all-at-once",
             f"{held}: as much as all {batches} micro-batches together. What keeps the activations of the first one alive "
             "while the second is worked on, and what would let them go?",
+        )
+    if batches >= 4 and peak_bytes <= 2 * micro_batch * a_row + parameters:
+        return (
+            "two-at-once",
+            f"{held}: as much as two. What keeps the activations of one micro-batch alive until those of the next are there?",
         )
     return (
         "something-kept",
