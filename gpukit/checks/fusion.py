@@ -229,9 +229,7 @@ def _gate_cases(rng: Random) -> list[Case]:
     high[:, ::3] += 120
     kinds = [make.rows(n) for n in (1, 31, 33, 64)]
     for x in kinds:
-        x[2] += (
-            121  # about -78, so that a score of -80 in a padding lane counts; below -80 no float32 holds some rows' sum
-        )
+        x[2] += 121  # about -78, so that a padding lane of -80 counts; below -80 no float32 holds some sums
         x[10, :1] = x[7, :1] = 1
     return [
         case(normal(1, 1)),
@@ -433,11 +431,6 @@ def _epilogue_cases(rng: Random) -> list[Case]:
         tensors = (t.to(getattr(make.torch, dtype)) for t in (a, b, scale, make.torch.full((9, 20), 2.0**14)))
         return of(*tensors, 16, "large sums, of which the residual leaves little", "large-sums")
 
-    def huge() -> Case:
-        """Products of 2^120 and -2^120, which the scale makes infinite, and a residual that is not."""
-        a, b = make.signs(9, 1) * 2.0**60, make.signs(1, 20) * 2.0**60
-        return of(a, b, make.torch.full((20,), 512.0), normal(9, 20), 16, "sums beyond float32", "beyond")
-
     # The last one apart, never more rows than columns: whoever scales rows finds a number for each, and reads the diagnosis.
     return [
         case(16, 16, 16, 16, tags="square"),
@@ -449,7 +442,6 @@ def _epilogue_cases(rng: Random) -> list[Case]:
         case(5, 65, 128, 64),
         case(32, 32, 1, 16, tags="square"),
         *map(sums, ("float16", "bfloat16", "float32")),
-        huge(),
         case(64, 64, 64, 32, tags="square"),
         narrow(33, 5, 17, tags="tall"),
     ]
@@ -499,7 +491,6 @@ EPILOGUE = KernelExercise(
         Misconception("residual-scaled", gives=lambda a, b, scale, residual, *_: ((a @ b + residual) * scale).relu()),
         Misconception("relu-first", gives=lambda a, b, scale, residual, *_: (a @ b * scale).relu() + residual),
         Misconception("no-relu", gives=lambda a, b, scale, residual, *_: a @ b * scale + residual),
-        Misconception("times-zero", when=ideas.only("beyond", kind="nan")),
         Misconception("no-residual", gives=lambda a, b, scale, *_: (a @ b * scale).relu()),
         Misconception("no-scale", gives=lambda a, b, scale, residual, *_: (a @ b + residual).relu()),
         Misconception(
