@@ -995,7 +995,7 @@ INT8 = KernelExercise(
     launch_rule=_int8_rule,
     misconceptions=(
         Misconception("not-low-enough", when=only("low")),
-        Misconception("no-maximum", when=only("large", kind="nan")),
+        Misconception("no-maximum", when=only("large", "low", kind="nan")),
         Misconception("cut-off", gives=_int8_all(rounding="cut")),
         Misconception("cut-off/2", gives=_int8_all(rounding="floor")),
         Misconception("128-steps", gives=_int8_all(most=128)),
