@@ -16,15 +16,26 @@ def check_tensors(op: str, **tensors: Tensor) -> None:
             raise TypeError(f"{op}: {name} must be a tensor, got {reprlib.repr(x)}")
 
 
-def check(op: str, **tensors: Tensor) -> None:
-    """Raise TypeError or ValueError unless each is a tensor of a dtype, a rank and a device that the kernels can take."""
+def check(op: str, *, scalars: bool = False, **tensors: Tensor) -> None:
+    """Raise TypeError or ValueError unless each is a tensor of a dtype, a rank and a device that the kernels can take.
+    scalars: a tensor without dimensions is one number, and welcome."""
     check_tensors(op, **tensors)
     for name, x in tensors.items():
         if x.dtype not in DTYPES:
             raise TypeError(f"{op}: {name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
-        if x.ndim == 0:
+        if x.ndim == 0 and not scalars:
             raise ValueError(f"{op}: {name} must have at least one dimension, got a scalar of shape []")
         check_runs(op, name, x)
+
+
+def check_dim(op: str, name: str, dim: int, x: Tensor) -> int:
+    """Which of x's dimensions `dim` is, counted from the front; of a scalar there is one, as in PyTorch."""
+    ndim = max(x.ndim, 1)
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise TypeError(f"{op}: dim must be an integer, got {dim!r}")
+    if not -ndim <= dim < ndim:
+        raise ValueError(f"{op}: dim must be {-ndim} to {ndim - 1} for {name} of shape {list(x.shape)}, got {dim}")
+    return dim % ndim
 
 
 def check_stored(op: str, name: str, x: Tensor) -> None:
@@ -53,12 +64,14 @@ def check_alike(op: str, name: str, x: Tensor, of: str, other: Tensor) -> None:
     check_device(op, name, x, of, other)
 
 
-def check_vector(op: str, name: str, vector: Tensor, x: Tensor) -> None:
-    """Raise unless `vector` has one element for each column of x, on x's device. Its dtype may be another."""
+def check_vector(op: str, name: str, vector: Tensor, x: Tensor, dims: int = 1) -> None:
+    """Raise unless `vector` has one element for each column of x, or the shape of its last `dims` dimensions, on x's device.
+    Its dtype may be another."""
     check(op, **{name: vector})
-    if vector.shape != x.shape[-1:]:
+    if vector.shape != x.shape[x.ndim - dims :]:
+        last = "last dimension" if dims == 1 else f"last {dims} dimensions"
         raise ValueError(
-            f"{op}: {name} must have the shape [{x.shape[-1]}] of x's last dimension, got {list(vector.shape)}"
+            f"{op}: {name} must have the shape {list(x.shape[x.ndim - dims :])} of x's {last}, got {list(vector.shape)}"
         )
     check_device(op, name, vector, "x", x)
 

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._arguments import check_stored, check_tensors
+from gpukit.kernels._arguments import check_dim, check_stored, check_tensors
 from gpukit.kernels._autograd import differentiable, operator, through_pytorch
 from gpukit.kernels._device import properties
 from gpukit.kernels._dtypes import DTYPES, acc_dtype, torch_acc_dtype
@@ -293,16 +293,24 @@ def _lies_apart(x: Tensor) -> bool:
     return True
 
 
-def check(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, reduction: str, z_loss: float):
+def check(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    reduction: str,
+    z_loss: float,
+    dim: int = -1,
+) -> None:
     check_tensors("cross_entropy", logits=logits, target=target)
     if logits.dtype not in DTYPES:
         raise TypeError(f"cross_entropy: logits must be float16, bfloat16, float32 or float64, got {logits.dtype}")
     if target.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"cross_entropy: target must hold class indices, int64 or int32, got {target.dtype}")
-    if logits.ndim == 0 or logits.shape[-1] == 0 or target.shape != logits.shape[:-1]:
+    if logits.ndim == 0 or logits.movedim(dim, -1).shape[-1] == 0 or target.shape != logits.movedim(dim, -1).shape[:-1]:
         raise ValueError(
             f"cross_entropy: logits [..., V] need a target [...] and at least one class, got {list(logits.shape)} and "
-            f"{list(target.shape)}"
+            f"{list(target.shape)}" + (f", V being dimension {dim}" if dim != -1 else "")
         )
     if logits.device != target.device or not (logits.is_cuda or interpreted()):
         raise ValueError(
@@ -329,6 +337,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
     *,
+    dim: int = -1,
     z_loss: float = 0.0,
     inplace: bool = False,
 ) -> Tensor:
@@ -336,6 +345,8 @@ def cross_entropy(
 
     logits float16, bfloat16, float32 or float64, any strides; target int64 or int32. Computed in float32 (float64 for
     float64), and the loss is returned so: a mean loss in bfloat16 would have two digits. reduction "none" gives [...].
+    dim: which dimension of the logits is V, the last or, as in torch.nn.functional.cross_entropy's [N, V, d1, ...], 1; where
+    another one follows, the logits are copied.
     z_loss adds z_loss * (log sum exp)^2 to each loss. inplace: the logits' memory holds their gradient afterwards, so
     they must be the result of an operation (not a parameter) and must not be read again, and backward() runs once;
     torch.compile computes the same out of place.
@@ -343,8 +354,13 @@ def cross_entropy(
     Raises TypeError and ValueError for what does not fit, IndexError for a target outside [0, V) on the CPU; on a GPU such
     a target makes the loss NaN.
     """
-    check(logits, target, ignore_index, label_smoothing, reduction, z_loss)
+    if dim != -1:
+        check_tensors("cross_entropy", logits=logits)
+        check_dim("cross_entropy", "logits", dim, logits)
+    check(logits, target, ignore_index, label_smoothing, reduction, z_loss, dim)
     check_stored("cross_entropy", "logits", logits)
+    if dim != -1:
+        logits = logits.movedim(dim, -1)
     settings = (ignore_index, float(label_smoothing), float(z_loss))
     flat = target.reshape(-1).contiguous()
     if inplace and not torch.compiler.is_compiling():

@@ -292,6 +292,22 @@ def flash_attention(
     return (o, lse) if return_lse else o
 
 
+def _as_four(*qkv: Tensor) -> tuple:
+    """query, key and value as [B, H, T, D], and the result's shape: fewer dimensions are added, those before the heads are
+    broadcast and become one."""
+    op, shapes = "scaled_dot_product_attention", [list(x.shape) for x in qkv]
+    if min(x.ndim for x in qkv) < 2:
+        raise ValueError(f"{op}: query, key and value must have at least two dimensions [T D], got {shapes}")
+    ndim = max(x.ndim for x in qkv)
+    try:
+        batch = torch.broadcast_shapes(*(x.shape[:-3] for x in qkv))
+    except RuntimeError:
+        raise ValueError(f"{op}: the dimensions before the heads must be equal or 1, got {shapes}") from None
+    heads = [x if x.ndim > 2 else x.unsqueeze(0) for x in qkv]
+    q, k, v = (x.expand(*batch, *x.shape[-3:]).reshape(batch.numel(), *x.shape[-3:]) for x in heads)
+    return q, k, v, (*batch, *q.shape[1:3], v.shape[-1])[-ndim:]
+
+
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -303,15 +319,23 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """flash_attention with the arguments of F.scaled_dot_product_attention, and its causal mask: query i sees the keys up
-    to i, whatever the lengths. Four dimensions, no attn_mask and no dropout; ValueError for these, else as above."""
+    to i, whatever the lengths.
+
+    query [..., H, T_q, D], key and value [..., H_kv, T_k, D]: four dimensions, or two or more, those before the heads
+    broadcast. No attn_mask and no dropout; ValueError for these, else as above."""
     check_tensors("scaled_dot_product_attention", query=query, key=key, value=value)
     if attn_mask is not None or dropout_p:
         raise ValueError("scaled_dot_product_attention: attn_mask and dropout_p are not supported, only is_causal")
-    if not enable_gqa and query.ndim == key.ndim == 4 and query.shape[1] != key.shape[1]:
+    if not query.ndim == key.ndim == value.ndim == 4 or not len(query) == len(key) == len(value):
+        query, key, value, shape = _as_four(query, key, value)
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        ).reshape(shape)
+    if not enable_gqa and query.shape[1] != key.shape[1]:
         raise ValueError(
             f"scaled_dot_product_attention: query has {query.shape[1]} heads and key {key.shape[1]}; pass enable_gqa=True"
         )
-    if not is_causal or query.ndim != 4 or key.ndim != 4 or value.ndim != 4 or query.shape[2] == key.shape[2]:
+    if not is_causal or query.shape[2] == key.shape[2]:
         return flash_attention(query, key, value, is_causal, scale)
     square = min(query.shape[2], key.shape[2])  # the queries beyond see all keys, the keys beyond are seen by none
     o = flash_attention(query[:, :, :square], key[:, :, :square], value[:, :, :square], True, scale)

@@ -379,11 +379,13 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """GELU of each element: x Phi(x), or with approximate="tanh" 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
 
     x: any shape and strides, float16, bfloat16, float32 or float64; computed in float32 (float64 for float64). Returns y,
-    contiguous, in x's shape and dtype. Raises TypeError for another dtype, ValueError for another `approximate`, a tensor
-    without dimensions or one on a device that Triton cannot use.
+    contiguous, in x's shape and dtype. Raises TypeError for another dtype, ValueError for another `approximate` or a tensor
+    on a device that Triton cannot use.
     """
-    check("gelu", x=x)
+    check("gelu", scalars=True, x=x)
     _check_approximate("gelu", approximate)
+    if x.ndim == 0:
+        return _gelu_of_sum(x.view(1), None, approximate).view(())
     return _gelu_of_sum(x, None, approximate)
 
 

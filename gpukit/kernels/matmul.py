@@ -289,15 +289,16 @@ def _check_device(op: str, a: Tensor, b: Tensor) -> None:
         raise ValueError(f"{op}: a is on {a.device}, b on {b.device}; they must be on one device")
 
 
-def _check_operands(op: str, a: Tensor, b: Tensor) -> None:
+def _check_operands(op: str, a: Tensor, b: Tensor, least: int) -> None:
     for name, x in (("a", a), ("b", b)):
         if x.dtype not in (*DTYPES, FP8):
             raise TypeError(f"{op}: {name} must be float8_e4m3fn, float16, bfloat16, float32 or float64, got {x.dtype}")
-        if x.ndim < 2:
-            raise ValueError(f"{op}: {name} must have at least two dimensions, got shape {list(x.shape)}")
+        if x.ndim < least:
+            dimensions = "one dimension" if least == 1 else "two dimensions"
+            raise ValueError(f"{op}: {name} must have at least {dimensions}, got shape {list(x.shape)}")
     if a.dtype != b.dtype:
         raise TypeError(f"{op}: a and b must have one dtype, got {a.dtype} and {b.dtype}")
-    if a.shape[-1] != b.shape[-2]:
+    if a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
         raise ValueError(
             f"{op}: a [..., M, K] and b [..., K, N] must agree in K, got {list(a.shape)} and {list(b.shape)}"
         )
@@ -347,7 +348,8 @@ def matmul(
 
     a [..., M, K], b [..., K, N]: float16, bfloat16, float32, float64 or float8_e4m3fn (without gradients; the result is
     bfloat16), any strides, any sizes; leading dimensions are broadcast, and copied where no one stride describes them.
-    Sums are kept in float32 (float64 for float64).
+    Sums are kept in float32 (float64 for float64). A vector a [K] is a row and a vector b [K] a column, as in torch.matmul:
+    c has no M, or no N, then.
     bias [N], any of these dtypes but fp8. residual: the result's shape and dtype. scale: one float32 number on the
     device, for operands that were scaled to fit into fp8; it gets no gradient.
     activation  None, "gelu", "gelu_tanh", or "swiglu": b then holds 2 N columns, gate before up, as does the bias
@@ -363,7 +365,9 @@ def matmul(
     if torch.is_autocast_enabled(a.device.type):
         to = torch.get_autocast_dtype(a.device.type)
         a, b, bias, residual = (x.to(to) if _is_cast(x) else x for x in (a, b, bias, residual))
-    _check_operands("matmul", a, b)
+    _check_operands("matmul", a, b, 1)
+    is_row, is_column = a.ndim == 1, b.ndim == 1
+    a, b = a[None] if is_row else a, b[:, None] if is_column else b
     columns = b.shape[-1]
     if activation == "swiglu" and columns % 2:
         raise ValueError(f"matmul: b must have an even number of columns for 'swiglu', gate and up, got {columns}")
@@ -377,8 +381,9 @@ def matmul(
         ) from None
     (M, K), N = a.shape[-2:], columns // 2 if activation == "swiglu" else columns
     dtype = torch.bfloat16 if a.dtype == FP8 else a.dtype
+    shape = [*leading, *[M] * (not is_row), *[N] * (not is_column)]
     if not (bias is residual is scale is None):
-        _check_after("matmul", a, bias, residual, scale, columns, [*leading, M, N], dtype)
+        _check_after("matmul", a, bias, residual, scale, columns, shape, dtype)
     if b.ndim == 2:  # all rows of a times one matrix, as in a linear layer
         a, b = a.unsqueeze(0) if a.ndim == 2 else a.reshape(1, a.shape[:-1].numel(), K), b.unsqueeze(0)
     else:
@@ -390,7 +395,7 @@ def matmul(
     grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, bias, residual))
     inputs = (a, b, bias, residual, scale, activation or "", precision, autotune, grad and activation is not None)
     c = _matmul(*inputs) if grad or torch.compiler.is_compiling() else matmul_fwd(*inputs)[0]
-    return c.view(*leading, M, N)
+    return c.view(shape)
 
 
 def _is_cast(x: Tensor | None) -> bool:
@@ -401,7 +406,7 @@ def _is_cast(x: Tensor | None) -> bool:
 def matmul_by_pointers(a: Tensor, b: Tensor) -> Tensor:
     """a [M, K] @ b [K, N] by `matmul_kernel`, whatever else the GPU could do: what benchmarks compare."""
     _check_device("matmul_by_pointers", a, b)
-    _check_operands("matmul_by_pointers", a, b)
+    _check_operands("matmul_by_pointers", a, b, 2)
     a, b = a[None], b[None]
     config = choices(replace(problem(a, b, "", "ieee"), by_tma=False, in_gluon=False))[0]
     return matmul_fwd(a, b, None, None, None, "", "ieee", False, False, config=config)[0][0]
@@ -429,6 +434,4 @@ class Linear(torch.nn.Linear):
         self.activation, self.precision = activation, precision
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        rows, added = (x, residual) if x.ndim != 1 else (x[None], None if residual is None else residual[None])
-        y = matmul(rows, self.weight.mT, self.bias, self.activation, self.precision, residual=added)
-        return y if x.ndim != 1 else y[0]
+        return matmul(x, self.weight.mT, self.bias, self.activation, self.precision, residual=residual)

@@ -1,4 +1,4 @@
-"""RMSNorm, LayerNorm and residual + RMSNorm over the last dimension, and their gradients.
+"""RMSNorm, LayerNorm and residual + RMSNorm over the last dimension (or several), and their gradients.
 
 The same kernels, to be read first: `rms_norm`, `layer_norm`, `layer_norm_long`, `rms_norm_backward` and
 `residual_rms_norm` in solutions/norms.py.
@@ -20,6 +20,7 @@ Sources: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467; Ba et al. 20
 """
 
 import math
+from collections.abc import Sequence
 from functools import cache, partial
 
 import torch
@@ -244,37 +245,76 @@ _norm = differentiable(
 )  # fmt: skip
 
 
-def _check(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
+def _check(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, dims: int = 1) -> None:
     check(op, x=x)
     for name, vector in (("weight", weight), ("bias", bias)):
         if vector is None:
             continue
         if not isinstance(vector, Tensor):  # torch.nn.functional has the normalised shape in this place
-            raise TypeError(f"{op}: {name} must be a tensor [{x.shape[-1]}] or None, got {vector!r}")
-        check_vector(op, name, vector, x)
+            raise TypeError(f"{op}: {name} must be a tensor {list(x.shape[x.ndim - dims :])} or None, got {vector!r}")
+        check_vector(op, name, vector, x, dims)
     if not (isinstance(eps, float | int) and eps > 0):
         raise ValueError(f"{op}: eps must be a number above 0, got {eps!r}")
 
 
-def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) weight over the last dimension.
+def _dims(op: str, x: Tensor, normalized_shape: int | Sequence[int]) -> int:
+    """How many of x's last dimensions normalized_shape names."""
+    check(op, x=x)
+    if not isinstance(normalized_shape, int | Sequence):
+        raise TypeError(f"{op}: normalized_shape must be an integer, a tuple of them or None, got {normalized_shape!r}")
+    shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
+    if not shape or shape != list(x.shape[-len(shape) :]):
+        raise ValueError(
+            f"{op}: normalized_shape must be the last dimensions of x, one or more of {list(x.shape)}, got {shape}"
+        )
+    return len(shape)
+
+
+def _normed(op: str, x, normalized_shape, weight, bias, eps, centre: bool) -> Tensor:
+    """Several dimensions are normalized as one: a view of x, of weight and of bias."""
+    dims = 1 if normalized_shape is None else _dims(op, x, normalized_shape)
+    _check(op, x, weight, bias, eps, dims)
+    if dims == 1:
+        return _norm(x, None, weight, bias, eps, centre)[0]
+    rows = x.reshape(*x.shape[: x.ndim - dims], math.prod(x.shape[x.ndim - dims :]))
+    weight, bias = (None if vector is None else vector.reshape(-1) for vector in (weight, bias))
+    return _norm(rows, None, weight, bias, eps, centre)[0].view(x.shape)
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    normalized_shape: int | Sequence[int] | None = None,
+) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) weight over the last dimension, or several.
 
     x [..., N], float16, bfloat16, float32 or float64, any strides; weight [N] in any of these dtypes, or None. Computed in
-    float32 (float64 for float64) and rounded once. Returns y, contiguous, in x's shape and dtype. Raises TypeError for
-    another dtype, ValueError for eps <= 0, a weight of another shape or device, a tensor without dimensions or one on a
+    float32 (float64 for float64) and rounded once. normalized_shape: the last dimensions of x that are normalized together,
+    as in torch.nn.functional.rms_norm; weight then has that shape. None: the last one.
+    Returns y, contiguous, in x's shape and dtype. Raises TypeError for another dtype, ValueError for eps <= 0, a
+    normalized_shape that x does not end with, a weight of another shape or device, a tensor without dimensions or one on a
     device that Triton cannot use.
     """
-    _check("rms_norm", x, weight, None, eps)
-    return _norm(x, None, weight, None, eps, False)[0]
+    return _normed("rms_norm", x, normalized_shape, weight, None, eps, False)
 
 
-def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    """(x - mean(x)) / sqrt(var(x) + eps) weight + bias over the last dimension, var being the mean square of x - mean(x).
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    normalized_shape: int | Sequence[int] | None = None,
+) -> Tensor:
+    """(x - mean(x)) / sqrt(var(x) + eps) weight + bias over the last dimension, or several, var being the mean square of
+    x - mean(x).
 
-    x, weight and the errors as in `rms_norm`; bias [N] as weight, or None. Returns y, contiguous, in x's shape and dtype.
+    x, weight, normalized_shape and the errors as in `rms_norm`; bias as weight, or None. Returns y, contiguous, in x's shape
+    and dtype.
     """
-    _check("layer_norm", x, weight, bias, eps)
-    return _norm(x, None, weight, bias, eps, True)[0]
+    return _normed("layer_norm", x, normalized_shape, weight, bias, eps, True)
 
 
 def residual_rms_norm(

@@ -1,4 +1,4 @@
-"""Softmax and log-softmax over the last dimension, and their gradients:
+"""Softmax and log-softmax over the last dimension, or another, and their gradients:
 
 The same kernels, to be read first: `softmax_fused`, `softmax_online`, `softmax_persistent` and `softmax_backward` in
 solutions/softmax.py.
@@ -24,10 +24,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._arguments import check
+from gpukit.kernels._arguments import check, check_dim, check_tensors
 from gpukit.kernels._autograd import differentiable, operator
 from gpukit.kernels._device import properties
-from gpukit.kernels._dtypes import acc_dtype
+from gpukit.kernels._dtypes import DTYPES, acc_dtype
 from gpukit.kernels._launch import launch, power_of_2
 from gpukit.kernels._rows import as_rows, empty
 
@@ -346,21 +346,35 @@ _softmax = differentiable(
 )
 
 
-def softmax(x: Tensor) -> Tensor:
-    """Softmax over the last dimension.
+def _over(op: str, x: Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> Tensor:
+    """The kernels take rows: another dimension is moved to the end and back."""
+    if dtype is not None:
+        if dtype not in DTYPES:
+            raise TypeError(f"{op}: dtype must be float16, bfloat16, float32, float64 or None, got {dtype!r}")
+        check_tensors(op, x=x)
+        x = x.to(dtype)
+    check(op, scalars=True, x=x)
+    dim = check_dim(op, "x", dim, x)
+    if dim >= x.ndim - 1:
+        return _softmax(x, log) if x.ndim else _softmax(x.view(1), log).view(())
+    return _softmax(x.movedim(dim, -1), log).movedim(-1, dim).contiguous()
 
-    x [..., N], float16, bfloat16, float32 or float64, any strides, any N; computed in float32 (float64 for float64).
-    Returns y, contiguous, in x's shape and dtype. Raises TypeError for another dtype, ValueError for a tensor without
-    dimensions or on a device that Triton cannot use.
+
+def softmax(x: Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Softmax over the dimension `dim`.
+
+    x [..., N], float16, bfloat16, float32 or float64, any strides, any N; a scalar is a row of one. Computed in float32
+    (float64 for float64). dim: the last, or any other, which costs a copy of the result. dtype: what x is converted to
+    first, as in torch.softmax.
+    Returns y, contiguous, in x's shape and dtype. Raises TypeError for another dtype, ValueError for a dim that x does not
+    have or a tensor on a device that Triton cannot use.
     """
-    check("softmax", x=x)
-    return _softmax(x, False)
+    return _over("softmax", x, dim, dtype, False)
 
 
-def log_softmax(x: Tensor) -> Tensor:
-    """The logarithm of softmax over the last dimension, which stays finite where softmax(x) rounds to 0.
+def log_softmax(x: Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -> Tensor:
+    """The logarithm of softmax, which stays finite where softmax(x) rounds to 0.
 
-    x, y and the errors as in `softmax`.
+    x, dim, dtype, y and the errors as in `softmax`.
     """
-    check("log_softmax", x=x)
-    return _softmax(x, True)
+    return _over("log_softmax", x, dim, dtype, True)

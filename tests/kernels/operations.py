@@ -166,13 +166,11 @@ PRODUCT = {"small": (2, 3, 4), "strided": ((35, 40, 50), (35, 40, 50), (17, 33, 
            "graphs": ((512, 512, 512), (4, 512, 4096), (333, 333, 333))}  # fmt: skip
 QUANTIZED = {"small": (2, 8, 128), "strided": ((5, 40, 256),) * 3, "float64": False, "keeps": False, "formula": True,
              "graphs": ((4, 512, 1024),)}  # fmt: skip
-NO_MATRIX = ValueError, r"a must have at least two dimensions, got shape \[4\]", {"a": lambda a: a[0]}
 
 CONTRACTS = {
     "gelu": Contract(
         refused=(
             (TypeError, f"gelu: x {FLOATS}", {"x": int64}),
-            (ValueError, f"gelu: x {SCALAR}", {"x": scalar}),
             (ValueError, 'gelu: approximate must be "none" or "tanh", got True', {"approximate": True}),
         ),
         variants={"tanh": Variant({"approximate": "tanh"})},
@@ -214,7 +212,12 @@ CONTRACTS = {
         refused=(
             (TypeError, f"softmax: x {FLOATS}", {"x": int64}),
             (TypeError, r"softmax: x .* got torch\.complex64", {"x": lambda x: x.to(torch.complex64)}),
-            (ValueError, f"softmax: x {SCALAR}", {"x": scalar}),
+            *(
+                (ValueError, rf"softmax: dim must be -2 to 1 for x of shape \[2, 3\], got {dim}", {"dim": dim})
+                for dim in (2, -3)
+            ),
+            (TypeError, r"softmax: dim must be an integer, got 1\.0", {"dim": 1.0}),
+            (TypeError, r"softmax: dtype must be float16, .* or None, got torch\.int64", {"dtype": torch.int64}),
         ),
         zero=ZERO_AND_ONE,
         graphs=((33, 781), (33, 4096), (33, 32_000), (33, 70_001)),
@@ -222,7 +225,10 @@ CONTRACTS = {
         far_bits=False,
     ),
     "log_softmax": Contract(
-        refused=((TypeError, f"log_softmax: x {FLOATS}", {"x": int64}),),
+        refused=(
+            (TypeError, f"log_softmax: x {FLOATS}", {"x": int64}),
+            (ValueError, "log_softmax: dim must be -1 to 0 for x of shape", {"x": scalar, "dim": 1}),
+        ),
         zero=ZERO_AND_ONE,
         graphs=((33, 781), (33, 70_001)),
         far=lambda x: (x,),
@@ -235,6 +241,11 @@ CONTRACTS = {
                 ValueError,
                 r"rms_norm: weight must have the shape \[3\] of x's last dimension, got \[2\]",
                 {"weight": lambda w: w[:2]},
+            ),
+            (
+                ValueError,
+                r"rms_norm: weight must have the shape \[2, 3\] of x's last 2 dimensions, got \[3\]",
+                {"normalized_shape": (2, 3)},
             ),
             *EPS,
         ),
@@ -252,6 +263,19 @@ CONTRACTS = {
             (TypeError, r"layer_norm: weight must be float16, .* got torch\.int32", {"weight": lambda w: w.int()}),
             # as torch.nn.functional has it
             (TypeError, r"layer_norm: weight must be a tensor \[3\] or None, got \(3,\)", {"weight": (3,)}),
+            *(
+                (
+                    ValueError,
+                    r"layer_norm: normalized_shape must be the last dimensions of x, .* \[2, 3\], got",
+                    {"normalized_shape": shape},
+                )
+                for shape in (2, (3, 2), (), (1, 2, 3))
+            ),
+            (
+                TypeError,
+                "layer_norm: normalized_shape must be an integer, a tuple .* got 3.0",
+                {"normalized_shape": 3.0},
+            ),
         ),
         far=lambda x: (x, ones(x), ones(x)),
         **NORM,
@@ -353,6 +377,8 @@ CONTRACTS = {
                 {"target": lambda t: t[:3]},
             ),
             (ValueError, r"cross_entropy: .* at least one class, got \[4, 0\]", {"logits": lambda x: x[:, :0]}),
+            (ValueError, r"cross_entropy: .* got \[4, 9\] and \[4\], V being dimension 0", {"dim": 0}),
+            (ValueError, r"cross_entropy: dim must be -2 to 1 for logits of shape \[4, 9\], got 2", {"dim": 2}),
             (ValueError, r"cross_entropy: reduction must be 'mean', 'sum' or 'none', got 'avg'", {"reduction": "avg"}),
             (ValueError, r"cross_entropy: label_smoothing must be between 0 and 1, got 1.5", {"label_smoothing": 1.5}),
             (ValueError, r"cross_entropy: z_loss must be 0 or more, got -1", {"z_loss": -1}),
@@ -462,7 +488,13 @@ CONTRACTS = {
                 r"matmul: a \[..., M, K\] and b \[..., K, N\] must agree in K, got \[2, 4\] and",
                 {"b": zeros(5, 3)},
             ),
-            (ValueError, r"matmul: a must have at least two dimensions, got shape \[4\]", {"a": lambda a: a[0]}),
+            (ValueError, r"matmul: a must have at least one dimension, got shape \[\]", {"a": scalar}),
+            (ValueError, r"matmul: .* must agree in K, got \[2, 4\] and \[3\]", {"b": lambda b: b[0]}),
+            (
+                ValueError,
+                r"matmul: residual must have the shape \[3\], got \[2, 3\]",
+                {"a": lambda a: a[0], "residual": torch.zeros(2, 3)},
+            ),
             (TypeError, r"matmul: a must be float8_e4m3fn, .* got torch.int32", {"a": lambda a: a.int()}),
             (TypeError, "matmul: a and b must have one dtype, got torch.float32 and torch.float16", {"b": half}),
             (
