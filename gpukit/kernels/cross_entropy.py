@@ -1,4 +1,4 @@
-"""Cross-entropy of logits with class indices, and its gradient.
+"""Cross-entropy of logits with class indices, or with a probability for each class, and its gradient.
 
 The same kernels, to be read first: `cross_entropy`, `loss_and_gradient_` and `smoothed_cross_entropy` in
 solutions/losses.py.
@@ -6,11 +6,15 @@ solutions/losses.py.
 For a row x with lse = log sum(exp x) and target t:
     loss = lse - (1 - s) x[t] - s mean(x) + z lse^2        s: label smoothing, z: weight of the z-loss
     dx   = softmax(x) (1 + 2 z lse) - s / V - (1 - s) [t]
-Traffic for M rows of V: forward one read; backward one read, one write. `inplace=True` puts the gradient where the logits
-were while it computes the loss: one read and one write for both passes, and no second tensor of the logits' size.
+With class weights w, or probabilities t in place of the index, each class has a share q of the row's loss:
+    q    = w ((1 - s) t + s / V)          t: 1 at the index and else 0, where there is an index
+    loss = sum q (lse - x) + z lse^2      dx = softmax(x) (sum q + 2 z lse) - q
+Traffic for M rows of V: forward one read; backward one read, one write; probabilities are read once more in each.
+`inplace=True` puts the gradient where the logits were while it computes the loss: one read and one write for both passes,
+and no second tensor of the logits' size.
 
-Limits: class weights and class probabilities as targets are not taken; second derivatives are left to PyTorch's
-operations, and in place there are none. In float16 the gradient in place exists before a GradScaler's scale reaches it:
+Limits: the gradient of probabilities is left to PyTorch's operations, weights have none; second derivatives are left to
+PyTorch's operations, and in place there are none. In float16 the gradient in place exists before a GradScaler's scale reaches it:
 what is below 6e-8 is 0 then.
 Sources: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.cross_entropy.html (definitions),
 https://arxiv.org/abs/2204.02311 (z-loss), https://arxiv.org/abs/2410.10989 (gradient in place).
@@ -22,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._arguments import check_dim, check_stored, check_tensors
+from gpukit.kernels._arguments import check_device, check_dim, check_stored, check_tensors
 from gpukit.kernels._autograd import differentiable, operator, through_pytorch
 from gpukit.kernels._device import properties
 from gpukit.kernels._dtypes import DTYPES, acc_dtype, torch_acc_dtype
@@ -56,16 +60,57 @@ def _sum(x, start, V, BLOCK_V: tl.constexpr):
 
 
 @triton.jit
+def _spread(
+    target_ptr, weight_ptr, start, V, stride_tv,
+    SMOOTHING: tl.constexpr, SOFT: tl.constexpr, BLOCK_V: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """The shares q of a block of classes, without that of an index, which has (1 - SMOOTHING) of its weight on top."""
+    offs_v = start + tl.arange(0, BLOCK_V)
+    q = tl.zeros([BLOCK_V], ACC)
+    if SOFT:
+        t = tl.load(target_ptr + offs_v * stride_tv, mask=offs_v < V, other=0.0).to(ACC)
+        q = t * (1 - SMOOTHING)
+    if SMOOTHING != 0:
+        q += SMOOTHING / tl.cast(V, ACC)
+    if weight_ptr is not None:
+        q *= tl.load(weight_ptr + offs_v, mask=offs_v < V, other=0.0).to(ACC)
+    return tl.where(offs_v < V, q, 0.0)
+
+
+@triton.jit
+def _add_shares(mass, loss, m_old, m, x, q, start, V, BLOCK_V: tl.constexpr):
+    """The shares' sum, and the sum of q (m - x) as seen from the new maximum m, after one more block."""
+    # Nothing has been summed before the first block, whose m_old is no maximum of anything.
+    loss += tl.where(mass == 0, 0.0, mass * (m - m_old))
+    return mass + tl.sum(q, axis=0), loss + _sum(q * (m - x), start, V, BLOCK_V)
+
+
+@triton.jit
 def _store_gradient(
     dx_ptr, x, start, target, m, log_l, scale,
     stride_dxv,
     V,
-    SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, BLOCK_V: tl.constexpr,
+    target_ptr, weight_ptr, weight, mass, stride_tv,
+    SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, SHARES: tl.constexpr, SOFT: tl.constexpr,
+    BLOCK_V: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    """weight: of the class at the index; mass: the sum of the row's shares; these and what they need with SHARES alone."""
     # softmax(x) - one-hot(target), smoothed; the z-loss adds a multiple of the softmax.
     offs_v = start + tl.arange(0, BLOCK_V)
     # Not from the log-sum-exp, for its digits: see `cross_entropy_fwd_kernel`.
     dx = _exp(x - m - log_l)
+    if SHARES:
+        # softmax(x) as often as the shares ask for it, minus the shares.
+        if Z_LOSS != 0:
+            dx *= mass + 2 * Z_LOSS * (m + log_l)
+        else:
+            dx *= mass
+        if SOFT or SMOOTHING != 0:
+            dx -= _spread(target_ptr, weight_ptr, start, V, stride_tv, SMOOTHING, SOFT, BLOCK_V, ACC)
+        if not SOFT:
+            dx = tl.where(offs_v == target, dx - (1 - SMOOTHING) * weight, dx)
+        tl.store(dx_ptr + offs_v * stride_dxv, dx * scale, mask=offs_v < V)
+        return
     if Z_LOSS != 0:
         dx *= 1 + 2 * Z_LOSS * (m + log_l)
     if SMOOTHING != 0:
@@ -77,40 +122,71 @@ def _store_gradient(
 
 @triton.jit
 def cross_entropy_fwd_kernel(
-    x_ptr, target_ptr, loss_ptr, stats_ptr, scale_ptr,
-    stride_xm, stride_xv,
+    x_ptr, target_ptr, loss_ptr, stats_ptr, scale_ptr, weight_ptr, mass_ptr,
+    stride_xm, stride_xv, stride_tm, stride_tv,
     V, ignore_index,
-    SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, GRADIENT: tl.constexpr,
+    SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, GRADIENT: tl.constexpr, SHARES: tl.constexpr, SOFT: tl.constexpr,
     BLOCK_V: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """One row per program: its loss, and stats [M, 2], in one pass: its maximum m, and log l, the logarithm of its sum of
     exp(x - m). Their sum, the log-sum-exp, has too few digits where logits are large: near 1,000 each probability would be
-    wrong by 3e-5. GRADIENT: a second pass overwrites the row with `scale` times its gradient."""
+    wrong by 3e-5. GRADIENT: a second pass overwrites the row with `scale` times its gradient.
+
+    SHARES: there are class weights [V] at weight_ptr, which may be None else, or with SOFT probabilities [M, V] at
+    target_ptr, and mass [M] gets the sum of each row's shares. stride_tm and stride_tv are those of probabilities, or None."""
     pid_m = tl.program_id(0).to(tl.int64)  # a row's offset passes 2^31 elements in ordinary batches
     x_ptr += pid_m * stride_xm
-    target = tl.load(target_ptr + pid_m).to(tl.int64)
-    # A target outside is never read from: its loss becomes NaN, or 0 if it is ignore_index.
-    valid = (target >= 0) & (target < V)
-    x_target = tl.load(x_ptr + target * stride_xv, mask=valid, other=float("nan")).to(ACC)
+    if SOFT:
+        target_ptr += pid_m * stride_tm
+        target = tl.full([], -1, tl.int64)  # no class, and not ignore_index, which is NO_INDEX
+        weight = tl.zeros([], ACC)
+    else:
+        target = tl.load(target_ptr + pid_m).to(tl.int64)
+        # A target outside is never read from: its loss becomes NaN, or 0 if it is ignore_index.
+        valid = (target >= 0) & (target < V)
+        x_target = tl.load(x_ptr + target * stride_xv, mask=valid, other=float("nan")).to(ACC)
+        if SHARES:
+            weight = tl.load(weight_ptr + target, mask=valid, other=0.0).to(ACC)
+        else:
+            weight = tl.zeros([], ACC)
 
     # The maximum starts finite, so that -inf - m is never NaN. A row of -inf alone ends with log 0 and so with -inf.
     m = tl.full([], -3.4028234663852886e38, ACC)
     l = tl.zeros([], ACC)
     # The plain sum of the logits, for smoothing alone.
     total = tl.zeros([], ACC)
+    # The sum of all shares but the index's, and of q (m - x), where shares are not the same for all classes.
+    mass = tl.zeros([], ACC)
+    loss = tl.zeros([], ACC)
+    SPREAD: tl.constexpr = SHARES and (SOFT or SMOOTHING != 0)
     for start in tl.range(BLOCK_V, V, BLOCK_V, num_stages=1):
         x = _load(x_ptr, start, V, stride_xv, BLOCK_V, ACC)
+        m_old = m
         m, l = _join(m, l, x)
-        if SMOOTHING != 0:
+        if SPREAD:
+            q = _spread(target_ptr, weight_ptr, start, V, stride_tv, SMOOTHING, SOFT, BLOCK_V, ACC)
+            mass, loss = _add_shares(mass, loss, m_old, m, x, q, start, V, BLOCK_V)
+        elif SMOOTHING != 0:
             total += _sum(x, start, V, BLOCK_V)
     # The first block comes last and stays in registers: a row of one block is never read twice, of others a block less.
     x = _load(x_ptr, 0, V, stride_xv, BLOCK_V, ACC)
+    m_old = m
     m, l = _join(m, l, x)
     log_l = tl.log(l)
     # Differences to the maximum first: they are small where the logits are large.
-    loss = log_l + (1 - SMOOTHING) * (m - x_target)
-    if SMOOTHING != 0:
-        loss += SMOOTHING * (m - (total + _sum(x, 0, V, BLOCK_V)) / V)
+    if SHARES:
+        if SPREAD:
+            q = _spread(target_ptr, weight_ptr, 0, V, stride_tv, SMOOTHING, SOFT, BLOCK_V, ACC)
+            mass, loss = _add_shares(mass, loss, m_old, m, x, q, 0, V, BLOCK_V)
+        if not SOFT:
+            mass += (1 - SMOOTHING) * weight
+            loss += (1 - SMOOTHING) * weight * (m - x_target)
+        loss += mass * log_l
+        tl.store(mass_ptr + pid_m, mass)
+    else:
+        loss = log_l + (1 - SMOOTHING) * (m - x_target)
+        if SMOOTHING != 0:
+            loss += SMOOTHING * (m - (total + _sum(x, 0, V, BLOCK_V)) / V)
     if Z_LOSS != 0:
         loss += Z_LOSS * (m + log_l) * (m + log_l)
     tl.store(loss_ptr + pid_m, tl.where(target == ignore_index, 0.0, loss))
@@ -119,30 +195,50 @@ def cross_entropy_fwd_kernel(
     if GRADIENT:
         # A row that does not count still gets its gradient: zeros, in place of the logits.
         scale = tl.where(target == ignore_index, 0.0, tl.load(scale_ptr).to(ACC))
-        _store_gradient(x_ptr, x, 0, target, m, log_l, scale, stride_xv, V, SMOOTHING, Z_LOSS, BLOCK_V)
+        _store_gradient(
+            x_ptr, x, 0, target, m, log_l, scale, stride_xv, V, target_ptr, weight_ptr, weight, mass, stride_tv,
+            SMOOTHING, Z_LOSS, SHARES, SOFT, BLOCK_V, ACC,
+        )  # fmt: skip
         # Backwards: what was read last is still in a cache.
         last = (V - 1) // BLOCK_V * BLOCK_V
         for behind in tl.range(0, last, BLOCK_V, num_stages=1):
             x = _load(x_ptr, last - behind, V, stride_xv, BLOCK_V, ACC)
-            _store_gradient(x_ptr, x, last - behind, target, m, log_l, scale, stride_xv, V, SMOOTHING, Z_LOSS, BLOCK_V)
+            _store_gradient(
+                x_ptr, x, last - behind, target, m, log_l, scale, stride_xv, V,
+                target_ptr, weight_ptr, weight, mass, stride_tv, SMOOTHING, Z_LOSS, SHARES, SOFT, BLOCK_V, ACC,
+            )  # fmt: skip
 
 
 @triton.jit
 def cross_entropy_bwd_kernel(
-    x_ptr, target_ptr, stats_ptr, dloss_ptr, dx_ptr,
-    stride_xm, stride_xv, stride_dloss,
+    x_ptr, target_ptr, stats_ptr, dloss_ptr, dx_ptr, weight_ptr, mass_ptr,
+    stride_xm, stride_xv, stride_dloss, stride_tm, stride_tv,
     V, ignore_index,
-    SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, BLOCK_V: tl.constexpr, ACC: tl.constexpr,
+    SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, SHARES: tl.constexpr, SOFT: tl.constexpr,
+    BLOCK_V: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """A block of a row per program, in a grid of one dimension: the other two end at 65,535."""
     blocks = tl.cdiv(V, BLOCK_V)
     pid_m = (tl.program_id(0) // blocks).to(tl.int64)
     start = tl.program_id(0) % blocks * BLOCK_V
-    target = tl.load(target_ptr + pid_m).to(tl.int64)
+    if SOFT:
+        target_ptr += pid_m * stride_tm
+        target = tl.full([], -1, tl.int64)
+    else:
+        target = tl.load(target_ptr + pid_m).to(tl.int64)
     scale = tl.where(target == ignore_index, 0.0, tl.load(dloss_ptr + pid_m * stride_dloss).to(ACC))
+    weight = tl.zeros([], ACC)
+    mass = weight
+    if SHARES:
+        mass = tl.load(mass_ptr + pid_m)
+        if not SOFT:
+            weight = tl.load(weight_ptr + target, mask=(target >= 0) & (target < V), other=0.0).to(ACC)
     m, log_l = tl.split(tl.load(stats_ptr + 2 * pid_m + tl.arange(0, 2)))
     x = _load(x_ptr + pid_m * stride_xm, start, V, stride_xv, BLOCK_V, ACC)
-    _store_gradient(dx_ptr + pid_m * V, x, start, target, m, log_l, scale, 1, V, SMOOTHING, Z_LOSS, BLOCK_V)
+    _store_gradient(
+        dx_ptr + pid_m * V, x, start, target, m, log_l, scale, 1, V, target_ptr, weight_ptr, weight, mass, stride_tv,
+        SMOOTHING, Z_LOSS, SHARES, SOFT, BLOCK_V, ACC,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -178,39 +274,76 @@ def _stream_config(V: int) -> dict:
     return {"BLOCK_V": BLOCK_V, "num_warps": min(max(BLOCK_V // 512, 1), 4)}
 
 
+# What stands for ignore_index where targets are probabilities.
+NO_INDEX = -100
+
+
+def _is_soft(target: Tensor) -> bool:
+    """Whether it holds probabilities."""
+    return target.is_floating_point()
+
+
+def _shares(target: Tensor, weight: Tensor | None) -> tuple[dict, tuple]:
+    """The kernels' flags, and the strides of probabilities."""
+    soft = _is_soft(target)
+    return {"SHARES": soft or weight is not None, "SOFT": soft}, target.stride() if soft else (None, None)
+
+
 def cross_entropy_fwd(
-    x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, *, scale: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Losses [M] and stats [M, 2] of x [M, V]. With `scale`, a scalar tensor, x becomes scale times its gradient."""
+    x: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    weight: Tensor | None = None,
+    *,
+    scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Losses [M], stats [M, 2] and mass [M] of x [M, V], the target [M] or [M, V] and class weights [V], which are contiguous;
+    without weights and probabilities there is no mass. With `scale`, a scalar tensor, x becomes scale times its gradient."""
     M, V = x.shape
-    if properties(x.device) is None:  # on a GPU, looking would make the CPU wait; there the loss is NaN
+    soft = _is_soft(target)
+    if properties(x.device) is None and not soft:  # on a GPU, looking would make the CPU wait; there the loss is NaN
         outside = (target != ignore_index) & ((target < 0) | (target >= V))
         if bool(outside.any()):
             raise IndexError(
                 f"target must be in [0, {V}) or ignore_index = {ignore_index}, got {int(target[outside][0])}"
             )
     losses, stats = (torch.empty(n, dtype=torch_acc_dtype(x.dtype), device=x.device) for n in (M, (M, 2)))
+    flags, strides = _shares(target, weight)
+    mass = torch.empty_like(losses) if flags["SHARES"] else None
     if M:
         launch(
-            cross_entropy_fwd_kernel, M, x, target, losses, stats, scale, *x.stride(), V, ignore_index,
-            SMOOTHING=label_smoothing, Z_LOSS=z_loss, GRADIENT=scale is not None,
+            cross_entropy_fwd_kernel, M, x, target, losses, stats, scale, weight, mass, *x.stride(), *strides,
+            V, NO_INDEX if soft else ignore_index,
+            SMOOTHING=label_smoothing, Z_LOSS=z_loss, GRADIENT=scale is not None, **flags,
             **_row_config(V, x.dtype, scale is not None),
         )  # fmt: skip
-    return losses, stats
+    return losses, stats, mass
 
 
 def cross_entropy_bwd(
-    x: Tensor, target: Tensor, stats: Tensor, dloss: Tensor, ignore_index: int, label_smoothing: float, z_loss: float
+    x: Tensor,
+    target: Tensor,
+    stats: Tensor,
+    dloss: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    weight: Tensor | None = None,
+    mass: Tensor | None = None,
 ) -> Tensor:
     """dx [M, V], contiguous, for the gradients dloss [M] of the losses."""
     M, V = x.shape
     dx = torch.empty((M, V), dtype=x.dtype, device=x.device)
     if M:
         config = _stream_config(V)
+        flags, strides = _shares(target, weight)
         launch(
             cross_entropy_bwd_kernel, M * -(-V // config["BLOCK_V"]),
-            x, target, stats, dloss, dx, *x.stride(), dloss.stride(0), V, ignore_index,
-            SMOOTHING=label_smoothing, Z_LOSS=z_loss, ACC=acc_dtype(x.dtype), **config,
+            x, target, stats, dloss, dx, weight, mass if flags["SHARES"] else None, *x.stride(), dloss.stride(0), *strides,
+            V, NO_INDEX if flags["SOFT"] else ignore_index,
+            SMOOTHING=label_smoothing, Z_LOSS=z_loss, **flags, ACC=acc_dtype(x.dtype), **config,
         )  # fmt: skip
     return dx
 
@@ -222,24 +355,61 @@ def scale_rows(x: Tensor, scale: Tensor) -> None:
         launch(scale_rows_kernel, M, x, scale, *x.stride(), scale.stride(0), V, **_stream_config(V))
 
 
-def reduced(losses: Tensor, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
+def _count(losses: Tensor, target: Tensor, ignore_index: int, weight: Tensor | None) -> Tensor | int:
+    """What the mean divides by: the targets that count, each as often as its class weighs; with probabilities all rows."""
+    if _is_soft(target):
+        return losses.numel()
+    counts = target != ignore_index
+    if weight is None:
+        return counts.sum()
+    # A target outside has made the loss NaN, or raised.
+    weights = weight.to(losses.dtype)[torch.where(counts, target, 0).clamp(0, len(weight) - 1)]
+    return torch.where(counts, weights, 0).sum()
+
+
+def reduced(losses: Tensor, target: Tensor, ignore_index: int, reduction: str, weight: Tensor | None = None) -> Tensor:
     """The losses [M] as PyTorch's `reduction` of them; the mean is over the targets that count."""
     if reduction == "none":
-        return losses.view(target.shape)
-    return losses.sum() if reduction == "sum" else losses.sum() / (target != ignore_index).sum()
+        return losses.view(target.shape[:-1] if _is_soft(target) else target.shape)
+    return losses.sum() if reduction == "sum" else losses.sum() / _count(losses, target, ignore_index, weight)
 
 
-def _plain(x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float) -> Tensor:
+def _plain(
+    x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, weight: Tensor | None
+) -> Tensor:
     """The losses [M] in PyTorch's operations, for second derivatives."""
-    x = x.to(torch_acc_dtype(x.dtype))
-    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": "none"}
-    losses = F.cross_entropy(x, target.long(), **options)
+    wide = torch_acc_dtype(x.dtype)
+    x, weight = x.to(wide), None if weight is None else weight.to(wide)
+    options = {"label_smoothing": label_smoothing, "reduction": "none"}
+    if _is_soft(target):
+        losses = F.cross_entropy(x, target.to(wide), weight, **options)
+        return losses + z_loss * x.logsumexp(-1).square() if z_loss else losses
+    losses = F.cross_entropy(x, target.long(), weight, ignore_index=ignore_index, **options)
     return losses + z_loss * torch.where(target == ignore_index, 0.0, x.logsumexp(-1).square()) if z_loss else losses
 
 
+def _gradients(backward, ctx, dloss: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Of x and of probabilities. The latter, (1 - s) w (lse - x), few ask for: PyTorch's operations compute it."""
+    x, target, weight, stats, mass = ctx.saved_tensors
+    _, label_smoothing, _ = ctx.settings
+    need_x, need_target, *_ = ctx.needs_input_grad
+    dx = backward(x, target, stats, dloss, *ctx.settings, weight, mass) if need_x else None
+    if not need_target:
+        return dx, None
+    m, log_l = stats.unsqueeze(1).unbind(-1)  # [M, 1]; not their sum, for its digits
+    dtarget = (m - x + log_l) * ((1 - label_smoothing) * dloss.unsqueeze(-1))
+    return dx, (dtarget if weight is None else dtarget * weight).to(target.dtype)
+
+
 def _second(ctx, dloss: Tensor) -> tuple:
-    x, target, _ = ctx.saved_tensors
-    return through_pytorch(lambda x: _plain(x, target, *ctx.settings), (x,), (dloss,))
+    x, target, weight, *_ = ctx.saved_tensors
+    plain = lambda x, target: _plain(x, target, *ctx.settings, weight)  # noqa: E731
+    return through_pytorch(plain, (x, target), (dloss,))
+
+
+def _like(x, target, ignore_index, label_smoothing, z_loss, weight=None):
+    losses, stats = (x.new_empty(n, dtype=torch_acc_dtype(x.dtype)) for n in (len(x), (len(x), 2)))
+    return losses, stats, torch.empty_like(losses) if _is_soft(target) or weight is not None else None
 
 
 # The losses of the rows, whose gradient reads the logits again. The reduction is outside, where torch.compile can fuse it.
@@ -247,11 +417,11 @@ _losses = differentiable(
     operator(
         "cross_entropy",
         cross_entropy_fwd,
-        like=lambda x, *_: tuple(x.new_empty(n, dtype=torch_acc_dtype(x.dtype)) for n in (len(x), (len(x), 2))),
+        like=_like,
     ),
     operator("cross_entropy_bwd", cross_entropy_bwd, like=lambda x, *_: x.new_empty(x.shape)),
-    keep=lambda inputs, results: ((*inputs[:2], results[1]), inputs[2:]),
-    gradients=lambda backward, ctx, dloss: backward(*ctx.saved_tensors, dloss, *ctx.settings),
+    keep=lambda inputs, results: ((*inputs[:2], inputs[5], *results[1:]), inputs[2:5]),
+    gradients=_gradients,
     again=_second,
 )
 
@@ -260,15 +430,15 @@ class InplaceFunction(torch.autograd.Function):
     """The reduced loss. The gradient takes the place of the logits at once, and backward() hands it out."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, target: Tensor, reduction: str, *settings) -> Tensor:
+    def forward(ctx, x: Tensor, target: Tensor, reduction: str, weight: Tensor | None, *settings) -> Tensor:
         scale = torch.ones((), dtype=torch_acc_dtype(x.dtype), device=x.device)
         if reduction == "mean":
-            scale /= (target != settings[0]).sum()
-        losses, _ = cross_entropy_fwd(x, target, *settings, scale=scale)
+            scale /= _count(scale.expand(len(x)), target, settings[0], weight)
+        losses, *_ = cross_entropy_fwd(x, target, *settings, weight, scale=scale)
         # Autograd stops whoever saved the logits for a gradient and would find ours there.
         torch.autograd.graph.increment_version(x)
         ctx.dx = x.detach()  # save_for_backward refuses what was changed
-        return reduced(losses, target, settings[0], reduction)
+        return reduced(losses, target, settings[0], reduction, weight)
 
     @staticmethod
     def backward(ctx, dloss: Tensor):
@@ -280,7 +450,7 @@ class InplaceFunction(torch.autograd.Function):
             )
         dx, ctx.dx = ctx.dx, None
         scale_rows(dx, dloss.reshape(-1).expand(len(dx)))
-        return dx, None, None, None, None, None
+        return dx, *(None,) * 6
 
 
 def _lies_apart(x: Tensor) -> bool:
@@ -301,23 +471,30 @@ def check(
     reduction: str,
     z_loss: float,
     dim: int = -1,
+    soft: bool = False,
 ) -> None:
+    """soft: whether the target may hold probabilities."""
     check_tensors("cross_entropy", logits=logits, target=target)
     if logits.dtype not in DTYPES:
         raise TypeError(f"cross_entropy: logits must be float16, bfloat16, float32 or float64, got {logits.dtype}")
-    if target.dtype not in (torch.int64, torch.int32):
+    soft = soft and target.dtype in DTYPES
+    if not soft and target.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"cross_entropy: target must hold class indices, int64 or int32, got {target.dtype}")
-    if logits.ndim == 0 or logits.movedim(dim, -1).shape[-1] == 0 or target.shape != logits.movedim(dim, -1).shape[:-1]:
+    *leading, V = logits.movedim(dim, -1).shape if logits.ndim else (0,)
+    if V == 0 or list(target.shape) != (list(logits.shape) if soft else leading):
         raise ValueError(
-            f"cross_entropy: logits [..., V] need a target [...] and at least one class, got {list(logits.shape)} and "
-            f"{list(target.shape)}" + (f", V being dimension {dim}" if dim != -1 else "")
+            f"cross_entropy: logits [..., V] need a target [...]{', or probabilities [..., V],' if soft else ''} and at "
+            f"least one class, got {list(logits.shape)} and {list(target.shape)}"
+            + (f", V being dimension {dim}" if dim != -1 else "")
         )
     if logits.device != target.device or not (logits.is_cuda or interpreted()):
         raise ValueError(
             f"cross_entropy: logits are on {logits.device} and target on {target.device}; Triton needs both on one GPU "
             "here, or TRITON_INTERPRET=1 before Python starts"
         )
-    top = torch.iinfo(target.dtype).max
+    top = torch.iinfo(torch.int64 if soft else target.dtype).max
+    if soft and isinstance(ignore_index, int) and ignore_index >= 0:
+        raise ValueError(f"cross_entropy: ignore_index is for class indices, not for probabilities, got {ignore_index}")
     if not (isinstance(ignore_index, int) and -top <= ignore_index <= top):
         raise TypeError(
             f"cross_entropy: ignore_index must be an integer of target's {target.dtype}, got {ignore_index!r}"
@@ -337,14 +514,18 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
     *,
+    weight: Tensor | None = None,
     dim: int = -1,
     z_loss: float = 0.0,
     inplace: bool = False,
 ) -> Tensor:
-    """Cross-entropy of logits [..., V] with class indices target [...].
+    """Cross-entropy of logits [..., V] with class indices target [...], or with probabilities target [..., V].
 
-    logits float16, bfloat16, float32 or float64, any strides; target int64 or int32. Computed in float32 (float64 for
-    float64), and the loss is returned so: a mean loss in bfloat16 would have two digits. reduction "none" gives [...].
+    logits float16, bfloat16, float32 or float64, any strides; target int64 or int32, or probabilities in any of the logits'
+    dtypes, which go with no ignore_index and get a gradient. Computed in float32 (float64 for float64), and the loss is
+    returned so: a mean loss in bfloat16 would have two digits. reduction "none" gives [...].
+    weight: of each class, [V] in any of these dtypes, without a gradient. Each loss counts as often as its class weighs, and
+    the mean of losses with indices is over the weights, as in PyTorch.
     dim: which dimension of the logits is V, the last or, as in torch.nn.functional.cross_entropy's [N, V, d1, ...], 1; where
     another one follows, the logits are copied.
     z_loss adds z_loss * (log sum exp)^2 to each loss. inplace: the logits' memory holds their gradient afterwards, so
@@ -357,12 +538,18 @@ def cross_entropy(
     if dim != -1:
         check_tensors("cross_entropy", logits=logits)
         check_dim("cross_entropy", "logits", dim, logits)
-    check(logits, target, ignore_index, label_smoothing, reduction, z_loss, dim)
+    check(logits, target, ignore_index, label_smoothing, reduction, z_loss, dim, soft=True)
     check_stored("cross_entropy", "logits", logits)
+    soft = _is_soft(target)
     if dim != -1:
-        logits = logits.movedim(dim, -1)
+        logits, target = logits.movedim(dim, -1), target.movedim(dim, -1) if soft else target
     settings = (ignore_index, float(label_smoothing), float(z_loss))
     flat = target.reshape(-1).contiguous()
+    if soft:
+        check_stored("cross_entropy", "target", target)
+        flat = as_rows(target)
+    if weight is not None:
+        weight = _checked_weight(weight, logits)
     if inplace and not torch.compiler.is_compiling():
         try:
             x = logits.view(-1, logits.shape[-1])
@@ -376,10 +563,31 @@ def cross_entropy(
                 "cross_entropy: inplace=True needs logits that each have memory of their own, got strides "
                 f"{logits.stride()} for shape {list(logits.shape)}"
             )
-        loss = InplaceFunction.apply(x, flat, reduction, *settings)
-        return loss.view(target.shape) if reduction == "none" else loss
+        if soft and torch.is_grad_enabled() and target.requires_grad:
+            raise ValueError(
+                "cross_entropy: target requires a gradient, and gets none with inplace=True, which leaves no logits to "
+                "compute it from; pass target.detach()"
+            )
+        loss = InplaceFunction.apply(x, flat, reduction, weight, *settings)
+        return loss.view(logits.shape[:-1]) if reduction == "none" else loss
     x = as_rows(logits)
-    return reduced(_losses(x, flat, *settings), target, ignore_index, reduction)
+    return reduced(_losses(x, flat, *settings, weight), target, ignore_index, reduction, weight)
+
+
+def _checked_weight(weight: Tensor, logits: Tensor) -> Tensor:
+    """The class weights of logits [..., V], contiguous; raises TypeError or ValueError for what they cannot be."""
+    check_tensors("cross_entropy", weight=weight)
+    if weight.dtype not in DTYPES:
+        raise TypeError(f"cross_entropy: weight must be float16, bfloat16, float32 or float64, got {weight.dtype}")
+    if weight.shape != logits.shape[-1:]:
+        raise ValueError(
+            f"cross_entropy: weight must have the shape [{logits.shape[-1]}], one for each class, got {list(weight.shape)}"
+        )
+    check_device("cross_entropy", "weight", weight, "logits", logits)
+    check_stored("cross_entropy", "weight", weight)
+    if torch.is_grad_enabled() and weight.requires_grad:
+        raise ValueError("cross_entropy: weight requires a gradient, and gets none here; pass weight.detach()")
+    return weight.detach().contiguous()
 
 
 def cross_entropy_inplace(logits: Tensor, target: Tensor, **options) -> Tensor:

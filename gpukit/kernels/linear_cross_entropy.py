@@ -62,7 +62,7 @@ def linear_cross_entropy_fwd(
         rows = slice(start, start + chunk)
         logits = buffer[: len(x[rows]), :V]
         torch.mm(x[rows], weight.mT, out=logits)
-        losses[rows], _ = cross_entropy_fwd(
+        losses[rows], *_ = cross_entropy_fwd(
             logits,
             target[rows],
             ignore_index,

@@ -118,6 +118,35 @@ def check(
             assert torch.equal(before, after.detach().cpu()), "an input was changed"
 
 
+def noise(*shape, seed=0):
+    return torch.randn(shape, generator=seeded(seed), dtype=torch.float64)
+
+
+def _derived(fn, inputs, to):
+    """Results and gradients of all floating-point inputs."""
+    leaves = [to(x).detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
+    y = fn(*leaves)
+    above = to(noise(*y.shape, seed=9)).to(y.dtype)
+    wanted = [x for x in leaves if x.requires_grad]
+    return y.detach().cpu(), *(dx.cpu() for dx in torch.autograd.grad(y, wanted, above.to(y.device)))
+
+
+def agree(ours, theirs, inputs, dtype, device):
+    """ours against theirs, results and gradients: by the project's rule, with PyTorch in float64 and in the dtype; in float64 itself to 12 digits, as PyTorch is no
+    truth there."""
+    inputs = [x.to(dtype) if x.is_floating_point() else x for x in inputs]
+    truth = _derived(theirs, inputs, torch.Tensor.double)
+    native = _derived(theirs, inputs, torch.clone)
+    results = _derived(ours, [x.to(device) for x in inputs], torch.clone)
+    for i, (y, true, near) in enumerate(zip(results, truth, native, strict=True)):
+        # What a loss has in 16 bits it has in float32 here.
+        near = near.to(y.dtype) if i == 0 else near
+        if dtype == torch.float64:
+            torch.testing.assert_close(y, true, rtol=1e-12, atol=1e-13, equal_nan=True)
+            continue
+        assert_close(y, true, near, gradient=i > 0, what=f"{i}, {[list(x.shape) for x in inputs]} {dtype}")
+
+
 def no_interpreter(monkeypatch):
     """From now on kernels think that they are compiled."""
     monkeypatch.setattr(_launch, "INTERPRETED", False)

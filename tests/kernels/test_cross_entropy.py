@@ -10,7 +10,17 @@ from gpukit.op import Cost
 from gpukit.reference import cross_entropy as reference
 from gpukit.reference import linear_cross_entropy as linear_reference
 from gpukit.testing import assert_close, poison
-from tests.kernels.cases import DTYPES, contiguous, every_second, padded_rows, seeded, transposed
+from tests.kernels.cases import (
+    DTYPES,
+    agree,
+    contiguous,
+    every_second,
+    noise,
+    opchecked,
+    padded_rows,
+    seeded,
+    transposed,
+)
 from tests.kernels.cases import check as check_operation
 from tests.kernels.operations import without_infinities
 
@@ -145,6 +155,164 @@ def test_one_class_is_certain(device):
     assert loss == 0 and (torch.autograd.grad(loss, x)[0] == 0).all()
 
 
+# ------------------------------------------------------------------------------------- class weights and probabilities
+def shares(N, V, soft=False, weighted=False, seed=0):
+    """Logits, a target (probabilities too may be any numbers) and class weights, one of them 0; or None."""
+    weight = (noise(V, seed=seed + 1).abs() * 8).round() / 8 if weighted else None  # the same in 16 bits
+    if weighted:
+        weight[V // 2] = 0
+    if soft:
+        return noise(N, V, seed=seed), noise(N, V, seed=seed + 2).abs(), weight
+    target = torch.randint(0, V, (N,), generator=seeded(seed + 2))
+    target[1::3] = -100
+    return noise(N, V, seed=seed), target, weight
+
+
+def functions(weight, inplace=False, **options):
+    """Ours and PyTorch's."""
+
+    def ours(x, target):
+        w = None if weight is None else weight.to(x.device, x.dtype)
+        return cross_entropy(x * 1 if inplace else x, target, weight=w, inplace=inplace, **options)
+
+    def theirs(x, target):
+        return F.cross_entropy(x, target, None if weight is None else weight.to(x), **options)
+
+    return ours, theirs
+
+
+KINDS = pytest.mark.parametrize(
+    ("soft", "weighted"), [(False, True), (True, False), (True, True)], ids=["weights", "probabilities", "both"]
+)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+@KINDS
+def test_shares_of_classes(soft, weighted, dtype, device):
+    for N, V in ((5, 65), (2, 1), (4, 251)):
+        x, target, weight = shares(N, V, soft, weighted)
+        for smoothing in (0.0, 0.1):
+            for reduction in ("mean", "sum", "none"):
+                pair = functions(weight, label_smoothing=smoothing, reduction=reduction)
+                agree(*pair, [x, target], dtype, device)
+
+
+@KINDS
+def test_shares_of_classes_in_place(soft, weighted, device):
+    for smoothing in (0.0, 0.1):
+        for reduction in ("mean", "none"):
+            x, target, weight = shares(5, 65, soft, weighted)
+            ours, theirs = functions(weight, True, label_smoothing=smoothing, reduction=reduction)
+            agree(lambda x: ours(x, target.to(x) if soft else target.to(x.device)),  # noqa: B023
+                  lambda x: theirs(x, target.to(x) if soft else target), [x], torch.float32, device)  # noqa: B023  # fmt: skip
+
+
+@KINDS
+def test_shares_of_rows_longer_than_a_block(soft, weighted, device):
+    x, target, weight = shares(2, LONG, soft, weighted)
+    agree(*functions(weight, label_smoothing=0.1), [x, target], torch.float32, device)
+
+
+@pytest.mark.parametrize("layout", [padded_rows, every_second, transposed], ids=lambda f: f.__name__)
+def test_probabilities_of_any_strides(layout, device):
+    x, target, weight = (t.float().to(device) for t in shares(6, 33, True, True))
+    given = cross_entropy(layout(x), layout(target), weight=every_second(weight))
+    torch.testing.assert_close(given, F.cross_entropy(x, target, weight))
+    one = target[:1].expand(6, 33)
+    torch.testing.assert_close(cross_entropy(x, one), F.cross_entropy(x, one))
+    cube, p = x.view(2, 3, 33).mT, target.view(2, 3, 33).mT
+    torch.testing.assert_close(cross_entropy(cube, p, weight=weight, dim=1), F.cross_entropy(cube, p, weight))
+
+
+@pytest.mark.parametrize("far", [1e3, -3e4])
+@KINDS
+def test_shares_of_logits_far_from_zero(soft, weighted, far, device):
+    x, target, weight = shares(4, 33, soft, weighted)
+    ours, theirs = functions(weight, label_smoothing=0.1)
+    agree(ours, theirs, [(x + far).float(), target], torch.float32, device)
+
+
+@KINDS
+def test_shares_with_a_z_loss(soft, weighted, device):
+    x, target, weight = shares(5, 17, soft, weighted)
+
+    def theirs(x, target, reduction="none"):
+        w = None if weight is None else weight.to(x)
+        losses = F.cross_entropy(x, target, w, reduction="none", label_smoothing=0.1)
+        z = 0.01 * x.logsumexp(-1).square()
+        return losses + (z if soft else torch.where(target == -100, 0, z))
+
+    ours, _ = functions(weight, z_loss=0.01, reduction="none", label_smoothing=0.1)
+    agree(ours, theirs, [x, target], torch.float32, device)
+    leaves = [x.to(device).requires_grad_(), target.to(device).requires_grad_(soft)]
+    assert torch.autograd.gradcheck(ours, leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(ours, leaves, fast_mode=True)
+
+
+@KINDS
+def test_shares_inside_torch_compile_and_autocast(soft, weighted, device):
+    x, target, weight = shares(5, 17, soft, weighted)
+    x, target = x.float().to(device), target.float().to(device) if soft else target.to(device)
+    ours, theirs = functions(weight, label_smoothing=0.1)
+
+    def gradients(fn):
+        leaves = [x.clone().requires_grad_(), target.clone().requires_grad_() if soft else target]
+        return torch.autograd.grad(fn(*leaves), leaves[: 1 + soft])
+
+    torch.testing.assert_close(gradients(torch.compile(ours, fullgraph=True, backend="aot_eager")), gradients(theirs))
+    assert opchecked(lambda: gradients(ours)) == ["gpukit::cross_entropy", "gpukit::cross_entropy_bwd"]
+    with torch.autocast(device, dtype=torch.bfloat16):
+        torch.testing.assert_close(ours(x, target), theirs(x, target))
+
+
+def test_every_element_of_shares_is_written(device, monkeypatch):
+    x, target, weight = shares(5, 65, True, True)
+    leaves = [x.float().to(device).requires_grad_(), target.float().to(device).requires_grad_()]
+    for owner, how in ((torch, "empty"), (torch, "empty_like")):
+        original = getattr(owner, how)
+        monkeypatch.setattr(owner, how, lambda *a, original=original, **options: poison(original(*a, **options)))
+    loss = cross_entropy(*leaves, weight=weight.float().to(device))
+    assert not any(x.isnan().any() for x in (loss, *torch.autograd.grad(loss, leaves)))
+
+
+def test_nothing_to_learn_from_shares(device):
+    x, weight = torch.randn(3, 5, device=device, requires_grad=True), torch.ones(5, device=device)
+    ignored = torch.full((3,), -100, device=device)
+    assert cross_entropy(x, ignored, weight=weight).isnan()
+    loss = cross_entropy(x, ignored, weight=weight, reduction="sum")
+    assert loss == 0 and (torch.autograd.grad(loss, x)[0] == 0).all()
+    empty = x[:0]
+    for reduction in ("mean", "sum", "none"):
+        torch.testing.assert_close(
+            cross_entropy(empty, empty, reduction=reduction), F.cross_entropy(empty, empty, reduction=reduction),
+            equal_nan=True,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "change"),
+    [
+        (ValueError, r"weight must have the shape \[5\], one for each class, got \[4\]", {"weight": torch.ones(4)}),
+        (TypeError, r"weight must be float16, .* got torch\.int64", {"weight": torch.ones(5).long()}),
+        (TypeError, r"weight must be a tensor, got \[1\.0\]", {"weight": [1.0]}),
+        (ValueError, r"weight is on meta, logits on", {"weight": torch.ones(5, device="meta")}),
+        (ValueError, r"weight requires a gradient, and gets none here; pass weight\.detach\(\)",
+         {"weight": torch.ones(5).requires_grad_()}),
+        (ValueError, r"or probabilities \[\.\.\., V\], .* got \[3, 5\] and \[3\]", {"target": torch.ones(3)}),
+        (ValueError, "ignore_index is for class indices, not for probabilities, got 1",
+         {"target": torch.ones(3, 5), "ignore_index": 1}),
+        (TypeError, r"target must hold class indices, int64 or int32, got torch\.bool", {"target": torch.ones(3) > 0}),
+        (ValueError, r"target requires a gradient, and gets none with inplace=True",
+         {"target": torch.ones(3, 5).requires_grad_(), "inplace": True}),
+    ],
+)  # fmt: skip
+def test_shares_that_do_not_fit(error, message, change, device):
+    moved = {name: x.to(device) if isinstance(x, torch.Tensor) and x.is_cpu else x for name, x in change.items()}
+    given = {"logits": torch.randn(3, 5, device=device), "target": torch.tensor([0, 1, 2], device=device)} | moved
+    with pytest.raises(error, match=f"cross_entropy: .*{message}"):
+        cross_entropy(**given)
+
+
 # ----------------------------------------------------------------------------------------------------------- in place
 def test_in_place_is_in_place(device):
     leaf = torch.randn(4, 33, device=device, requires_grad=True)
@@ -177,7 +345,7 @@ def test_every_element_of_long_rows_is_written(device, monkeypatch):
     target[0] = -100
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, **options: poison(empty(*size, **options)))
-    losses, stats = cross_entropy_fwd(x, target, -100, 0.0, 0.0)
+    losses, stats, _ = cross_entropy_fwd(x, target, -100, 0.0, 0.0)
     dx = cross_entropy_bwd(x, target, stats, torch.ones_like(losses), -100, 0.0, 0.0)
     assert not losses.isnan().any() and not dx.isnan().any() and (dx[0] == 0).all()
 

@@ -8,41 +8,9 @@ import torch.nn.functional as F
 
 from gpukit import kernels
 from gpukit.kernels.flash_attention import scaled_dot_product_attention
-from gpukit.testing import assert_close
-from tests.kernels.cases import seeded
+from tests.kernels.cases import agree, noise, seeded
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-
-
-def noise(*shape, seed=0):
-    return torch.randn(shape, generator=seeded(seed), dtype=torch.float64)
-
-
-def derived(fn, inputs, to):
-    """Results and gradients of all floating-point inputs."""
-    leaves = [to(x).detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
-    y = fn(*leaves)
-    above = to(noise(*y.shape, seed=9)).to(y.dtype)
-    wanted = [x for x in leaves if x.requires_grad]
-    return y.detach().cpu(), *(dx.cpu() for dx in torch.autograd.grad(y, wanted, above.to(y.device)))
-
-
-def agree(ours, theirs, inputs, dtype, device):
-    """By the project's rule, with PyTorch in float64 and in the dtype; in float64 itself to 12 digits, as PyTorch is no
-    truth there."""
-    inputs = [x.to(dtype) if x.is_floating_point() else x for x in inputs]
-    truth = derived(theirs, inputs, torch.Tensor.double)
-    native = derived(theirs, inputs, torch.clone)
-    results = derived(ours, [x.to(device) for x in inputs], torch.clone)
-    for i, (y, true, near) in enumerate(zip(results, truth, native, strict=True)):
-        # What a loss has in 16 bits it has in float32 here.
-        near = near.to(y.dtype) if i == 0 else near
-        if dtype == torch.float64:
-            torch.testing.assert_close(y, true, rtol=1e-12, atol=1e-13, equal_nan=True)
-            continue
-        assert_close(y, true, near, gradient=i > 0, what=f"{i}, {[list(x.shape) for x in inputs]} {dtype}")
-
-
 PRODUCTS = (
     ((4,), (4,)),
     ((3, 4), (4,)),
