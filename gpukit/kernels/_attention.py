@@ -80,6 +80,27 @@ def _seen(first, lowest, highest, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _load_mask(
+    ptr, m, n, stride_m, stride_n, T_m, T_n,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """What a mask adds to the scores [ROWS, COLUMNS] from row m and column n on, in powers of 2; 0 beyond its T_m x T_n. Of
+    bytes, which stand for booleans, 0 is -inf and all else 0."""
+    offs_m = tl.arange(0, ROWS)[:, None]
+    offs_n = tl.arange(0, COLUMNS)[None, :]
+    # As in `_load`: int64 up to the block, int32 inside.
+    first = tl.cast(m, tl.int64) * stride_m + tl.cast(n, tl.int64) * stride_n
+    inside = (m + offs_m < T_m) & (n + offs_n < T_n)
+    x = tl.load(ptr + first + (offs_m * stride_m + offs_n * stride_n), mask=inside, other=1)
+    if ptr.dtype.element_ty == tl.uint8:
+        return tl.where(x != 0, 0.0, -float("inf"))
+    x = tl.where(inside, x.to(tl.float32), 0.0)
+    # The least number of a dtype, which models write for -inf, stays a number: a row of it alone sees all keys alike, as in
+    # PyTorch. Times log2(e) it would be -inf.
+    return tl.where(x == -float("inf"), x, tl.maximum(x * LOG2E, -3.4028234663852886e38))
+
+
+@triton.jit
 def _softmax_step(s, l, m, scale):
     """One more block of scores s [M, N], where the rows' maximum so far is m and their sum l: p = e^(scale s) as seen from
     the new maximum, the new sum and maximum, and what earlier sums have to be multiplied with.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpukit.kernels import _flash_choices as choices
 from gpukit.kernels import _flash_descriptors as descriptors
-from gpukit.kernels._attention import LOG2E, SIZES, _beyond, _load, _ranges, _seen, _sequence, _store
+from gpukit.kernels._attention import LOG2E, SIZES, _beyond, _load, _load_mask, _ranges, _seen, _sequence, _store
 from gpukit.kernels._device import for_hopper
 from gpukit.kernels._flash_choices import Config, Packed
 from gpukit.kernels._flash_descriptors import DescriptorConfig
@@ -54,19 +54,29 @@ def _add_dk_dv(
     dk, dv, k, v,
     q_ptr, do_ptr, lse_ptr, delta_ptr, stride_qt, stride_qd, stride_gt, stride_gd,
     start, end, hole_start, hole, lowest, highest, T_q, scale,
+    mask_ptr, stats_ptr, start_n, T_k, stride_mt, stride_mk,
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """What the queries start .. end - 1 give to dk and dv of the block k, v. All matrices here are [keys, queries]."""
+    """What the queries start .. end - 1 give to dk and dv of the block k, v. All matrices here are [keys, queries]; mask_ptr
+    is of the head's mask, of which the keys' columns begin at start_n, or None."""
     for i in tl.range(start, end, BLOCK_M):
         m = _beyond(i, hole_start, hole) if MASKED else i
         offs_m = m + tl.arange(0, BLOCK_M)
         q = _load(q_ptr, m, stride_qt, stride_qd, T_q, MASKED, D, BLOCK_M, BLOCK_D)
         # For rows past the end +inf, of which p becomes 0.
-        lse = tl.load(lse_ptr + offs_m, mask=offs_m < T_q, other=float("inf"))
+        if mask_ptr is None:
+            lse = tl.load(lse_ptr + offs_m, mask=offs_m < T_q, other=float("inf"))
+        else:  # the maximum and 1 / sum in its place, for their digits: flash_attention_fwd_kernel says why
+            lse = tl.load(stats_ptr + 2 * offs_m, mask=offs_m < T_q, other=float("inf"))
+            share = tl.load(stats_ptr + 2 * offs_m + 1, mask=offs_m < T_q, other=0.0)
         s = tl.dot(k, q.T, input_precision=PRECISION)
-        # p is softmax itself, not up to a factor: the LSE was kept for this. So no running maximum is needed.
-        p = tl.exp2(s * scale - (lse * LOG2E)[None, :])
+        if mask_ptr is not None:
+            s = s * scale + _load_mask(mask_ptr, start_n, m, stride_mk, stride_mt, T_k, T_q, s.shape[0], BLOCK_M)
+            p = tl.exp2(s - lse[None, :]) * share[None, :]
+        else:
+            # p is softmax itself, not up to a factor: the LSE was kept for this. So no running maximum is needed.
+            p = tl.exp2(s * scale - (lse * LOG2E)[None, :])
         if MASKED:
             p = tl.where(_seen(m, lowest, highest, BLOCK_M), p, 0.0)
         do = _load(do_ptr, m, stride_gt, stride_gd, T_q, MASKED, D, BLOCK_M, BLOCK_D)
@@ -82,7 +92,7 @@ def _add_dk_dv(
 
 @triton.jit(do_not_specialize=SIZES)
 def flash_attention_bwd_kv_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, cu_q_ptr, cu_k_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, cu_q_ptr, cu_k_ptr, mask_ptr, stats_ptr,
     stride_qb, stride_qh, stride_qt, stride_qd,
     stride_kb, stride_kh, stride_kt, stride_kd,
     stride_vb, stride_vh, stride_vt, stride_vd,
@@ -90,6 +100,7 @@ def flash_attention_bwd_kv_kernel(
     stride_dkb, stride_dkh, stride_dkt, stride_dkd,
     stride_dvb, stride_dvh, stride_dvt, stride_dvd,
     stride_lb, stride_lh,
+    stride_mb, stride_mh, stride_mt, stride_mk,
     H, groups, T_q, T_k, left, right, scale,
     PRECISION: tl.constexpr,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -112,6 +123,9 @@ def flash_attention_bwd_kv_kernel(
     dv_ptr += batch * stride_dvb + head * stride_dvh + first_k * stride_dvt
     lse_ptr += batch * stride_lb + head * groups * stride_lh + first_q
     delta_ptr += batch * stride_lb + head * groups * stride_lh + first_q
+    if mask_ptr is not None:
+        mask_ptr += batch * stride_mb + head * groups * stride_mh
+        stats_ptr += 2 * (batch * stride_lb + head * groups * stride_lh)
 
     # Seen from a key, left and right change places.
     shift = T_k - T_q
@@ -130,17 +144,20 @@ def flash_attention_bwd_kv_kernel(
         dk, dv = _add_dk_dv(
             dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, stride_qt, stride_qd, stride_gt, stride_gd,
             full_start, full_start + full, 0, 0, lowest, highest, T_q, scale * LOG2E,
-            False, PRECISION, D, BLOCK_M, BLOCK_D,
+            mask_ptr, stats_ptr, start_n, T_k, stride_mt, stride_mk, False, PRECISION, D, BLOCK_M, BLOCK_D,
         )  # fmt: skip
         dk, dv = _add_dk_dv(
             dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, stride_qt, stride_qd, stride_gt, stride_gd,
             start, end - full, full_start, full, lowest, highest, T_q, scale * LOG2E,
-            True, PRECISION, D, BLOCK_M, BLOCK_D,
+            mask_ptr, stats_ptr, start_n, T_k, stride_mt, stride_mk, True, PRECISION, D, BLOCK_M, BLOCK_D,
         )  # fmt: skip
         q_ptr += tl.cast(stride_qh, tl.int64)
         do_ptr += tl.cast(stride_gh, tl.int64)
         lse_ptr += stride_lh
         delta_ptr += stride_lh
+        if mask_ptr is not None:
+            mask_ptr += tl.cast(stride_mh, tl.int64)
+            stats_ptr += 2 * stride_lh
     _store(dk_ptr, dk * scale, start_n, stride_dkt, stride_dkd, T_k, D, BLOCK_N, BLOCK_D)
     _store(dv_ptr, dv, start_n, stride_dvt, stride_dvd, T_k, D, BLOCK_N, BLOCK_D)
 
@@ -150,15 +167,22 @@ def _add_dq(
     dq, q, do, lse, delta,
     k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
     start, end, hole_start, hole, lowest, highest, T_k, scale,
+    mask_ptr, share, start_m, T_q, stride_mt, stride_mk,
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """What the keys start .. end - 1 give to dq of the block q. Matrices are [queries, keys]; lse is in powers of 2."""
+    """What the keys start .. end - 1 give to dq of the block q. Matrices are [queries, keys]; lse is in powers of 2. With a
+    mask, whose rows for the queries begin at start_m, lse is their maximum and share 1 / their sum."""
     for i in tl.range(start, end, BLOCK_N):
         n = _beyond(i, hole_start, hole) if MASKED else i
         k = _load(k_ptr, n, stride_kt, stride_kd, T_k, MASKED, D, BLOCK_N, BLOCK_D)
         v = _load(v_ptr, n, stride_vt, stride_vd, T_k, MASKED, D, BLOCK_N, BLOCK_D)
-        p = tl.exp2(tl.dot(q, k.T, input_precision=PRECISION) * scale - lse[:, None])
+        if mask_ptr is not None:
+            added = _load_mask(mask_ptr, start_m, n, stride_mt, stride_mk, T_q, T_k, lse.shape[0], BLOCK_N)
+            s = tl.dot(q, k.T, input_precision=PRECISION) * scale + added
+            p = tl.exp2(s - lse[:, None]) * share[:, None]
+        else:
+            p = tl.exp2(tl.dot(q, k.T, input_precision=PRECISION) * scale - lse[:, None])
         if MASKED:
             p = tl.where(_seen(n, lowest, highest, BLOCK_N), p, 0.0)
         dp = tl.dot(do, v.T, input_precision=PRECISION)
@@ -169,13 +193,14 @@ def _add_dq(
 
 @triton.jit(do_not_specialize=SIZES)
 def flash_attention_bwd_q_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, cu_q_ptr, cu_k_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, cu_q_ptr, cu_k_ptr, mask_ptr, stats_ptr,
     stride_qb, stride_qh, stride_qt, stride_qd,
     stride_kb, stride_kh, stride_kt, stride_kd,
     stride_vb, stride_vh, stride_vt, stride_vd,
     stride_gb, stride_gh, stride_gt, stride_gd,
     stride_dqb, stride_dqh, stride_dqt, stride_dqd,
     stride_lb, stride_lh,
+    stride_mb, stride_mh, stride_mt, stride_mk,
     H, groups, T_q, T_k, left, right, scale,
     PRECISION: tl.constexpr,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -209,16 +234,22 @@ def flash_attention_bwd_q_kernel(
     # Rows past the end have q = 0 and do = 0: whatever p is there, what it gives is not stored.
     lse = tl.load(lse_ptr + offs_m, mask=offs_m < T_q, other=0.0) * LOG2E
     delta = tl.load(delta_ptr + offs_m, mask=offs_m < T_q, other=0.0)
+    share = 1.0
+    if mask_ptr is not None:
+        mask_ptr += batch * stride_mb + head * stride_mh
+        stats_ptr += 2 * (batch * stride_lb + head * stride_lh)
+        lse = tl.load(stats_ptr + 2 * offs_m, mask=offs_m < T_q, other=0.0)
+        share = tl.load(stats_ptr + 2 * offs_m + 1, mask=offs_m < T_q, other=0.0)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     dq = _add_dq(
         dq, q, do, lse, delta, k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
         full_start, full_start + full, 0, 0, lowest, highest, T_k, scale * LOG2E,
-        False, PRECISION, D, BLOCK_N, BLOCK_D,
+        mask_ptr, share, start_m, T_q, stride_mt, stride_mk, False, PRECISION, D, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     dq = _add_dq(
         dq, q, do, lse, delta, k_ptr, v_ptr, stride_kt, stride_kd, stride_vt, stride_vd,
         start, end - full, full_start, full, lowest, highest, T_k, scale * LOG2E,
-        True, PRECISION, D, BLOCK_N, BLOCK_D,
+        mask_ptr, share, start_m, T_q, stride_mt, stride_mk, True, PRECISION, D, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     _store(dq_ptr, dq * scale, start_m, stride_dqt, stride_dqd, T_q, D, BLOCK_M, BLOCK_D)
 
@@ -238,21 +269,26 @@ def flash_attention_bwd(
     right: int,
     scale: float,
     precision: str,
+    mask: Tensor | None = None,
+    stats: Tensor | None = None,
     *,
     packed: Packed | None = None,
     configs: tuple[Config | DescriptorConfig, Config] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv, laid out as q, k and v. configs: for dk and dv, whose kind says whether by pointers or by descriptors,
-    and for dq."""
+    and for dq. mask and stats: what the forward pass was given and returned."""
     B, H, T_q, D = q.shape
     _, H_kv, T_k, _ = k.shape
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     if dq.numel() == 0:
         return dq, dk.zero_(), dv.zero_()
-    described = configs is None and packed is None and lse.is_contiguous() and choices.by_descriptors(q, k, v)
+    described = (
+        configs is None and packed is None and mask is None and lse.is_contiguous() and choices.by_descriptors(q, k, v)
+    )
     if described and not descriptors.describable(do):  # as after o.sum(): one number for all
         do = do.clone(memory_format=torch.contiguous_format)
     q, k, v, o, do = map(choices.near, (q, k, v, o, do))
+    mask, stats = (None, None) if mask is None else (choices.near(mask), stats)
     delta = torch.empty_like(lse)
     launch(
         flash_attention_delta_kernel, -(-T_q // DELTA_ROWS) * H * B,
@@ -263,7 +299,7 @@ def flash_attention_bwd(
         hopper.backward(q, k, v, do, lse, delta, dq, dk, dv, left, right, scale)
         return dq, dk, dv
     for_kv, for_q = configs or (
-        choices.config_of(f"backward_{x}", D, q.dtype, precision, q.device) for x in ("kv", "q")
+        choices.config_of(f"backward_{x}", D, q.dtype, precision, q.device, mask is not None) for x in ("kv", "q")
     )
     if described:
         for_kv = descriptors.BACKWARD_KV[D]
@@ -276,14 +312,15 @@ def flash_attention_bwd(
     elif dk.numel():
         launch(
             flash_attention_bwd_kv_kernel, -(-longest_k // for_kv.BLOCK_N) * H_kv * sequences,
-            q, k, v, do, lse, delta, dk, dv, cu_q, cu_k,
-            *inputs, *choices.strides(dk, packed), *choices.strides(dv, packed), *choices.strides(lse, packed)[:2], H_kv, *numbers,
+            q, k, v, do, lse, delta, dk, dv, cu_q, cu_k, mask, stats,
+            *inputs, *choices.strides(dk, packed), *choices.strides(dv, packed), *choices.strides(lse, packed)[:2],
+            *choices.mask_strides(mask), H_kv, *numbers,
             **choices.options(q, for_kv, precision),
         )  # fmt: skip
     launch(
         flash_attention_bwd_q_kernel, -(-longest_q // for_q.BLOCK_M) * H * sequences,
-        q, k, v, do, lse, delta, dq, cu_q, cu_k,
-        *inputs, *choices.strides(dq, packed), *choices.strides(lse, packed)[:2], H, *numbers,
+        q, k, v, do, lse, delta, dq, cu_q, cu_k, mask, stats,
+        *inputs, *choices.strides(dq, packed), *choices.strides(lse, packed)[:2], *choices.mask_strides(mask), H, *numbers,
         **choices.options(q, for_q, precision),
     )  # fmt: skip
     return dq, dk, dv

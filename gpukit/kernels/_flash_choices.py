@@ -53,13 +53,17 @@ TABLES = (
         backward_q={64: Config(64, 32, 4, 1), 128: Config(32, 32, 4, 1), 256: Config(16, 16, 4, 1)},
     ),
 )
+# With a mask, of which a block of scores' size is in registers, and on its way in shared memory, beside q, k and v.
+MASKED = {64: Config(64, 64, 4, 2), 128: Config(64, 64, 4, 2), 256: Config(32, 32, 4, 1)}
 # Without tensor cores (float32 with "ieee", Turing) each thread has its operands in registers, so that blocks are small.
 PLAIN = {64: Config(32, 16, 4, 1), 128: Config(16, 16, 4, 1), 256: Config(16, 16, 4, 1)}
 INTERPRETER = Config(32, 16, 4, 1)
 
 
-def config_of(kind: str, D: int, dtype: torch.dtype, precision: str, device: torch.device) -> Config:
-    """kind: "forward", "backward_kv" or "backward_q"."""
+def config_of(
+    kind: str, D: int, dtype: torch.dtype, precision: str, device: torch.device, masked: bool = False
+) -> Config:
+    """kind: "forward", "backward_kv" or "backward_q". masked: whether there is a mask to read."""
     gpu = properties(device)
     if gpu is None:
         return INTERPRETER
@@ -69,6 +73,9 @@ def config_of(kind: str, D: int, dtype: torch.dtype, precision: str, device: tor
     fits = [table for table in TABLES if shared_kib >= table.shared_kib]
     if not fits or (wide and precision == "ieee"):
         return PLAIN[size]
+    if masked:
+        small = wide or shared_kib < TABLES[1].shared_kib or (kind == "backward_kv" and size > 64)
+        return Config(32, 32, 4, 1) if small else MASKED[size]
     return getattr(fits[-1 if wide else 0], kind)[size]  # tf32 has twice the bytes: the smallest blocks
 
 
@@ -109,6 +116,10 @@ def options(q: Tensor, config: Config, precision: str) -> dict:
         "BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N, "BLOCK_D": max(16, power_of_2(D)),
         "num_warps": config.num_warps, "num_stages": config.num_stages,
     }  # fmt: skip
+
+
+def mask_strides(mask: Tensor | None) -> tuple[int | None, ...]:
+    return (None,) * 4 if mask is None else mask.stride()
 
 
 def strides(x: Tensor, packed: Packed | None) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ def varlen_fwd(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """o, laid out as q, and the LSE [H, total_q]."""
     packed = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    o, lse = flash_attention_fwd(*map(_as_one_batch, (q, k, v)), left, right, scale, precision, packed=packed)
+    o, lse, _ = flash_attention_fwd(*map(_as_one_batch, (q, k, v)), left, right, scale, precision, packed=packed)
     return _as_packed(o), lse.squeeze(0)
 
 
