@@ -307,7 +307,7 @@ class AdamW(torch.optim.Optimizer):
         found_inf = getattr(self, "found_inf", None)
         scales: dict[torch.device, Tensor | None] = {}
         for group, own in groups:
-            beta1, beta2 = group["betas"]
+            beta1, beta2 = map(float, group["betas"])  # tensors too, which live on the CPU
             for bucket in own:
                 if bucket.device not in scales:
                     scales[bucket.device] = self._scale(buckets, bucket.device)
