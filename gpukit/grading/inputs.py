@@ -62,7 +62,7 @@ class Inputs:
 
     def signs(self, *shape: int) -> Tensor:
         """1 and -1 in float32. Times a power of 2 they make products and sums that float32 does not hold: where a ReLU, or a
-        mask, makes 0 of one, whoever multiplies it by 0 makes NaN."""
+        mask, makes 0 of one, a product with 0 makes NaN."""
         return self.integers(0, 2, *shape) * 2.0 - 1
 
     # -- corners: one tensor holds them all, a row each, so that they cost one case ------------------------------------

@@ -16,6 +16,14 @@ _INAPPLICABLE = (ArithmeticError, ValueError, TypeError, IndexError, KeyError, R
 # How a tag of a case reads after "fails for every case"; told where it tells the failed cases from the others.
 TAGS = {
     "all-masked": "with a row of nothing but -inf",
+    "beyond": "whose products or sums are beyond float32",
+    "low": "with scores far below 0",
+    "high": "with scores of 1,000",
+    "fine": "whose scores have more digits than 16 bits",
+    "turn": "with sums around 1.4",
+    "eps": "with another eps than the usual one",
+    "many-programs": "with nearly as many programs as rows",
+    "sure": "in which the log-sum-exp is 0",
     "once": "in 16 bits whose results may be rounded only once",
     "counts": "with more elements than a number of 16 bits can count",
     "close": "with random numbers close to the threshold",

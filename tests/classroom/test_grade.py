@@ -227,7 +227,6 @@ def test_a_students_line_counts_what_is_missing_and_what_the_grader_failed_on(st
 
 
 def test_judges_that_never_answer_end_the_run_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(pool, "_PACKAGE_PARENT", "/nowhere")
     monkeypatch.setattr(pool.sys, "executable", "/bin/false")
     local = pool.Local(1)
     local.submit(work())
