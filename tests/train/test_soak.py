@@ -11,10 +11,18 @@ from tests.train import corpus, soak
 
 
 def test_the_worst_step_is_found():
-    assert soak.worst([5.0, 4.0, 3.0], [5.0, 4.0, 3.0]) == (0.0, 3)
-    assert soak.worst([5.0, 8.0, 3.0], [5.0, 4.0, 3.0]) == (1.0, 2)
-    assert soak.worst([5.0, math.nan], [5.0, 4.0]) == (math.inf, 2)
-    assert soak.worst([5.0, 4.0, math.nan], [5.0, 4.0]) == (math.inf, 3)  # a weight that is not finite
+    expected = soak.Expected.of([5.0, 4.0, 3.0], [[5.0, 4.0, 3.0], [5.0, 4.4, 3.0]])
+    assert expected.allowed == pytest.approx([soak.LOSS_BOUND, 0.1 * soak.NOISES, 0.1 * soak.NOISES])
+    assert expected.worst([5.0, 4.0, 3.0])[0] == 0.0
+    assert expected.worst([5.0, 8.0, 3.0]) == (1.0, 2, expected.allowed[1])
+    assert expected.worst([5.5, 4.4, 3.0])[:2] == (pytest.approx(0.1), 1)  # nothing had moved so early
+    assert expected.worst([5.0, math.nan, 3.0])[:2] == (math.inf, 2)
+    assert expected.worst([5.0, 4.0, 3.0, math.nan])[0] == math.inf  # a weight that is not finite
+
+
+def test_configurations_are_ones_that_their_models_take():
+    names = ["gpt2", "gpt-1.3b", "llama-1b", "tiny"]
+    assert {name for name, _ in soak.configurations(names)} == set(names)
 
 
 @pytest.fixture
@@ -40,13 +48,13 @@ def test_one_wild_run_of_many_is_kept(small, monkeypatch):
 
     def wild(trained):
         runs.append(trained)
-        return step(trained) * (100 if len(runs) == 15 else 1)
+        return step(trained) * (100 if len(runs) == 19 else 1)
 
     monkeypatch.setattr(ladder.Trained, "step", wild)
     for _ in range(3):
         small.round(["tiny"], False, time.monotonic() + 3600)
     assert small.failed
-    (row,) = [row for row in small.rows.values() if row[2] > soak.LOSS_BOUND]
+    (row,) = [row for row in small.rows.values() if row[2] > row[4]]
     assert row[0] == 3 and row[2] == pytest.approx(99, rel=0.05)
 
 
