@@ -10,14 +10,18 @@ from gpukit.train import ladder
 from tests.train import corpus, soak
 
 
-def test_the_worst_step_is_found():
-    expected = soak.Expected.of([5.0, 4.0, 3.0], [[5.0, 4.0, 3.0], [5.0, 4.4, 3.0]])
-    assert expected.allowed == pytest.approx([soak.LOSS_BOUND, 0.1 * soak.NOISES, 0.1 * soak.NOISES])
-    assert expected.worst([5.0, 4.0, 3.0])[0] == 0.0
-    assert expected.worst([5.0, 8.0, 3.0]) == (1.0, 2, expected.allowed[1])
-    assert expected.worst([5.5, 4.4, 3.0])[:2] == (pytest.approx(0.1), 1)  # nothing had moved so early
-    assert expected.worst([5.0, math.nan, 3.0])[:2] == (math.inf, 2)
-    assert expected.worst([5.0, 4.0, 3.0, math.nan])[0] == math.inf  # a weight that is not finite
+def test_what_a_row_allows():
+    expected = [5.0, 4.0, 3.0]
+    assert soak.allowed(expected, [expected, expected]) == soak.MEAN_BOUND
+    bound = soak.allowed(expected, [expected, [5.0, 4.4, 3.0]])
+    assert bound == pytest.approx(0.1 / 3 * soak.NOISES)
+    row = soak.Row(expected, bound)
+    assert row.note(expected) and row.note([5.5, 4.0, 3.0]) and row.note(expected)
+    assert (row.runs, row.steps, row.repeated, row.step) == (3, 9, 1, 1) and row.largest == pytest.approx(0.1)
+    assert not row.failed
+    for wrong in ([5.0, 8.0, 3.0], [5.0, math.nan, 3.0], [6.0, 4.8, 3.6], [*expected, math.nan]):  # the last: a weight
+        row = soak.Row(expected, bound)
+        assert not row.note(wrong) and row.failed and row.note(expected) and row.failed
 
 
 def test_configurations_are_ones_that_their_models_take():
@@ -39,7 +43,7 @@ def test_ways_that_compute_the_same_are_within_bounds(small):
     assert small.round(["tiny"], False, time.monotonic() + 3600)
     assert small.round(["tiny"], False, time.monotonic() + 3600)
     assert not small.failed and small.steps == 16
-    assert [row[:2] for row in small.rows.values()] == [[2, 8], [2, 8]]
+    assert [(row.runs, row.steps, row.repeated) for row in small.rows.values()] == [(2, 8, 1), (2, 8, 1)]
     assert not small.round(["tiny"], False, time.monotonic() - 1)  # its time is over
 
 
@@ -48,14 +52,14 @@ def test_one_wild_run_of_many_is_kept(small, monkeypatch):
 
     def wild(trained):
         runs.append(trained)
-        return step(trained) * (100 if len(runs) == 19 else 1)
+        return step(trained) * (100 if len(runs) == 27 else 1)
 
     monkeypatch.setattr(ladder.Trained, "step", wild)
     for _ in range(3):
         small.round(["tiny"], False, time.monotonic() + 3600)
     assert small.failed
-    (row,) = [row for row in small.rows.values() if row[2] > row[4]]
-    assert row[0] == 3 and row[2] == pytest.approx(99, rel=0.05)
+    (row,) = [row for row in small.rows.values() if row.failed]
+    assert row.runs == 3 and row.repeated == 1 and row.largest == pytest.approx(99, rel=0.05)
 
 
 def test_adamw_stays_beside_pytorchs():
