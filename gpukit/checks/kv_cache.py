@@ -625,7 +625,10 @@ def _split_cases(rng: Random) -> list[Case]:
         cases.append(_case((*args, SPLITS), tags, listed(f"{SPLITS} splits", note)))
 
     exact = "scores from -2,980 to 2,980"
-    add(make.corners(12, 152, [150]), 3, "", exact)
+    q, k, v, lengths = make.corners(12, 152, [150])
+    # Parts may be joined by the logarithms of their sums. Near 200 a logarithm has 2e-5 of rounding, which equal values hide.
+    v[:, :150, 6:8] = v[:, :1, 6:8]
+    add((q, k, v, lengths), 3, "", exact)
     add(make.corners(12, 100, [100], "float16"), 4, "large-sums", f"{exact}, parts beyond 65,504")
     add(make.corners(12, 52, [51], "bfloat16", True), 2, "", exact)
     add(make.stalling(), 1, "many-blocks", "what a block adds is small")
