@@ -59,6 +59,7 @@ def _fused_cases(rng: Random) -> list[Case]:
         _case(make.logits(130, "float16"), tags="large", note="hard rows"),
         _case(make.logits(64, "bfloat16"), tags="large", note="hard rows"),
         _constant(make),
+        _alike(make),
         _steep(make),
         _nothing(make),
     ]
@@ -87,6 +88,13 @@ def _steep(make: Inputs, *rest: Any) -> Case:
     x = make.torch.full((1, 30_000), -4.00390625)
     x[0, 0] = 4
     return _case(x.half(), *rest, tags="long steep", note="4, and -4.0039 thirty thousand times")
+
+
+def _alike(make: Inputs, *rest: Any, tags: str = "") -> Case:
+    """A row whose exponentials, 256 times exp(-1.359375), bfloat16 rounds by 0.37 %, and their sum with them."""
+    x = make.torch.full((1, 257), -1.359375)
+    x[0, 0] = 0
+    return _case(x.bfloat16(), *rest, tags=f"once {tags}", note="0, and -1.359375 many times")
 
 
 def _strided_cases(rng: Random) -> list[Case]:
@@ -147,6 +155,7 @@ def _online_cases(rng: Random) -> list[Case]:
         _case(make.logits(97), 32, tags="long masked large", note="hard rows"),
         _case(make.logits(65, "float16"), 64, tags="long masked large", note="hard rows"),
         _case(make.logits(63, "bfloat16"), 16, tags="long masked large", note="hard rows"),
+        _alike(make, 64, tags="long"),
         _constant(make, 16384),
         _steep(make, 16384),
         _nothing(make, 16),
@@ -220,6 +229,7 @@ def _persistent_cases(rng: Random) -> list[Case]:
         case(make.logits(64, "bfloat16"), 2, tags="large masked", note="hard rows"),
         case(make.normal(6, 33), 1, note="one program"),
         _constant(make, 8),
+        _alike(make, 8),
         _steep(make, 8),
         _nothing(make, 8),
     ]
