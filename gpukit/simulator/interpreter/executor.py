@@ -94,7 +94,8 @@ def launch(function, args, kwargs, grid) -> None:
     targets = ti.interpreter_builder.codegen_fns
     scope.set_attr(ti.interpreter_builder, "codegen_fns", {**targets, "min_dot_size": min_dot_size})
     language.bind(scope)
-    if gluon.is_gluon(function):
+    running.now.in_gluon = gluon.is_gluon(function)
+    if running.now.in_gluon:
         gluon.bind(scope)
     running.now.scope = scope
     try:
@@ -228,9 +229,12 @@ def _value(name: str, given, host, memory: Memory):
 
 def _bind_names(function) -> None:
     """What is a builtin elsewhere, among the names of a function that is about to run."""
-    language.bind_words(running.now.scope, function.fn.__globals__)
-    if gluon.is_gluon(function):
-        gluon.bind_names(running.now.scope, function.fn.__globals__)
+    names = function.fn.__globals__
+    if id(names) not in running.now.bound:
+        running.now.bound.add(id(names))
+        language.bind_words(running.now.scope, names)
+        if running.now.in_gluon:
+            gluon.bind_names(running.now.scope, names)
 
 
 def call(plain):

@@ -85,9 +85,6 @@ def bind(scope) -> None:
 
 def bind_names(scope, names: dict) -> None:
     """The same for what a kernel's file has imported from them by name."""
-    if id(names) in running.now.bound:
-        return
-    running.now.bound.add(id(names))
     for name, value in list(names.items()):
         meaning = None if isinstance(value, ModuleType) else _meaning(value)
         if meaning is not None:

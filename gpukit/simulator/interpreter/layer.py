@@ -60,7 +60,7 @@ _PATCHES = (
     (INTERPRETER, "InterpreterBuilder.create_extern_elementwise", arithmetic.extern_elementwise),
     (INTERPRETER, "InterpreterBuilder.create_inline_asm", arithmetic.inline_asm),
     (INTERPRETER, "InterpreterBuilder.create_umulhi", arithmetic.umulhi),
-    (INTERPRETER, "interpreter_builder.options", arithmetic.precisions),
+    (INTERPRETER, "interpreter_builder.options", arithmetic.options),
     (INTERPRETER, "_ir.INPUT_PRECISION.TF32", None),
     (INTERPRETER, "_ir.INPUT_PRECISION.IEEE", None),
     (INTERPRETER, "_ir.ATOMIC_OP.XCHG", None),

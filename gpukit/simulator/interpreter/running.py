@@ -39,7 +39,8 @@ class Running:
     scope      what Triton puts in the place of its language, and takes away in the end
     shared     of a kernel in Gluon: shared memory and warps of the program that runs (shared_memory.py), made when it asks
     num_warps  that a program has
-    bound      of a kernel in Gluon: ids of the globals whose names have been given their meaning
+    in_gluon   the kernel is in Gluon, and so is what it calls
+    bound      ids of the globals whose names have been given their meaning
     seen       where this program made accesses, if it is to end as soon as it makes one a second time; else None
     """
 
@@ -51,6 +52,7 @@ class Running:
         self.scope = None
         self.shared = None
         self.num_warps = 4
+        self.in_gluon = False
         self.bound: set[int] = set()
 
 

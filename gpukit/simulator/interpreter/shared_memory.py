@@ -335,13 +335,19 @@ class Program:
         return body
 
     def _pass_on(self, group: Group) -> None:
-        """Give the turn to a group that can go on; after a failure to each, to end it."""
+        """Give the turn to a group that can go on; after a failure to each, to end it. Returns when it is `group`'s turn again,
+        at once if that has finished."""
         later = self.groups[group.number + 1 :] + self.groups[: group.number + 1]
         for other in later:
             if other.ready() or (self.failed is not None and not other.finished):
                 self.group = other
                 if other is not group:
                     other.turn.release()
+                    if group.finished:
+                        return
+                    group.turn.acquire()
+                if self.failed is not None:
+                    raise Abandoned
                 return
         if not all(other.finished for other in self.groups):
             raise self._deadlock()
@@ -358,7 +364,7 @@ class Program:
             return
         group = self.group
         group.waiting, group.place = (barrier, parity), where()
-        self._let_others_go_on(group)
+        self._pass_on(group)
         group.waiting = None
 
     def arrive(self, barrier: Barrier, count: int) -> None:
@@ -366,14 +372,7 @@ class Program:
         what comes before an arrival show in the former, and in what comes behind a wait in the latter."""
         barrier.arrive(count)
         if self.linear % 2 == 0:
-            self._let_others_go_on(self.group)
-
-    def _let_others_go_on(self, group: Group) -> None:
-        self._pass_on(group)
-        if self.group is not group:
-            group.turn.acquire()
-        if self.failed is not None:
-            raise Abandoned
+            self._pass_on(self.group)
 
     def end(self) -> None:
         """The program is over."""
