@@ -263,10 +263,13 @@ def erf(plain):
     return create_erf
 
 
+LIBDEVICE = "triton.language.extra.cuda.libdevice", "triton.language.extra.libdevice"
+
+
 def bind_libdevice(scope) -> None:
     """`libdevice.tanh(x)` in a kernel: the functions of tl.extra.libdevice are empty, and those for CUDA ask for what
     Triton's compiler passes them."""
-    cuda = sys.modules.get("triton.language.extra.cuda.libdevice")
+    cuda, common = map(sys.modules.get, LIBDEVICE)
     if cuda is None:
         return
     semantic = interpreter_module().interpreter_semantic
@@ -282,7 +285,7 @@ def bind_libdevice(scope) -> None:
 
         return call
 
-    for module in (cuda, sys.modules.get("triton.language.extra.libdevice")):
+    for module in (cuda, common):
         for name, function in list(vars(module).items()) if module else ():
             if callable(function) and getattr(function, "__module__", "") == module.__name__:
                 scope.set_attr(module, name, bound(name, getattr(cuda, name, None)))

@@ -7,6 +7,7 @@ knows the tensor it was meant for, however far off it lands. Whoever watches lau
 import importlib
 import inspect
 import os
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,7 @@ from triton.runtime.errors import InterpreterError
 from gpukit import hardware
 from gpukit.launches import watchers
 from gpukit.simulator.interpreter import gluon, language, running
-from gpukit.simulator.interpreter.arithmetic import bind_libdevice, min_dot_size
+from gpukit.simulator.interpreter.arithmetic import LIBDEVICE, bind_libdevice, min_dot_size
 from gpukit.simulator.interpreter.bounds import Memory, note_written
 from gpukit.simulator.interpreter.faults import Fault
 from gpukit.simulator.interpreter.frames import frames_of, user_frames, where
@@ -86,14 +87,7 @@ def launch(function, args, kwargs, grid) -> None:
     # The compiler takes `min` and `max` from triton.language when it is imported. Triton does that at the first kernel it
     # compiles, which must not be while the interpreter's stand in their place.
     importlib.import_module("triton.compiler.code_generator")
-    # Patched once for the whole launch and for every function the kernel calls, where Triton patches at each call.
-    scope = ti._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-    scope.set_attr(tl.core.tensor, "__index__", lambda self: int(self.handle.data.item()))  # NumPy >= 2.4, Triton 3.6
-    cache_types(scope)
-    bind_libdevice(scope)
-    targets = ti.interpreter_builder.codegen_fns
-    scope.set_attr(ti.interpreter_builder, "codegen_fns", {**targets, "min_dot_size": min_dot_size})
-    language.bind(scope)
+    scope = _language()
     running.now.in_gluon = gluon.is_gluon(function)
     if running.now.in_gluon:
         gluon.bind(scope)
@@ -140,6 +134,32 @@ def launch(function, args, kwargs, grid) -> None:
         scope.restore()
     if remote and not hasattr(function, "compiled"):
         executor._restore_args_dev(args, hosts, kwargs, host_kwargs)
+
+
+_meanings: dict[tuple[bool, ...], list[tuple[object, str, object]]] = {}
+
+
+def _language():
+    """The scope in which Triton's language is the interpreter's, for a whole launch and every function that the kernel calls,
+    where Triton makes one at each call. What each of some 600 names means is worked out once and put in its place at each
+    launch: it took longer than most launches of the tests."""
+    ti = interpreter_module()
+    loaded = tuple(name in sys.modules for name in LIBDEVICE)
+    if loaded in _meanings:
+        scope = ti._LangPatchScope()
+        for owner, name, meaning in _meanings[loaded]:
+            scope.set_attr(owner, name, meaning)
+        return scope
+    scope = ti._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    scope.set_attr(tl.core.tensor, "__index__", lambda self: int(self.handle.data.item()))  # NumPy >= 2.4, Triton 3.6
+    cache_types(scope)
+    bind_libdevice(scope)
+    targets = ti.interpreter_builder.codegen_fns
+    scope.set_attr(ti.interpreter_builder, "codegen_fns", {**targets, "min_dot_size": min_dot_size})
+    language.bind(scope)
+    places = {(id(owner), name): (owner, name) for owner, name, _ in scope._changes}
+    _meanings[loaded] = [(owner, name, vars(owner)[name]) for owner, name in places.values()]
+    return scope
 
 
 def _refuse_cpu_tensors(function, arguments: dict) -> None:

@@ -25,6 +25,7 @@ _PATCHES = (
     (INTERPRETER, "GridExecutor._init_args_hst", None),
     (INTERPRETER, "GridExecutor._restore_args_dev", None),
     (INTERPRETER, "_patch_lang", None),
+    (INTERPRETER, "_LangPatchScope.set_attr", None),
     (INTERPRETER, "_implicit_cvt", None),
     (INTERPRETER, "_get_np_dtype", type_cache.np_dtype),
     (INTERPRETER, "_interpreter.load", None),
