@@ -40,6 +40,7 @@ from gpukit.course import CourseError
 from gpukit.grading import registry, stubs
 from gpukit.grading.exercise import Exercise, KernelExercise
 from gpukit.grading.judge import judge_source
+from gpukit.grading.verdict import MAX_LINES, Verdict
 from gpukit.mutants import span
 from gpukit.nearest import did_you_mean
 
@@ -47,6 +48,7 @@ RIGHT = "right"
 EQUIVALENT = "equivalent"  # an answer made by machine that computes the same; the name says why
 REJECTED = "rejected"  # a diagnosis that any rejection is right for
 _RULE = r"^# -{4,} (\w+\.\w+)$"  # above each section of a solution
+MAX_LINE = 140  # characters
 _FAR = 1 << 40  # elements: beyond any tensor
 # "some" mutants of a kernel are every tenth, always the same: a red CI must come from a change, not from the calendar.
 _TENTH = 10
@@ -401,6 +403,8 @@ def judge_exercise(exercise_id: str, root: Path, seeds: int = 1, mutate: str | N
             wanted = "to pass" if answer.diagnosis == RIGHT else answer.diagnosis
             said = "passed" if verdict.passed else f"{verdict.diagnosis}: {verdict.lines[0] if verdict.lines else ''}"
             misses.append(f"{answer.where}: {answer.name}, seed {seed}: expected {wanted}, got {said}")
+        elif answer.diagnosis not in (RIGHT, REJECTED) and (how := badly_said(verdict)):
+            misses.append(f"{answer.where}: {answer.name}, seed {seed}: {verdict.diagnosis} is said in {how}")
         return good, named
 
     def count(found: list[bool]) -> tuple[int, int]:
@@ -422,6 +426,14 @@ def judge_exercise(exercise_id: str, root: Path, seeds: int = 1, mutate: str | N
         seconds=time.perf_counter() - start,
         misses=tuple(misses),
     )
+
+
+def badly_said(verdict: Verdict) -> str:
+    """What keeps a learner from reading it at a glance: too many lines or too long ones; "" if nothing."""
+    longest = max(map(len, verdict.lines), default=0)
+    if not 0 < len(verdict.lines) <= MAX_LINES:
+        return f"{len(verdict.lines)} lines"
+    return f"a line of {longest} characters" if longest > MAX_LINE else ""
 
 
 def _mutants(exercise_id: str, text: str) -> list[Answer]:

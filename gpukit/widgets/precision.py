@@ -114,15 +114,17 @@ def gradients_in_range(exponents: Sequence[float], scales: Sequence[int], fmt: F
     """Histograms of gradient magnitudes (base-2 exponents) for several loss scales 2^s, over the range of `fmt`."""
     from math import log2
 
+    import numpy as np
+
+    exponents = np.asarray(exponents)
     zero, normal, top = log2(fmt.smallest_subnormal) - 1, log2(fmt.smallest_normal), log2(fmt.max)
-    low, high = min(exponents) - 1, top + 6
+    low, high = exponents.min() - 1, top + 6
     parts = []
     with style.use():
         fig, axes = style.figure(len(scales), 1, height=0.6 + 1.15 * len(scales), sharex=True, squeeze=False)
         for ax, scale in zip(axes[:, 0], scales, strict=True):
-            scaled = [exponent + scale for exponent in exponents]
-            lost = sum(exponent <= zero for exponent in scaled) / len(scaled)
-            over = sum(exponent >= top for exponent in scaled)
+            scaled = exponents + scale
+            lost, over = (scaled <= zero).mean(), (scaled >= top).sum()
             ax.axvspan(low, zero, color=style.WASTE, alpha=0.35, lw=0)
             ax.axvspan(zero, normal, color=style.WASTE, alpha=0.15, lw=0)
             ax.axvspan(top, high, color=style.WRITES, alpha=0.2, lw=0)

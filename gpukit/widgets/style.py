@@ -164,7 +164,7 @@ def png(fig: Figure) -> bytes:
     with use():
         for dpi in (2 * _DPI, 1.5 * _DPI, _DPI):
             buffer = io.BytesIO()
-            fig.savefig(buffer, format="png", dpi=dpi)
+            fig.savefig(buffer, format="png", dpi=dpi, pil_kwargs={"compress_level": 0})  # only to be read below
             data = _with_palette(buffer)
             if len(data) <= MAX_PNG_BYTES:
                 return data
