@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import gpukit
 from gpukit import course
 from gpukit.grading import judge as judging
 from gpukit.grading import server
@@ -193,18 +194,21 @@ assert not children()
     assert done.returncode == 0, done.stderr
 
 
-def test_the_server_runs_the_gpukit_that_judges(tmp_path):
-    """Whatever other one is installed: its worker would speak another language, or believe other things."""
+def test_a_grading_process_runs_the_gpukit_that_judges(tmp_path):
+    """Whatever other one is installed: its worker would speak another language, or believe other things. The server, like all
+    that begin with IMPORT_GPUKIT."""
     (tmp_path / "gpukit").mkdir()
     (tmp_path / "gpukit" / "__init__.py").write_text("raise SystemExit('another gpukit')\n")
     (tmp_path / "torch.py").write_text("raise SystemExit('a torch')\n")
     ours, theirs = socket.socketpair()
-    start = f"{server.IMPORT_GPUKIT}from gpukit.grading.server import serve; serve({theirs.fileno()}, 'cpu', 0)"
+    serving = f"from gpukit.grading.server import serve; serve({theirs.fileno()}, 'cpu', 0)"
+    start = f"{server.IMPORT_GPUKIT}print(gpukit.__file__); {serving}"
     done = subprocess.run(
-        [sys.executable, "-c", start], env={"PYTHONPATH": str(tmp_path)}, cwd="/", pass_fds=(theirs.fileno(),), capture_output=True, text=True
+        [sys.executable, "-P", "-c", start], env={"PYTHONPATH": str(tmp_path)}, cwd="/", pass_fds=(theirs.fileno(),), capture_output=True, text=True
     )  # fmt: skip
     ours.close(), theirs.close()
     assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == gpukit.__file__
 
 
 def test_a_kernel_without_a_grid_is_told_as_one():

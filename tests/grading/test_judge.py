@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import gpukit
 from gpukit import course
 from gpukit.grading import judge as judging
 from gpukit.grading import wire
@@ -20,7 +19,6 @@ from gpukit.grading.judge import judge
 from gpukit.grading.prose import Label, Prose
 from gpukit.grading.registry import UnknownExercise
 from gpukit.grading.registry import exercise as find
-from gpukit.grading.server import IMPORT_GPUKIT
 from gpukit.grading.verdict import CheckFailed
 from tests.waiting import until
 
@@ -546,19 +544,6 @@ def test_missing_file_and_unreadable_file(tmp_path):
     assert judge("softmax.fused", root=tmp_path).state == "missing"
     (tmp_path / "exercises" / "softmax.py").write_bytes(b"\xff\xfe\x00bad")
     assert judge("softmax.fused", root=tmp_path).state in ("missing", "error")
-
-
-def test_a_grading_process_takes_this_gpukit_where_another_one_is_installed(tmp_path):
-    (tmp_path / "gpukit").mkdir()
-    (tmp_path / "gpukit" / "__init__.py").write_text("raise SystemExit('another gpukit')")
-    code = f"{IMPORT_GPUKIT}print(gpukit.__file__)"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.strip() == gpukit.__file__, done.stderr
 
 
 def test_files_beside_the_exercise_cannot_shadow_the_judge(tmp_path, monkeypatch):

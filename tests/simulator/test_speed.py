@@ -12,7 +12,7 @@ if triton.knobs.runtime.interpret:
 
 # Calls of tracing and predicting a real shape, a few percent more than there are: on the machine of CONTRIBUTING.md's table
 # a million takes half a second.
-REAL_SHAPES = {"softmax 4096 x 65536": 9.0e6, "matmul 8192^3": 5.7e6, "attention of 16,384 tokens": 6.8e6}
+REAL_SHAPES = {"softmax 4096 x 65536": 5.2e6, "matmul 8192^3": 2.8e6, "attention of 16,384 tokens": 4.2e6}
 
 
 @pytest.fixture(scope="module")
@@ -30,23 +30,23 @@ def rows():
 
 
 def test_tracing_costs_little(rows):
-    """At most 1.3 times what Triton's own interpreter takes; the layer makes up for more than the trace costs."""
-    assert rows(128, "trace") <= 1.3 * rows(128, "plain")
+    """A fifth of what Triton's own interpreter takes at most; the layer makes up for more than the trace costs."""
+    assert rows(128, "trace") <= rows(128, "plain") / 5
 
 
 def test_the_layer_is_faster_than_what_it_changes(rows):
     """In processor time by more than three."""
-    assert rows(128, "layer") < rows(128, "plain") / 3
+    assert rows(128, "layer") < rows(128, "plain") / 6
 
 
 def test_a_traced_program_takes_few_calls(rows):
-    assert rows(512, "trace") <= 512 * 3_000
+    assert rows(512, "trace") <= 512 * 2_200
 
 
 def test_cost_is_linear_in_the_programs(rows):
     """Four times the programs take four times as long, and those that a sample leaves out nothing."""
     assert 2 <= rows(512, "trace") / rows(128, "trace") <= 4
-    assert rows(8192, "sample") <= 1.01 * rows(4096, "sample")
+    assert rows(4096, "sample") <= 1.01 * rows(2048, "sample")
 
 
 @pytest.mark.parametrize("name", REAL_SHAPES)
