@@ -92,8 +92,9 @@ def _facts(kernel: bool, gpu: hardware.Gpu, mine: dict, theirs: dict) -> tuple[s
         ]
         return style.table(columns, rows, caption=theirs["arguments"]), "Both pass the check."
     kinds = {
-        "bytes loaded (counted)": lambda each: _bytes(each["read_bytes"]),
-        "bytes stored (counted)": lambda each: _bytes(each["write_bytes"]),
+        "bytes loaded (counted)": lambda each: _bytes(each["load_bytes"]),
+        "bytes stored (counted)": lambda each: _bytes(each["store_bytes"]),
+        "bytes changed by atomics (counted)": lambda each: _bytes(each["atomic_bytes"]),
         "launches (counted)": lambda each: f"{each['launches']}",
         "registers per thread (compiled)": lambda each: f"{each['registers']}",
         "shared memory per program (compiled)": lambda each: _bytes(each["shared_bytes"]),
@@ -102,7 +103,8 @@ def _facts(kernel: bool, gpu: hardware.Gpu, mine: dict, theirs: dict) -> tuple[s
         "limited by (modelled)": lambda each: each["limit"],
     }
     rows = [(kind, text(mine), text(theirs)) for kind, text in kinds.items()]
-    rows = [row for row in rows if not row[0].startswith("spilled") or row[1:] != ("0", "0")]
+    zeros = ("0", "0"), ("0 bytes", "0 bytes")  # most kernels spill nothing and use no atomics
+    rows = [row for row in rows if not row[0].startswith(("spilled", "bytes changed")) or row[1:] not in zeros]
     caption = f"{theirs['arguments']}; counted in {example.PROGRAMS} programs of each launch and scaled to all of them"
     if max(mine["launches"], theirs["launches"]) > 1:
         caption += "; of several launches, the most registers and shared memory that one takes"

@@ -80,8 +80,9 @@ def _step_lines(step: Step) -> list[str]:
     else:
         found = f"{traffic.l2_hit_rate:.0%} of the reads found there"
         dirty = f", {traffic.dirty_bytes:,} more still in L2 at the end" if traffic.dirty_bytes else ""
+        changed = f", {traffic.l2_atomic_sectors:,} changed by atomics" if traffic.l2_atomic_sectors else ""
         facts = {
-            "L2": f"{traffic.l2_read_sectors:,} sectors read, {traffic.l2_write_sectors:,} written; {found}",
+            "L2": f"{traffic.l2_read_sectors:,} sectors read, {traffic.l2_write_sectors:,} written{changed}; {found}",
             "device memory": f"{traffic.dram_read_bytes:,} bytes read, {traffic.dram_write_bytes:,} written{dirty}",
         }
     lines += ["", *tables.facts(facts.items())]

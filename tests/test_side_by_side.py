@@ -52,6 +52,17 @@ def test_both_texts_and_what_they_do(copy, capsys):
     assert "time on A100 80GB SXM (modelled)" in out
 
 
+def test_atomics_have_a_row_where_there_are_any(copy, capsys):
+    shutil.copy(ROOT / "solutions" / "triton_basics.py", copy / "exercises")
+    assert cli.main(["compare", "triton_basics.histogram"]) == 0
+    rows = dict(line.rsplit("  ", 2)[::2] for line in capsys.readouterr().out.splitlines() if "(counted)" in line)
+    rows = {name.split("  ")[0]: text for name, text in rows.items()}
+    assert rows["bytes changed by atomics (counted)"] == f"{4 * 2**22 / 1e6:.3g} MB"
+    assert rows["bytes stored (counted)"] == "0 bytes"
+    assert cli.main(["compare", "gelu.bias"]) == 0
+    assert "atomics" not in capsys.readouterr().out
+
+
 def test_a_function_has_two_texts(copy):
     shutil.copy(ROOT / "solutions" / "start.py", copy / "exercises")
     found = compare("start.bytes_moved")

@@ -41,8 +41,9 @@ def weigh(
     exercise_id: str, path: Path, gpu: str, sizes: Sequence[tuple[str, Sequence[int]]] = (), measured: bool = False
 ) -> list[dict]:
     """What one call of the answer in the file `path` moves and takes, for each of `sizes` (dtype, sizes of the example's
-    tensors); without them for the example as it stands. Each is {"arguments", "launches", "read_bytes", "write_bytes",
-    "registers", "shared_bytes", "spills", "time_us", "limit"}; a plain function's is {"arguments", "peak_bytes", "time_us"}.
+    tensors); without them for the example as it stands. Each is {"arguments", "launches", "load_bytes", "store_bytes",
+    "atomic_bytes", "registers", "shared_bytes", "spills", "time_us", "limit"}; a plain function's is {"arguments",
+    "peak_bytes", "time_us"}.
     `measured`: nothing but {"time_us"}, by the clock of this machine's GPU.
 
     Raises CourseError with what went wrong in it.
@@ -120,8 +121,10 @@ def _of_kernel(exercise: Exercise, function: Any, gpu: str, size: tuple[str, Seq
     return {
         "arguments": described(function, args),
         "launches": len(moved),
-        "read_bytes": sum(launch.read_bytes for launch in moved),
-        "write_bytes": sum(launch.write_bytes for launch in moved),
+        **{
+            name: sum(getattr(launch, name) for launch in moved)
+            for name in ("load_bytes", "store_bytes", "atomic_bytes")
+        },
         "registers": max((c.registers for c in compiled), default=0),
         "shared_bytes": max((c.shared_bytes for c in compiled), default=0),
         "spills": max((c.spills for c in compiled), default=0),

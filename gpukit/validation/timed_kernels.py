@@ -744,10 +744,10 @@ def atomics(x_ptr, n, turns, SCATTER: tl.constexpr, SEM: tl.constexpr, BLOCK: tl
         tl.atomic_add(x_ptr + (offs & (n - 1)), tl.full((BLOCK,), 1, x_ptr.dtype.element_ty), sem=SEM)
 
 
-def _atomics(words: int, scatter: bool, dtype=torch.int32, sem: str = "relaxed"):
+def _atomics(words: int, scatter: bool, dtype=torch.int32, sem: str = "relaxed", programs: int = 8 * SMS):
     def prepare(device):
         x = torch.zeros(words, dtype=dtype, device=device)
-        return lambda: atomics[(8 * SMS,)](x, words, 32, SCATTER=scatter, SEM=sem, BLOCK=1024)
+        return lambda: atomics[(programs,)](x, words, 32, SCATTER=scatter, SEM=sem, BLOCK=1024)
 
     return prepare
 
@@ -759,6 +759,7 @@ rate("atomics on neighbours of 2,048, fp32", "elements/us", lambda us: _ADDED / 
 rate("atomics scattered, int32", "elements/us", lambda us: _ADDED / us)(_atomics(4 * MI, True))
 rate("atomics scattered over 4,096, int32", "elements/us", lambda us: _ADDED / us)(_atomics(4096, True))
 rate("atomics on one element, int32", "elements/us", lambda us: _ADDED / us)(_atomics(1, False))
+rate("atomics on one element, fp32", "elements/us", lambda us: 16 * MI / us)(_atomics(1, False, FLOAT, programs=512))
 rate("atomics on neighbours, acq_rel", "elements/us", lambda us: _ADDED / us)(_atomics(4 * MI, False, sem="acq_rel"))
 rate("atomics scattered, acq_rel", "elements/us", lambda us: _ADDED / us)(_atomics(4 * MI, True, sem="acq_rel"))
 rate("atomics on neighbours of 2,048, acq_rel", "elements/us", lambda us: _ADDED / us)(

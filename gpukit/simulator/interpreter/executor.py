@@ -24,6 +24,7 @@ from gpukit.simulator.interpreter.faults import Fault
 from gpukit.simulator.interpreter.frames import frames_of, user_frames, where
 from gpukit.simulator.interpreter.running import Call, interpreter_module
 from gpukit.simulator.interpreter.type_cache import cache_types
+from gpukit.simulator.interpreter.unknown import must_be_known
 
 PARAMETER = "gpukit.parameter"  # key under which a pointer handle carries the Parameter it came from
 _MAX_GRID = (2**31 - 1, 65_535, 65_535)  # CUDA C++ Programming Guide, table of compute capabilities
@@ -81,6 +82,8 @@ def launch(function, args, kwargs, grid) -> None:
         hook(*hosts, **host_kwargs)
     memory = running.now.memory = Memory(grid, where)
     host_arguments = inspect.getcallargs(fn, *hosts, **host_kwargs)
+    if running.now.sampling:
+        host_arguments = {name: _readable(value) for name, value in host_arguments.items()}
     memory.add_guarded()
     memory.alone |= running.now.sampling  # a sampled launch stores nothing
 
@@ -151,7 +154,18 @@ def _language():
             scope.set_attr(owner, name, meaning)
         return scope
     scope = ti._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-    scope.set_attr(tl.core.tensor, "__index__", lambda self: int(self.handle.data.item()))  # NumPy >= 2.4, Triton 3.6
+    truth = tl.core.tensor.__bool__
+
+    def index(self):
+        must_be_known(self.handle.data, "a bound")
+        return int(self.handle.data.item())  # NumPy >= 2.4, Triton 3.6
+
+    def chosen(self):
+        must_be_known(self.handle.data, "a branch")
+        return truth(self)
+
+    scope.set_attr(tl.core.tensor, "__index__", index)
+    scope.set_attr(tl.core.tensor, "__bool__", chosen)
     cache_types(scope)
     bind_libdevice(scope)
     targets = ti.interpreter_builder.codegen_fns
@@ -160,6 +174,14 @@ def _language():
     places = {(id(owner), name): (owner, name) for owner, name, _ in scope._changes}
     _meanings[loaded] = [(owner, name, vars(owner)[name]) for owner, name in places.values()]
     return scope
+
+
+def _readable(value):
+    """Integers on a GPU as a copy: a sampled launch reads them, since they may be indices."""
+    if not getattr(value, "is_cuda", False) or value.is_floating_point():
+        return value
+    copy = value.new_empty(0, device="cpu")
+    return copy.set_(value.untyped_storage().cpu(), value.storage_offset(), value.size(), value.stride())
 
 
 def _refuse_cpu_tensors(function, arguments: dict) -> None:

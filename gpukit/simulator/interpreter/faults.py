@@ -68,6 +68,17 @@ class UnwrittenFault(Fault):
         )
 
 
+class UnknownFault(Fault, ValueError):
+    """What a sampled launch does depends on integers that nobody knows: those of a tensor without values. `source` is the
+    parameter that they come from, `what` depends on them."""
+
+    def _sentence(self) -> str:
+        return (
+            f"line {self.line}: {self.what} depends on what {self.source} holds, and here {self.source} is a tensor "
+            "without values: pass one that has them (the others may be on the meta device)"
+        )
+
+
 class SynchronizationFault(Fault):
     """A program in Gluon touches shared memory that is not ready, or waits for what never comes. `what` is the clause that
     says so; of the other fields it has program, file and line."""

@@ -67,6 +67,9 @@ class LineCounter:
     def cut(self, program: int) -> None:
         pass
 
+    def unknown(self, fault) -> None:
+        pass
+
     def end(self) -> None:
         sys.settrace(self._outer)
 

@@ -11,6 +11,7 @@ from gpukit.simulator.interpreter.executor import PARAMETER, launch
 from gpukit.simulator.interpreter.frames import frames_inside, user_frames, where
 from gpukit.simulator.interpreter.numerics import bf16_bits, bf16_floats
 from gpukit.simulator.interpreter.running import interpreter_module
+from gpukit.simulator.interpreter.unknown import Unknown, must_be_known, unknown
 
 _DESCRIPTOR = "gpukit.descriptor"  # key of pointers that a tensor descriptor made
 
@@ -26,6 +27,10 @@ _NAN = "gpukit.nan"  # key of pointers whose lanes outside hold NaN: Triton's ow
 def _admit(kind: str, ptrs, mask, width: int) -> Access:
     """Check an access and tell the watchers. Raises MemoryFault."""
     via = "tma" if _DESCRIPTOR in ptrs.attr else "lsu"
+    if running.now.sampling:
+        for handle, what in ((ptrs, "address"), (mask, "mask")):
+            if handle is not None and handle.data.__class__ is Unknown:
+                must_be_known(handle.data, f"the {what} of this {kind}")
     access = Access(kind, ptrs.data, None if mask is None else mask.data, width, via)
     memory = running.now.memory
     memory.admit(access, ptrs.attr.get(PARAMETER))
@@ -83,7 +88,10 @@ def masked_load(plain):
             if running.now.sampling and (
                 ptrs.get_element_ty().is_floating() or access.buffer is None or access.buffer.imaginary
             ):
-                return _zeros(ptrs)
+                zeros = _zeros(ptrs)
+                if not ptrs.get_element_ty().is_floating() and access.lanes:
+                    zeros.data = unknown(zeros.data, access.parameter.name)
+                return zeros
         return plain(self, ptrs, mask, other, *rest, **kwargs)
 
     return create_masked_load

@@ -35,6 +35,7 @@ ROWS = {
     "atomics_per_us": ("atomics scattered, int32", "chip"),
     "fenced_atomics_per_us": ("atomics scattered, acq_rel", "chip"),
     "atomics_on_one_per_us": ("atomics on one element, int32", "clock"),
+    "float_atomics_on_one_per_us": ("atomics on one element, fp32", "clock"),
     "atomic_ns": ("latency of an atomic", None),
     "fenced_atomic_ns": ("latency of an atomic, acq_rel", None),
     "matmul_tflops": ("cuBLAS bf16 4096", "tensor"),
@@ -54,7 +55,8 @@ class Machine:
     single_reads_per_us          of 64 bytes each, which is the least that is read, all over the memory
     l2_single_loads, stores      of single sectors, all over L2; l2_gbps is for whole lines
     atomics_per_us               sectors, all over L2; fenced ones order what the thread did before and after (acq_rel)
-    atomics_on_one_per_us        elements, all threads adding to one: 32 of them are one request
+    atomics_on_one_per_us        elements, all threads adding to one: the compiler makes one request of a warp's 32
+    float_atomics_on_one_per_us  the same in fp32, where each of them is an addition of its own
     matmul_tflops                bf16, of a whole large matmul, whose power brings the clock down; matmul_fp32_tflops of one
                                  without tensor cores; wgmma and mma: of a loop of nothing but these instructions
     """
@@ -75,6 +77,7 @@ class Machine:
     atomics_per_us: float
     fenced_atomics_per_us: float
     atomics_on_one_per_us: float
+    float_atomics_on_one_per_us: float
     atomic_ns: float
     fenced_atomic_ns: float
     matmul_tflops: float

@@ -6,7 +6,8 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
 1. Each resource alone.  work / rate: DRAM, L2, and per SM L1 and shared memory, tensor cores, the units for fp32,
    integers and special functions, and the schedulers that issue one instruction of a warp per clock each. The busiest SM
    has ceil(programs / SMs) programs. Rates are those that a kernel reaches which does nothing else (machine.py). Memory
-   has several: loads and stores of whole lines, and of single sectors, where each lane asks for one of its own.
+   has several: loads and stores of whole lines, and of single sectors, where each lane asks for one of its own. Atomics
+   keep L2 busy with updates of sectors, or one element with its changes, which wait for one another (contention.py).
 2. Taking turns.  A program that waits for its loads, computes, then stores, uses one resource at a time; the SM's other
    programs fill the gaps. With n programs at different points that each need the resources d1, d2, ... and besides wait
    for the time z, a balanced network of queues takes no longer for all of them than
@@ -43,6 +44,7 @@ from gpukit.simulator.compiler.compile import Compiled, begin, compile
 from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
 from gpukit.simulator.prediction import mix, scoreboard
 from gpukit.simulator.prediction.machine import Machine, machine
+from gpukit.simulator.trace.contention import Contention, unknown
 from gpukit.simulator.trace.launch import Launch
 from gpukit.simulator.trace.torch_ops import TorchOp
 from gpukit.simulator.trace.tracer import Trace, trace
@@ -70,7 +72,8 @@ _TENSOR_DTYPES |= {"s8": "int8", "u8": "int8", "f64": "fp64", "b8": "int8"}
 @dataclass(frozen=True)
 class Step:
     """One launch or PyTorch op. `resources` are µs that each would take alone; `time_us` is not their sum. `programs` on
-    an SM at a time, `waves` of them; `mix` is what one warp executes. None and 0 where they do not apply."""
+    an SM at a time, `waves` of them; `mix` is what one warp executes. None and 0 where they do not apply. `most_us` is
+    the time if all atomics meet that may, more than `time_us` where their addresses are not known."""
 
     name: str
     time_us: float
@@ -80,6 +83,22 @@ class Step:
     mix: mix.Mix | None = field(default=None, repr=False)
     programs: int = 0
     waves: float = 0.0
+    most_us: float = 0.0
+
+    @property
+    def uncertain(self) -> str:
+        """Why it may take clearly longer; empty where the model knows all that it needs."""
+        if self.most_us < 1.05 * self.time_us:
+            return ""
+        how = (
+            "and how many of them meet is not known"
+            if self.launch.sampled is None
+            else (
+                f"and {self.launch.sampled} of {self.launch.programs:,} programs were looked at: sample=None, on tensors that "
+                "exist, counts how many meet"
+            )
+        )
+        return f"up to {self.most_us:,.1f} µs: {self.name} changes elements by atomics, {how}"
 
     @property
     def limit(self) -> str:
@@ -93,6 +112,7 @@ class Prediction:
     """What `predict` says.
 
     time_us     of all steps, one after the other
+    most_us     the same where all atomics meet that may; more than time_us where a sample does not show their addresses
     resources   µs that each resource is needed for, summed over the steps; "taking turns" is what could not overlap
     limit       the resource that is needed longest in the step that takes longest
     """
@@ -104,6 +124,15 @@ class Prediction:
     @property
     def time_us(self) -> float:
         return sum(step.time_us for step in self.steps)
+
+    @property
+    def most_us(self) -> float:
+        return sum(max(step.time_us, step.most_us) for step in self.steps)
+
+    @property
+    def uncertain(self) -> list[str]:
+        """The reasons for which it may take clearly longer, one for each such step."""
+        return [step.uncertain for step in self.steps if step.uncertain]
 
     @property
     def limit(self) -> str:
@@ -130,6 +159,7 @@ class Prediction:
         )
         if len(self.steps) > 1:
             lines += ["", *(f"{step.time_us:>10,.1f} µs  {step.name}, {step.limit}" for step in self.steps)]
+        lines += ["", *self.uncertain] if self.uncertain else []
         return "\n".join([*lines, "", f"rates reached: {self.machine.source}"])
 
     def __str__(self) -> str:
@@ -148,7 +178,8 @@ class Prediction:
             for name, us, is_limit in self.rows()
         )
         head = f"{self.time_us:,.1f} µs on {html.escape(self.gpu.name)}, limited by {html.escape(self.limit)}"
-        return f"<p><b>{head}</b></p><table>{rows}</table>"
+        notes = "".join(f"<p>{html.escape(reason)}</p>" for reason in self.uncertain)
+        return f"<p><b>{head}</b></p><table>{rows}</table>{notes}"
 
 
 def predict(work: Callable[[], object], gpu: str | hardware.Gpu = "h200", sample: int | None = SAMPLE) -> Prediction:
@@ -260,7 +291,9 @@ def launch_step(
     alone[LAUNCH] = (reached.launch_us if overhead_us is None else overhead_us) + 2e-3 * reached.dram_ns
     resources = {name: alone[name] for name in RESOURCES if alone.get(name)}
     in_waves = launch.programs / (gpu.sms * together)
-    return Step(launch.kernel, busy + alone[LAUNCH], resources, launch, compiled, warp, together, in_waves)
+    met = [_contention_us(each, reached) for each in traffic.contention]
+    most = max(busy, alone[L2] + sum(at_most - least for least, at_most in met)) + alone[LAUNCH]
+    return Step(launch.kernel, busy + alone[LAUNCH], resources, launch, compiled, warp, together, in_waves, most)
 
 
 def _in_turn(programs: int, needs: tuple[float, ...], waits: float, more: bool) -> float:
@@ -281,6 +314,7 @@ def _traffic(launch: Launch, compiled: Compiled) -> Traffic | SimpleNamespace:
     return SimpleNamespace(
         l1_read_sectors=reads, l2_read_sectors=reads, l2_write_sectors=writes, l2_atomic_sectors=atomics,
         l1_hit_rate=0.0, l2_hit_rate=0.0, dirty_bytes=0, sites=(),
+        contention=tuple(unknown(a.tensor, launch.arguments.get(a.tensor), a.lanes) for a in launch.accesses if a.kind == "atomic"),
         dram_read_bytes=(reads + atomics) * SECTOR_BYTES, dram_write_bytes=(writes + atomics) * SECTOR_BYTES,
     )  # fmt: skip
 
@@ -307,7 +341,7 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
     l2 = max(0, whole) * SECTOR_BYTES / rate
     l2 += single["load"] / reached.l2_single_loads_per_us + single["store"] / reached.l2_single_stores_per_us
     if traffic.l2_atomic_sectors:
-        l2 += traffic.l2_atomic_sectors / _atomics_per_us(_atomic_lines(launch), reached)
+        l2 += sum(_contention_us(each, reached)[0] for each in traffic.contention)
         fences = sum(n for opcode, n in warp.opcodes.items() if opcode.startswith("MEMBAR") and ".GPU" in opcode)
         l2 += fences * compiled.num_warps * -(-launch.programs // gpu.sms) * _fence_us(gpu)
     return {MEMORY: dram + fetched / (2 * SECTOR_BYTES) / reached.single_reads_per_us, L2: l2}
@@ -326,11 +360,12 @@ def _dram_us(read: float, written: float, reached: Machine) -> float:
     return (both / reached.copy_gbps + (read + written - both) / rest) * 1e-3
 
 
-def _atomic_lines(launch: Launch) -> float:
-    """Lines of 128 bytes that the launch's atomics may meet in."""
-    names = {access.tensor for access in launch.accesses if access.kind == "atomic"}
-    tensors = [t for name, t in launch.arguments.items() if name in names and isinstance(t, torch.Tensor)]
-    return sum(-(-t.numel() * t.element_size() // 128) for t in tensors) or math.inf
+def _contention_us(of: Contention, reached: Machine) -> tuple[float, float]:
+    """For which the atomics on one tensor keep L2 busy, and for which at most: its slices with their updates of sectors,
+    or one element with its changes, which wait for one another."""
+    one_ns = 1e3 / reached.float_atomics_on_one_per_us if of.floating else 32e3 / reached.atomics_on_one_per_us
+    slices = of.updates / _atomics_per_us(of.lines, reached)
+    return max(slices, of.busiest * one_ns * 1e-3), max(slices, of.busiest_most * one_ns * 1e-3)
 
 
 def _atomics_per_us(lines: float, reached: Machine) -> float:

@@ -5,6 +5,7 @@ launch         one launch: its counts by access; torch_ops counts PyTorch's oper
 recording      which addresses it touched, compactly: all that the cache model is given
 caches         the cache model: traffic at each level, for any GPU. It is made of
 instructions   the warps' instructions that an access becomes; coalesce guesses the lanes where nothing was compiled
+contention     how atomics meet in L2
 levels         L1 and L2: what they hold and give up
 waves          the programs on the SMs, wave by wave
 replay         one launch again, access by access, for a view

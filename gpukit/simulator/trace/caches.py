@@ -31,6 +31,7 @@ from gpukit.hardware import KIB, Gpu
 from gpukit.simulator.compiler.occupancy import occupancy, reserved_shared_bytes
 from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
 from gpukit.simulator.trace import coalesce
+from gpukit.simulator.trace.contention import Contention, contention
 from gpukit.simulator.trace.instructions import ALONE, Forms, alone_among_warps, ways_of
 from gpukit.simulator.trace.recording import Recording
 from gpukit.simulator.trace.waves import Play
@@ -67,6 +68,7 @@ class Traffic:
     l1_hit_rate, l2_hit_rate                               of the sectors read there
     programs_per_sm, waves                                 how the grid was placed
     layouts                                                "compiled" or "assumed": where the warps' lanes are known from
+    contention                                             how the atomics on each tensor meet
     """
 
     gpu: str
@@ -83,6 +85,7 @@ class Traffic:
     dram_write_bytes: int
     dirty_bytes: int
     sites: tuple[SiteTraffic, ...] = field(repr=False)
+    contention: tuple[Contention, ...] = ()
 
     @property
     def l1_hit_rate(self) -> float:
@@ -205,5 +208,5 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
         l2_write_sectors=total("store") + spilled, l2_atomic_sectors=total("atomic"), spilled_sectors=spilled,
         dram_read_bytes=sum(s.dram_bytes for s in sites) + round(dram.completed * SECTOR_BYTES),
         dram_write_bytes=round(dram.written * SECTOR_BYTES), dirty_bytes=round(dram.dirty * SECTOR_BYTES),
-        sites=tuple(sites),
+        sites=tuple(sites), contention=contention(recording, forms, compiled),
     )  # fmt: skip

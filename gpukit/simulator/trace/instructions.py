@@ -112,13 +112,17 @@ def alone_among_warps(compiled: Compiled | None) -> float:
 class Form(NamedTuple):
     """What accesses have in common that differ only by whole sectors: their site, the sectors that the warps'
     instructions ask for, of which so many are new to their warp, the distinct ones, as distances from the one where the
-    access begins, and the bytes of each."""
+    access begins, and the bytes of each. Of an atomic also its lanes, the updates of sectors that they take
+    (contention.py), and whether all lanes change one element."""
 
     site: int
     asked: int
     warps: int
     sectors: np.ndarray
     filled: np.ndarray
+    lanes: int = 0
+    updates: int = 0
+    one_element: bool = False
 
 
 class Forms:
@@ -169,12 +173,15 @@ class Forms:
         lanes = np.bincount(np.searchsorted(sectors, elements // SECTOR_BYTES), minlength=sectors.size)
         filled = np.minimum(lanes * site.width, SECTOR_BYTES).astype(np.uint8)
         instructions = self.ways[site].instructions
-        asked = warps = sectors.size
+        asked = warps = updates = sectors.size
         if instructions is not None and instructions.size:
             moved = (instructions >= 0) & live[instructions]
+            if site.kind == "atomic":
+                updates = _updates(np.where(moved, offsets[instructions], _NOBODY))
             asked_for = np.where(moved, offsets[instructions] // SECTOR_BYTES, _NOBODY)
             asked, warps = _distinct(asked_for), _distinct(asked_for.reshape(self.ways[site].warps, -1))
-        return Form(number, asked, warps, sectors, filled)
+        count = int(np.count_nonzero(live)) if site.kind == "atomic" else 0
+        return Form(number, asked, warps, sectors, filled, count, updates, tile >= 0 and elements.size == 1)
 
 
 def _distinct(rows: np.ndarray) -> int:
@@ -182,3 +189,17 @@ def _distinct(rows: np.ndarray) -> int:
     rows = np.sort(rows, axis=1)
     fresh = (rows[:, 1:] != rows[:, :-1]) & (rows[:, 1:] != _NOBODY)
     return int(np.count_nonzero(rows[:, 0] != _NOBODY) + np.count_nonzero(fresh))
+
+
+def _updates(rows: np.ndarray) -> int:
+    """Of each row and sector the lanes on the element that most of its lanes name, summed; _NOBODY is none."""
+    rows = np.sort(rows, axis=1)
+    row, lane = np.nonzero(rows != _NOBODY)
+    if not row.size:
+        return 0
+    offset = rows[row, lane]
+    begins = np.flatnonzero((np.diff(row, prepend=-1) != 0) | (np.diff(offset, prepend=-1) != 0))
+    times = np.diff([*begins, row.size])  # of an element, in its row
+    sector, row = offset[begins] // SECTOR_BYTES, row[begins]
+    of_sectors = np.flatnonzero((np.diff(row, prepend=-1) != 0) | (np.diff(sector, prepend=-1) != 0))
+    return int(np.maximum.reduceat(times, of_sectors).sum())

@@ -137,6 +137,10 @@ class _Recorder:
         if self.trace.raises:
             raise fault
 
+    def unknown(self, fault) -> None:
+        """What the launch moves depends on integers that nobody knows."""
+        raise fault
+
     def cut(self, linear: int) -> None:
         """A program of the window was ended early."""
         self.launch.recording.cut.add(linear)
@@ -362,7 +366,7 @@ def trace(
     sample     run that many programs of each launch, spread over it, and scale what they count to the whole grid. Nothing
                is computed: floats load as 0 and stores are dropped, so tensors of any size cost nothing, meta tensors
                (torch.empty(..., device="meta")) and untouched torch.empty alike. Integers in memory are read, since they
-               may be indices. Loops that wait for another program's value may not end.
+               may be indices, or a mask or a bound: UnknownFault, a ValueError, where a meta tensor holds them. Loops that wait for another program's value may not end.
 
     raises     whether a launch that reads what nobody has written (of a torch.empty made in the block) raises
                UnwrittenFault when it ends; `t.unwritten` lists these faults either way

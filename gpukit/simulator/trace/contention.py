@@ -1,0 +1,144 @@
+"""How atomics meet: what L2 has to do one after the other because several of them change one element.
+
+A warp's atomics reach L2 sector by sector. An update of a sector changes each of its elements once, so that lanes on
+different elements of a sector share an update, and lanes on one element take as many updates as they are. Two updates of
+one element also wait for one another, wherever they come from. Where the compiler sees that all lanes of a warp add
+integers to one element, it adds them up before (`REDUX`), and one lane of the warp asks L2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from gpukit.simulator.compiler.compile import Compiled
+    from gpukit.simulator.trace.instructions import Forms
+    from gpukit.simulator.trace.recording import Recording
+
+LINE_BYTES = 128
+
+
+@dataclass(frozen=True)
+class Contention:
+    """The atomics of one launch on one tensor.
+
+    updates         of sectors, in the whole launch
+    busiest         changes of the element that is changed most often: how many there are at least
+    busiest_most    and at most. All programs of a launch say both; of a sampled one it is known that all elements
+                    together are changed so often, and how many of the programs that were looked at share an element
+    lines           of 128 bytes, that they may meet in
+    """
+
+    tensor: str
+    floating: bool
+    updates: float
+    busiest: float
+    busiest_most: float
+    lines: int
+
+
+def contention(recording: Recording, forms: Forms, compiled: Compiled | None) -> tuple[Contention, ...]:
+    """Of each tensor that the launch changes by atomics."""
+    names = dict.fromkeys(site.tensor for site in recording.sites if site.kind == "atomic")
+    return tuple(_of_tensor(name, recording, forms, compiled) for name in names)
+
+
+def unknown(tensor: str, argument: object, lanes: int) -> Contention:
+    """Of so many atomics on a tensor whose addresses nobody knows: spread over all of it, or all on one element."""
+    changed = _tensor(argument)
+    elements = max(1, changed.numel())
+    return Contention(tensor, changed.is_floating_point(), lanes, lanes / elements, lanes, _all_lines(changed))
+
+
+def _all_lines(tensor: torch.Tensor) -> int:
+    return -(-tensor.numel() * tensor.element_size() // LINE_BYTES)
+
+
+def _of_tensor(name: str, recording: Recording, forms: Forms, compiled: Compiled | None) -> Contention:
+    call, tensor = recording.call, _tensor(recording.call.arguments.get(name))
+    floating = tensor.is_floating_point()
+    chosen = [i for i, site in enumerate(recording.sites) if (site.kind, site.tensor) == ("atomic", name)]
+    rows = np.flatnonzero(np.isin(forms.sites, chosen))
+    redux = compiled is None or any(i.opcode.startswith("REDUX") for i in compiled.instructions)
+    merges = redux and not floating
+    whole = rows if call.sampled is None else rows[rows < recording.whole]
+
+    updates = adds = 0
+    for form, count in zip(*forms.counted(whole), strict=True):
+        merged = merges and form.one_element
+        updates += count * (form.asked if merged else form.updates)
+        adds += count * (form.asked if merged else form.lanes)
+    found = _changes(recording, forms, whole, merges)
+    most = float(found.max(initial=0))
+    if call.sampled is None:
+        return Contention(name, floating, updates, most, most, _lines(recording, whole))
+    scale = call.programs / call.sampled
+    least = max(adds * scale / max(1, tensor.numel()), most)
+    each = max(
+        (float(_changes(recording, forms, own, merges).max()) for own in _by_program(recording, whole)), default=0.0
+    )
+    possible = each * math.ceil(_shared(recording, rows, whole) * call.programs)
+    return Contention(name, floating, updates * scale, least, max(least, possible), _all_lines(tensor))
+
+
+def _changes(recording: Recording, forms: Forms, rows: np.ndarray, merges: bool) -> np.ndarray:
+    """How often each element that these rows touch is changed by them."""
+    addresses, weights = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
+    keys = np.stack([forms.sites[rows], forms.tiles[rows], forms.starts[rows]])
+    _, first, counts = np.unique(keys, axis=1, return_index=True, return_counts=True)
+    for i, count in zip(first.tolist(), counts.tolist(), strict=True):
+        row = int(rows[i])
+        own = _addresses(recording, row)
+        (form,), _ = forms.counted(rows[i : i + 1])
+        once = form.asked / form.lanes if merges and form.one_element else 1.0
+        addresses.append(own)
+        weights.append(np.full(own.size, count * once))
+    _, which = np.unique(np.concatenate(addresses), return_inverse=True)
+    return np.bincount(which, np.concatenate(weights)) if which.size else np.zeros(0)
+
+
+def _addresses(recording: Recording, row: int) -> np.ndarray:
+    """Of the live lanes of one row, in the imaginary memory."""
+    tile = recording.tile[row]
+    offsets = recording.tiles[tile].offsets() if tile >= 0 else recording.irregular[-1 - tile].offsets
+    return offsets.reshape(-1) + recording.start[row]
+
+
+def _lines(recording: Recording, rows: np.ndarray) -> int:
+    found = {(recording.tile[row], recording.start[row], recording.site[row]): row for row in rows.tolist()}
+    lines = [recording.units(row, LINE_BYTES) for row in found.values()]
+    return int(np.unique(np.concatenate(lines)).size) if lines else 0
+
+
+def _by_program(recording: Recording, rows: np.ndarray) -> list[np.ndarray]:
+    program = np.array([recording.program[row] for row in rows.tolist()], dtype=np.int64)
+    return [rows[program == number] for number in np.unique(program)]
+
+
+def _shared(recording: Recording, rows: np.ndarray, whole: np.ndarray) -> float:
+    """Of the programs of a sampled launch, the largest part that changes one element: of those that were looked at from
+    beginning to end, where two of them do, else also of those of which only the beginning is known."""
+
+    def busiest(chosen: np.ndarray) -> tuple[int, int]:
+        programs = [
+            np.unique(np.concatenate([_addresses(recording, int(row)) for row in own]))
+            for own in _by_program(recording, chosen)
+        ]
+        if not programs:
+            return 0, 1
+        return int(np.unique(np.concatenate(programs), return_counts=True)[1].max()), len(programs)
+
+    (most, of), (most_begun, of_begun) = busiest(whole), busiest(rows)
+    begun = most_begun / of_begun
+    return max(begun, most / of) if most > 1 else begun
+
+
+def _tensor(argument: object) -> torch.Tensor:
+    """The tensor of an argument, a descriptor's too; a single float32 where there is none."""
+    tensor = argument if isinstance(argument, torch.Tensor) else getattr(argument, "base", None)
+    return tensor if isinstance(tensor, torch.Tensor) else torch.empty(1, device="meta")
