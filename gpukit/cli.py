@@ -165,10 +165,18 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     benchmark.add_arguments(added)
 
     added = command("trace", _trace, "what a kernel moves, compiles to and takes on any GPU, worked out without one")
-    added.add_argument("op", metavar="OP", help="an operation, such as softmax; a name that is none lists them")
+    added.add_argument(
+        "op", metavar="OP", nargs="?", help="an operation, such as softmax; a name that is none lists them"
+    )
     added.add_argument("--shape", metavar="4096x4096", help="default: the operation's first benchmark shape")
     added.add_argument("--dtype", default="bf16", help="bf16, fp16, fp32 or fp64 (default: %(default)s)")
     added.add_argument("--gpu", default="h200", help="any GPU of the table (default: %(default)s)")
+    added.add_argument(
+        "--ncu",
+        metavar="FILE.py",
+        type=Path,
+        help="on a machine with a GPU: run this file, and show what Nsight Compute measures of its kernels beside our numbers",
+    )
 
     added = command("cheatsheet", _cheatsheet, "print the course's formulas and GPUs, or write them as a page")
     added.add_argument("--html", metavar="FILE", help="write the page to be printed, on one sheet of paper")
@@ -484,6 +492,16 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _trace(args: argparse.Namespace) -> int:
+    if bool(args.op) == bool(args.ncu):
+        return _refuse("trace needs an operation, such as softmax, or --ncu FILE.py, and not both")
+    if args.ncu:
+        from gpukit.validation import own_file
+
+        try:
+            print(own_file.command(args.ncu))
+        except (ValueError, RuntimeError) as error:
+            return _refuse(str(error))
+        return 0
     try:
         hardware.gpu(args.gpu)  # before PyTorch and Triton, which take seconds to import
     except ValueError as error:

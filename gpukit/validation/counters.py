@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -98,8 +98,9 @@ def known_counters(ncu: str, say: Callable[[str], None]) -> list[str]:
     return known
 
 
-def environment() -> dict[str, str]:
-    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+def environment(*first: Path) -> dict[str, str]:
+    """Of a process that finds the modules which this one does; those in `first` before them."""
+    path = os.pathsep.join([*map(str, first), *(p or os.getcwd() for p in sys.path)])
     return {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "0"}
 
 
@@ -129,20 +130,12 @@ def measure(names: list[str], say: Callable[[str], None], seconds: float = 240) 
     while left and broken < _ATTEMPTS and time.monotonic() < end - 20:
         part, left = left[:_AT_ONCE], left[_AT_ONCE:]
         with tempfile.TemporaryDirectory() as folder:
-            log, raw, chosen = (Path(folder) / name for name in ("log.jsonl", "ncu.csv", "todo.json"))
+            log, chosen = Path(folder) / "log.jsonl", Path(folder) / "todo.json"
             chosen.write_text(json.dumps(part))
-            command = [ncu, *_FLAGS, "--metrics", ",".join(counters), "--log-file", str(raw), sys.executable, "-m"]
-            command += ["gpukit.validation.under_ncu", str(log), "measure", str(chosen)]
+            target = ["gpukit.validation.under_ncu", str(log), "measure", str(chosen)]
             begin = time.monotonic()
-            try:
-                done = subprocess.run(
-                    command, env=environment(), capture_output=True, text=True, timeout=max(20, end - begin)
-                )
-                status, output = done.returncode, (done.stdout + done.stderr)[-1500:].strip()
-            except subprocess.TimeoutExpired:
-                status, output = "out of time", ""
+            status, output, text = profile(ncu, counters, target, max(20, end - begin))
             entries = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-            text = raw.read_text(errors="replace") if raw.exists() else ""
         rows = read_csv(text)
         runs.append({"log": entries, "rows": rows})
         say(f"ncu, {len(part)} cases: status {status}, {len(rows)} kernels in {time.monotonic() - begin:.0f} s")
@@ -163,6 +156,24 @@ def measure(names: list[str], say: Callable[[str], None], seconds: float = 240) 
     if left:
         say(f"not measured: {', '.join(left)}")
     return runs
+
+
+def profile(
+    ncu: str, counters: list[str], target: list[str], seconds: float, more: Sequence[str] = (), *first: Path
+) -> tuple[int | str, str, str]:
+    """Run a module of Python, `target`, under ncu: its exit status, the end of what was printed, and what ncu wrote, for
+    read_csv. Only what is launched between cudaProfilerStart and cudaProfilerStop is measured. `more`: options of ncu's;
+    `first`: as of environment."""
+    with tempfile.TemporaryDirectory() as folder:
+        raw = Path(folder) / "ncu.csv"
+        command = [ncu, *_FLAGS, *more, "--metrics", ",".join(counters), "--log-file", str(raw)]
+        command += [sys.executable, "-m", *target]
+        try:
+            done = subprocess.run(command, env=environment(*first), capture_output=True, text=True, timeout=seconds)
+            status, output = done.returncode, (done.stdout + done.stderr)[-1500:].strip()
+        except subprocess.TimeoutExpired:
+            status, output = "out of time", ""
+        return status, output, raw.read_text(errors="replace") if raw.exists() else ""
 
 
 def read_csv(text: str) -> list[dict]:

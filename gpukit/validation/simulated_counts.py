@@ -40,7 +40,7 @@ def trace_case(name: str, gpu: str, compiled: bool = True) -> dict:
     return {
         "case": name,
         "kernels": [recorded.kernel for recorded in t.launches],
-        "counts": {counter: sum(_count(each, counter) for each in traffic) for counter in COUNTERS},
+        "counts": {counter: sum(count(each, counter) for each in traffic) for counter in COUNTERS},
         "layouts": [each.layouts for each in traffic],
         "programs_per_sm": [each.programs_per_sm for each in traffic],
         "dirty_bytes": sum(each.dirty_bytes for each in traffic),
@@ -49,7 +49,8 @@ def trace_case(name: str, gpu: str, compiled: bool = True) -> dict:
     }
 
 
-def _count(traffic, counter: str) -> int:
+def count(traffic, counter: str) -> int:
+    """One of COUNTERS, as Nsight Compute counts it."""
     if counter not in ("l1_read_sectors", "l1_write_sectors"):
         return getattr(traffic, counter)
     kind = "load" if counter == "l1_read_sectors" else "store"
