@@ -36,6 +36,8 @@ _TYPE_PARAMETERS = tuple(getattr(ast, name) for name in ("TypeVar", "ParamSpec",
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _ASYNC = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
+_SEVERAL = (ast.Tuple, ast.List, ast.Set)
+_NAMED = ("name", "arg", "asname", "rest")  # where a node has a name that it gives a value to, and no ast.Name
 _INJECTED = frozenset({"interpreter_semantic"})  # what the interpreter leaves among a file's names
 # Their calls take names as text, and would give a value attributes that nobody may write.
 _ENUMS = frozenset(f"enum.{name}" for name in ("Enum", "Flag", "IntEnum", "IntFlag", "StrEnum"))
@@ -108,6 +110,7 @@ class _File:
         self.bases: set[int] = set()  # expressions that an attribute is taken of
         self.called: set[int] = set()
         self.asked: set[int] = set()  # places where a class is no more than a class: isinstance(x, type), type[int]
+        self.settled: set[int] = set()  # places where type(x) is compared or shown and goes nowhere else
         self.named: set[int] = set()  # annotations, and what a class inherits from
         self.classes: set[str] = set()
         self.setters: dict[str, set[str]] = {}  # by class: methods that set attributes of their first argument
@@ -141,8 +144,11 @@ class _File:
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
             if name == "namedtuple":
                 self.own.update(_words(node.args[1:]))
-            elif name in ("isinstance", "issubclass", "map"):
+            elif name in ("isinstance", "issubclass"):
                 self.asked.update(map(id, _spread(node.args)))
+            elif name in ("print", "repr", "str"):
+                self.settled.update(map(id, node.args))
+        self.settled.update(id(node.value) for node in self._all(ast.FormattedValue))
         for node in self._all(ast.ClassDef):
             self._note_class(node)
 
@@ -309,12 +315,18 @@ class _File:
             return
         raise _Refused(f"{module}.{name}", f"{module}.{name}", name, names=listed)
 
+    def _names_anew(self, node: ast.AST) -> None:
+        """A name that gets its value from something else than an assignment: import … as, except … as, case …."""
+        for name in (getattr(node, field, None) for field in _NAMED):
+            if name and (name in _INJECTED or _of_python(name)):
+                raise _Refused(name, name)
+
     def _name(self, node: ast.Name) -> None:
         if node.id in _REFUSED_BUILTINS:
             if not node.id.startswith("__") and not self._is_builtin(node.id):
                 return
             raise _Refused(node.id, node.id)
-        if node.id in _INJECTED or (node.id.startswith("__") and node.id not in UNDERSCORED and node.id not in METHODS):
+        if node.id in _INJECTED or _of_python(node.id):
             raise _Refused(node.id, node.id)
         if node.id == "getattr" and id(node) not in self.called:
             raise _Refused("getattr as a value", "setattr")
@@ -378,6 +390,8 @@ class _File:
         """Whether .name may follow an expression."""
         if name in NEVER or name in self.away:
             raise _Refused(f".{name}", name, instead=self.away.get(name, ""))
+        if name == "__init__" and not self._constructs(of):
+            raise _Refused(f".{name}", instead="super().__init__(), or a new object")
         if name.startswith("_"):
             own = name in self.own and not name.startswith("__") and (of is None or self._is_self(of))
             if not own and name not in UNDERSCORED and not (name in METHODS and isinstance(of, ast.Call)):
@@ -387,6 +401,14 @@ class _File:
             or name == "format"
         ):
             raise _Refused(f".{name}", name, names=VALUES | TENSOR | self.own)
+
+    def _constructs(self, of: ast.expr | None) -> bool:
+        """Whether .__init__ is asked of a class or super(), and not of an object that somebody else's would fill anew."""
+        if id(of) not in self.bases:
+            return False
+        return getattr(getattr(of, "func", None), "id", getattr(of, "id", "")) in {"super", *self.classes} or bool(
+            self._path(of)
+        )
 
     def _set(self, node: ast.Attribute, path: str | None) -> None:
         """An assignment to x.name, however it is written."""
@@ -436,14 +458,40 @@ class _File:
             self._read(text.value, node.args[0])
         if name == "type" and (len(node.args) != 1 or node.keywords):
             raise _Refused("type with three arguments", instead="a class statement")
+        if name == "type" and not self._stays(node):
+            raise _Refused("type(x) as a value", instead="type(x), written out where it is compared, called or shown")
         if (_is_type(node.func) or _is_type_of(node.func)) and (_starred(node) or len(node.args) == 3):
             raise _Refused(f"{ast.unparse(node.func)} with three arguments", instead="a class statement")
-        if self._path(node.func) == "types.SimpleNamespace" and _starred(node):
+        if self._path(node.func) == "types.SimpleNamespace" and (node.args or _starred(node)):
             text = ast.unparse(node.func)
-            raise _Refused(f"{text} with **", instead=f"{text}(name=value), with the names written out")
+            raise _Refused(
+                f"{text} with names from elsewhere", instead=f"{text}(name=value), with the names written out"
+            )
+        if _is_type(node.func) and node.args and {"types", "types.SimpleNamespace"} & {*self.roots.values()}:
+            raise _Refused(f"a call of {ast.unparse(node.func)} beside SimpleNamespace", instead="the class's name")
         for keyword in node.keywords:
             if keyword.arg and keyword.arg.startswith("__"):
                 raise _Refused(f"{keyword.arg} as a keyword", keyword.arg)
+
+    def _stays(self, node: ast.Call) -> bool:
+        """Whether the class that type(x) gives is compared with classes, called, asked for its name or shown, so that no name
+        and no function of the file's gets it: the type of a class makes classes, and some read names from text."""
+        return id(node) in self.settled | self.called | self.bases | self.asked or any(
+            node in operands
+            and (all(isinstance(op, ast.Is | ast.IsNot) for op in each.ops) or self._are_classes(operands))
+            for each in self._all(ast.Compare)
+            for operands in [list(_spread([each.left, *each.comparators]))]
+        )
+
+    def _are_classes(self, operands: list[ast.expr]) -> bool:
+        """Whether no == is the file's own."""
+        return all(
+            isinstance(each, _SEVERAL)
+            or _is_type(each)
+            or self._path(each)
+            or (isinstance(each, ast.Name) and (each.id in self.classes or each.id not in self._defined))
+            for each in operands
+        )
 
     def _function(self, node: ast.FunctionDef) -> None:
         if node.name.startswith("__") and node.name not in METHODS:
@@ -452,6 +500,7 @@ class _File:
             self._name(ast.Name(node.name, ast.Store()))
 
     def _class(self, node: ast.ClassDef) -> None:
+        self._names_anew(node)
         if any(keyword.arg == "metaclass" or keyword.arg is None for keyword in node.keywords):
             raise _Refused("a metaclass", instead="an ordinary class")
         if any(_is_type(base) for base in node.bases):
@@ -523,6 +572,10 @@ _LOOKS = {
     ast.FunctionDef: _File._function,
     ast.ClassDef: _File._class,
     ast.MatchClass: _File._pattern,
+    **dict.fromkeys(
+        (ast.alias, ast.arg, ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.MatchMapping), _File._names_anew
+    ),
+    **dict.fromkeys(_TYPE_PARAMETERS, _File._names_anew),
     **dict.fromkeys(_ASYNC, _File._async),
 }
 
@@ -580,6 +633,11 @@ def _walked(tree: ast.AST) -> list[ast.AST]:
     return nodes
 
 
+def _of_python(name: str) -> bool:
+    """Whether a name means something to Python that an exercise leaves alone."""
+    return name.startswith("__") and name not in UNDERSCORED and name not in METHODS
+
+
 def _is_type(node: ast.expr) -> bool:
     """Whether an expression is type(x)."""
     return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "type"
@@ -605,10 +663,10 @@ def _starred(node: ast.Call) -> bool:
 
 
 def _spread(nodes: Iterable[ast.expr]) -> Iterator[ast.expr]:
-    """Expressions, with the elements of those that are tuples."""
+    """Expressions, with the elements of those that are tuples, lists and sets."""
     for node in nodes:
         yield node
-        if isinstance(node, ast.Tuple):
+        if isinstance(node, _SEVERAL):
             yield from _spread(node.elts)
 
 

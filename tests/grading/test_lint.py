@@ -127,7 +127,11 @@ ODD = [
     "x = getattr(3, 'real')\nhasattr(x, 'anything at all')",
     "from math import *\nx = sqrt(2)",
     "if __name__ == '__main__':\n    print(__doc__)",
-    "x: 'list[int]' = []\ny: type[int] = int\nz = isinstance(int, type)\nw = list(map(type, [1]))",
+    "x: 'list[int]' = []\ny: type[int] = int\nz = isinstance(int, type)",
+    "class P:\n    pass\ndef f(x, y):\n    return type(x) in [int, P] or type(x) == type(y) or type(x) is not y",
+    "x = 1\nprint(type(x), repr(type(x)), f'{type(x)}', isinstance(2, (type(x), str)), type(x).__name__)",
+    "class A:\n    def __init__(self, n=0):\n        self.n = n\nclass B(A):\n    def __init__(self):\n        A.__init__(self, 1)",
+    "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    print(e)\nmatch [1, 2]:\n    case [a, *b]:\n        print(a, b)",
     "a = b = 3\na, *b = [1, 2, 3]\n(c := a)\nassert c == a, 'text'\nglobal_x = [i for i in range(3) if i]\n",
     "def f():\n    global n\n    n = 3\n    def g():\n        nonlocal_x = 1\n        return nonlocal_x\n    return g",
     "'abc'.join(['1']).encode().decode().zfill(3).split('1')\n(3).bit_length()\n(0.5).as_integer_ratio()\nfloat.fromhex('0x1p3')",
@@ -146,7 +150,7 @@ ODD = [
     "import torch\ndef f(x):\n    F = torch.nn.functional\n    return [F.relu(y) for y in x]",
     "from types import SimpleNamespace\ndef f(s: SimpleNamespace) -> SimpleNamespace:\n    return SimpleNamespace(a=s.a)\nisinstance(1, SimpleNamespace)",
     "import enum\nclass K(enum.IntEnum):\n    A = 1\nx: enum.Enum = K.A\nK(1), isinstance(x, enum.Enum)",
-    "def f(x):\n    return type(x)(3) if type(x) in (int, float) else type(x)",
+    "def f(x):\n    return type(x)(3) if type(x) in (int, float) else type(x)(4)",
 ]
 
 
@@ -461,6 +465,47 @@ BLOCKS = [
     "from enum import Enum\nEnum('E', {'A': 1, '__getattr__': print})",
     "from enum import Enum\nclass E(Enum): pass\nE('F', {'A': 1, '__getattr__': print})",
     "import enum\nE = enum.Enum",
+    *(
+        f"import math\nclass E:\n    def __eq__(self, t):\n        return t('X', (), {{}})\n{way}"
+        for way in (
+            "t = type(int)",
+            "t, u = type(int), 1",
+            "(t := type(int))",
+            "for t in [type(int)]: pass",
+            "for t in map(type, [int]): pass",
+            "def f(t=type(int)): pass",
+            "(lambda t: t)(type(int))",
+            "match type(int):\n    case t: pass",
+            "def f(x): return type(x)",
+            "(type(int) if 1 else 0)('X', (), {})",
+            "(0 or type(int))('X', (), {})",
+            "[type(int)][0]('X', (), {})",
+            "[t for t in [type(int)]]",
+            "@type(int)\ndef f(): pass",
+            "type(int) == E()",
+            "type(int) in (int, E())",
+            "int = E()\ntype(float) != int",
+            "E()[type(int)]",
+        )
+    ),
+    *(
+        f"class A:\n    {way}"
+        for way in (
+            "class __getattr__: pass",
+            "try:\n        1 / 0\n    except Exception as __getattr__: pass",
+            "match print:\n        case __getattr__: pass",
+            "match [print]:\n        case [*__getattr__]: pass",
+            "match {}:\n        case {**__getattr__}: pass",
+        )
+    ),
+    "import math as __builtins__",
+    "def f(__class__): pass",
+    "from types import SimpleNamespace\nt = type(SimpleNamespace())\nt(**{'__copy__': print})",
+    "from types import SimpleNamespace\nSimpleNamespace().__init__(**{'__copy__': print})",
+    "from types import SimpleNamespace\ngetattr(SimpleNamespace(), '__init__')(**{'__copy__': print})",
+    "from types import SimpleNamespace as S\nmatch S():\n    case S(__init__=f):\n        f(**{'__copy__': print})",
+    "from types import SimpleNamespace\nSimpleNamespace({'__copy__': print})",
+    "from types import SimpleNamespace\ntype(SimpleNamespace())({'__copy__': print})",
     "type(int)('X', (), {'__getattr__': print})",
     "type(int)(*['X', (), {}])",
     "type[int]('X', (), {'__getattr__': print})",
