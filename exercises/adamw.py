@@ -146,7 +146,7 @@ def round_kernel(x_ptr, y_ptr, n, seed, BLOCK: tl.constexpr):
 
 
 def round_at_random(x: Tensor, seed: int) -> Tensor:
-    """x [n] float32, contiguous, n < 2^31 -> y [n] int16, the bits of bfloat16 numbers; int16 because the check compares bits.
+    """x [n] float32, contiguous, n <= 2^24 -> y [n] int16, the bits of bfloat16 numbers; int16 because the check compares bits.
 
     Each x lies between two bfloat16 numbers. y is the one farther from zero with a probability that is the share of the way
     from the nearer to the farther one that x has covered, and the nearer one otherwise. Element i takes the lower 16 of the
@@ -203,6 +203,7 @@ def train(
             checkpoint = optimizer.state_dict()
             for lost in params:  # the run goes on until it is killed, and what it did is lost
                 lost.grad = g
+            optimizer.options["lr"] = 2 * lr  # by a schedule
             kept = [lost.clone() for lost in params]
             optimizer.step()
             params = kept

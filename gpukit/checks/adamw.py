@@ -553,6 +553,8 @@ def _train(
                 held[:] = [False, False]
             if twist == "options-lost":
                 options["lr"], options["betas"] = 1.0, (0.5, 0.5)
+            if twist == "live-options":  # what a schedule made of them after the checkpoint
+                options["lr"] = 2 * lr
         step(i, [g, g if turns[i] else None])
     nothing = torch.full_like(p, float("nan"))
     return *params, *(
@@ -626,6 +628,7 @@ RESUME = KernelExercise(
             )
         ),
         Misconception("live-checkpoint", gives=_train_gives("live-dictionary")),
+        Misconception("live-checkpoint/2", gives=_train_gives("live-options")),
         Misconception("names-of-its-own", when=_right_but_for_names),
         Misconception("update-first", when=lambda evidence: len(evidence.case.args[2]) == 1),
         Misconception("not-resumed", when=only("stopped")),

@@ -328,7 +328,7 @@ EXAMPLES = {
     "adamw.update": lambda d, n=1 << 26: (*_adamw(n), *_STEP, 0.1),
     "adamw.clip": lambda d, n=1 << 26: (_t(d, n), 1.0),
     "adamw.many": lambda d, tensors=148, n=124439808: (*_many(tensors, n), *_STEP, 1024),
-    "adamw.rounding": lambda d, n=1 << 26: (_f32(n), 1),
+    "adamw.rounding": lambda d, n=1 << 24: (_f32(n), 1),
     "capstone.dq": lambda d, H=32, KV=8, T=2048, D=128: (
         _t(d, H, T, D), _t(d, KV, T, D), _t(d, KV, T, D), _t(d, H, T, D), _f32(H, T), _f32(H, T)
     ),
