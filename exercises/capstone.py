@@ -240,7 +240,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     The gradient of o comes with any strides, all 0 if o was summed; only such a one may be copied, and the copy counts.
     Sums are kept in float32, two runs agree in every bit (no atomics), and no matrix of scores is in memory.
     Bound: four launches. Blocks of 16 queries and of 16 keys of which no query sees a key are not loaded; in each kernel what
-    a program holds is loaded once, and results are stored once.
+    a program holds is loaded once, and results are stored once. Forward keeps q, k, v, o and one number per query for
+    backward.
     """
     return CausalAttention.apply(q, k, v)
 

@@ -213,7 +213,8 @@ def smoothed_cross_entropy(x: Tensor, target: Tensor, smoothing: float, z_loss: 
 
     smoothing  the share of each target's weight that is spread evenly over all V classes, the right one included
     z_loss     the weight of (log sum exp x)^2, which is added to the loss of each row
-    Bound, forward and backward together: two reads and one write of x's size, one launch each.
+    Bound, forward and backward together: two reads and one write of x's size, one launch each. Forward keeps x, target and
+    one number per row for backward.
     """
     return SmoothedFunction.apply(x, target, smoothing, z_loss)
 
@@ -339,6 +340,7 @@ def kl_div(x: Tensor, t: Tensor, BLOCK_V: int = 2048) -> Tensor:
     divergence of each row, the sum of t (log t - x). It is differentiable with respect to x.
 
     x is finite. t may be 0; such an element adds nothing.
-    Bound, forward and backward together: three reads and one write of x's size, in two launches.
+    Bound, forward and backward together: three reads and one write of x's size, in two launches. Forward keeps one tensor
+    of x's size for backward.
     """
     return KLFunction.apply(x, t, BLOCK_V)

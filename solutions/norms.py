@@ -198,7 +198,8 @@ def rms_norm_trained(x: Tensor, weight: Tensor, programs: int) -> Tensor:
     `programs` is the number of programs that compute the gradients; it may be larger than M. The rows are shared evenly
     among them. dweight is the sum over all M rows of dy * x * rstd, the same to the last bit in every run, so atomics are
     not allowed. Bound, forward and backward together: 4 reads and 2 writes of M x N elements, weight once for each row
-    (forward) and once for each program (backward), one float32 row for each program; three launches.
+    (forward) and once for each program (backward), one float32 row for each program; three launches. Forward keeps x,
+    weight and one number per row for backward.
     """
     return RmsNormFunction.apply(x, weight, programs)
 
@@ -338,6 +339,6 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Elements i and i + D/2 of a head are the coordinates of one point, which token t turns by the angle whose cosine and
     sine are cos[t, i] and sin[t, i]. Bound, forward and backward together: 2 reads and 2 writes of x's size, and the tables
-    once for each token and pass, whatever the number of heads.
+    once for each token and pass, whatever the number of heads. Forward keeps only the tables for backward.
     """
     return RopeFunction.apply(x, cos, sin)

@@ -180,7 +180,8 @@ def softmax(x: Tensor) -> Tensor:
     """x [M, N] contiguous -> y [M, N], differentiable.
 
     The gradient that arrives for y may have any strides. If y was summed, its strides are 0.
-    Bound, forward and backward together: 3 reads and 2 writes of M x N elements, one launch each.
+    Bound, forward and backward together: 3 reads and 2 writes of M x N elements, one launch each. Forward keeps one tensor
+    of M x N elements for backward.
     """
     return SoftmaxFunction.apply(x)
 

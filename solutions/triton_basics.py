@@ -157,7 +157,7 @@ def mul_relu(x: Tensor, w: Tensor) -> Tensor:
     Differentiable with respect to x; w is a constant. dy may have any strides, too. Where the product is exactly 0 the
     gradient is 0, as in PyTorch.
     Bound for both passes together: x is read twice, dy once, and w once per row of tiles and pass; y and dx are written
-    once.
+    once. Forward keeps one tensor of x's size and w for backward.
     """
     return MulReluFunction.apply(x, w)
 
@@ -303,12 +303,12 @@ class DropoutFunction(torch.autograd.Function):
 
 
 def dropout(x: Tensor, p: float, seed: int) -> Tensor:
-    """x contiguous, any shape, 0 <= p <= 1 -> y of its shape, differentiable.
+    """x contiguous, any shape, at most 2^24 elements, 0 <= p <= 1 -> y of its shape, differentiable.
 
     Number the elements of x by their order in memory. Element i is kept where tl.rand(seed, i) >= p, and then divided by
     1 - p, in float32. Where it is not kept the result is 0, even if x is an infinity or NaN there.
     Bound for both passes together: 2 reads and 2 writes of x's size, one launch per pass, and a copy of dy where it is not
-    contiguous.
+    contiguous. Forward keeps no tensor for backward.
     """
     return DropoutFunction.apply(x, p, seed)
 

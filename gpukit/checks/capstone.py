@@ -514,6 +514,14 @@ class _Heads(Inputs):
         do[:, 16:] -= 3500
         return tuple(x.half() for x in (q, k, v, do))
 
+    def hidden(self, T: int) -> tuple:
+        """q, k, v and do of a head whose last key is 200 above all others: the exponential of that is no float32, and only the
+        last query sees it. Its gradient is 0, and that of the first queries: with few keys, dp - delta cancels."""
+        q, k, v, do = (self.normal(1, T, 16, scale=s) for s in (1 / 4, 1, 1, 1))
+        q[..., 0], k[..., 0], k[:, -1, 0] = 1, 0, 800
+        do[:, :6] = do[:, -1] = 0
+        return q, k, v, do
+
 
 def _attention_case(tensors: tuple, *rest: Any, note: str = "", tags: str = "") -> Case:
     (H, T, D), H_kv = tensors[0].shape, tensors[1].shape[0]
@@ -603,11 +611,13 @@ def _dq_cases(rng: Random) -> list[Case]:
         if high:
             q = make.torch.zeros_like(q)
             q[..., 0], k[..., 0] = 16_000, 1 / 4
-        do = do.to(q.dtype)
+        note = "scores of 1,000" if high else ""
+        return of(q, k, v, do.to(q.dtype), note, "far" * far + "high" * high)
+
+    def of(q: Tensor, k: Tensor, v: Tensor, do: Tensor, note: str, tags: str) -> Case:
         o, lse = _forward(q.double(), k.double(), v.double())
         delta = (o * do.double()).sum(-1)
-        note = "scores of 1,000" if high else ""
-        return _attention_case((q, k, v, do, lse.float(), delta.float()), note=note, tags="far" * far + "high" * high)
+        return _attention_case((q, k, v, do, lse.float(), delta.float()), note=note, tags=tags)
 
     return [
         given(1, 1, 12, 8),
@@ -621,6 +631,7 @@ def _dq_cases(rng: Random) -> list[Case]:
         given(2, 1, 9, 80, dtype="float16"),
         given(1, 1, 40, 16, dtype="float16", far=True),
         given(2, 1, 40, 16, dtype="float16", high=True),
+        of(*make.hidden(13), "a high score that is not seen", "hidden"),
     ]
 
 
@@ -677,7 +688,7 @@ DQ = KernelExercise(
         Misconception("last-block-wins", gives=_dq_gives("last block")),
         Misconception("scaled-in-16-bits", when=only("far")),
         Misconception("lse-in-16-bits", when=lambda evidence: evidence.tag("high")),
-        Misconception("infinite-weights", when=lambda evidence: evidence.kind == "nan"),
+        Misconception("infinite-weights", when=only("hidden", kind="nan")),
     ),
 )
 
@@ -700,6 +711,7 @@ def _attention_cases(rng: Random) -> list[Case]:
 
     steps = make.steps(33)
     *waves, do = make.waves(33)
+    *hidden, upstream = make.hidden(13)
     return [
         given(1, 1, 5, 4),
         given(1, 1, 16, 16),
@@ -711,6 +723,7 @@ def _attention_cases(rng: Random) -> list[Case]:
         # Gradients of scores this large have few digits: this case is about the forward pass.
         _attention_case(steps, 0 * steps[0], note="scores that fall, scores that rise", tags="steep once"),
         _attention_case(waves, do, note="gradients with sums beyond 65,504", tags="far"),
+        _attention_case(hidden, upstream, note="a high score that is not seen", tags="hidden"),
     ]
 
 
@@ -807,6 +820,7 @@ ATTENTION = KernelExercise(
         launches=4,
         # o, LSE, delta, three gradients, and a copy of the gradient of o where it is not contiguous
         memory=lambda q, k, v, do: 3 * nbytes(q) + 2 * _of_rows(q) + nbytes(k, v) + _NUMBERS,
+        saved=lambda q, k, v, do: 2 * nbytes(q) + _of_rows(q) + nbytes(k, v),
     ),
     launch_rule=ideas.no_atomics(
         "{bytes} bytes were added with atomics, in the order in which programs happen to arrive: two runs then differ in "
@@ -836,6 +850,7 @@ ATTENTION = KernelExercise(
         Misconception("no-delta", gives=_of_gradients("no delta", "dk")),
         Misconception("no-p", gives=_of_gradients("no p", "dk")),
         Misconception("dv-of-ds", gives=_of_gradients("dv of ds", "dv")),
+        Misconception("infinite-weights", when=only("hidden", kind="nan")),
         Misconception("dq-first", when=lambda evidence: evidence.output == "dq"),
     ),
 )

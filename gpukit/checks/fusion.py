@@ -371,7 +371,7 @@ RECOMPUTE = KernelExercise(
     reference=ideas.in_float32(_three_sigmoids),
     huge=lambda: (far(3 << 30), far(3 << 30)),
     gradients=1,
-    traffic=Traffic(reads=_passes(3), writes=_passes(2), launches=2, memory=_passes(2)),
+    traffic=Traffic(reads=_passes(3), writes=_passes(2), launches=2, memory=_passes(2), saved=1),
     misconceptions=(
         Misconception("low-precision", when=ideas.only("tiny")),
         Misconception("only-the-last", gives=_sigmoids_backward(lambda x, s1, s2, y: _slope(y))),
@@ -431,6 +431,7 @@ def _epilogue_cases(rng: Random) -> list[Case]:
         tensors = (t.to(getattr(make.torch, dtype)) for t in (a, b, scale, make.torch.full((9, 20), 2.0**14)))
         return of(*tensors, 16, "large sums, of which the residual leaves little", "large-sums")
 
+    huge = make.signs(9, 1) * 2.0**60, make.signs(1, 20) * 2.0**60, make.signs(20) * 2.0**100, normal(9, 20)
     # The last one apart, never more rows than columns: whoever scales rows finds a number for each, and reads the diagnosis.
     return [
         case(16, 16, 16, 16, tags="square"),
@@ -441,6 +442,7 @@ def _epilogue_cases(rng: Random) -> list[Case]:
         case(20, 45, 33, 32),
         case(5, 65, 128, 64),
         case(32, 32, 1, 16, tags="square"),
+        of(*huge, 16, "products beyond float32", "beyond"),
         *map(sums, ("float16", "bfloat16", "float32")),
         case(64, 64, 64, 32, tags="square"),
         narrow(33, 5, 17, tags="tall"),
@@ -491,6 +493,7 @@ EPILOGUE = KernelExercise(
         Misconception("residual-scaled", gives=lambda a, b, scale, residual, *_: ((a @ b + residual) * scale).relu()),
         Misconception("relu-first", gives=lambda a, b, scale, residual, *_: (a @ b * scale).relu() + residual),
         Misconception("no-relu", gives=lambda a, b, scale, residual, *_: a @ b * scale + residual),
+        Misconception("times-zero", when=ideas.only("beyond", kind="nan")),
         Misconception("no-residual", gives=lambda a, b, scale, *_: (a @ b * scale).relu()),
         Misconception("no-scale", gives=lambda a, b, scale, residual, *_: (a @ b + residual).relu()),
         Misconception(

@@ -311,7 +311,10 @@ BACKWARD = KernelExercise(
     huge=lambda: (far(49152, 65536), far(65536), far(49152, 65536)),
     gradients=2,
     traffic=Traffic(
-        reads=lambda *args: _backward_traffic(*args)[0], writes=lambda *args: _backward_traffic(*args)[1], launches=3
+        reads=lambda *args: _backward_traffic(*args)[0],
+        writes=lambda *args: _backward_traffic(*args)[1],
+        launches=3,
+        saved=lambda x, bias, dy: nbytes(x, bias),
     ),
     launch_rule=ideas.no_atomics(
         "with atomics: which program comes first changes from run to run, and with the order of the additions the last "
@@ -366,6 +369,7 @@ SWIGLU = KernelExercise(
         reads=lambda gate, up, dy: nbytes(gate) * (5 if dy.is_contiguous() else 6),
         writes=lambda gate, up, dy: nbytes(gate) * (3 if dy.is_contiguous() else 4),
         launches=2,
+        saved=lambda gate, up, dy: nbytes(gate, up),
     ),
     misconceptions=(
         Misconception("swapped", gives=lambda gate, up, dy: {"y": _swiglu(up, gate)}),

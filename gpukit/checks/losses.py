@@ -818,7 +818,10 @@ SMOOTHING = KernelExercise(
     huge=_huge_smoothing,
     gradients=1,
     traffic=Traffic(  # of a row and pass its target and one logit once more; log-sum-exp there and back, dloss
-        reads=lambda x, *_: 2 * nbytes(x) + 40 * len(x), writes=lambda x, *_: nbytes(x) + 8 * len(x), launches=2
+        reads=lambda x, *_: 2 * nbytes(x) + 40 * len(x),
+        writes=lambda x, *_: nbytes(x) + 8 * len(x),
+        launches=2,
+        saved=lambda x, target, *_: nbytes(x, target) + 4 * len(x),
     ),
     misconceptions=(
         Misconception("spread-over-the-others", gives=_smoothed_gives(_loss_of(_spread_over_others))),
@@ -923,7 +926,10 @@ KL = KernelExercise(
     huge=lambda: (far(49152, 65536), far(49152, 65536), 8192, far(49152, dtype="float32")),
     gradients=1,
     traffic=Traffic(
-        reads=lambda x, *_: 3 * nbytes(x) + 4 * len(x), writes=lambda x, *_: nbytes(x) + 4 * len(x), launches=2
+        reads=lambda x, *_: 3 * nbytes(x) + 4 * len(x),
+        writes=lambda x, *_: nbytes(x) + 4 * len(x),
+        launches=2,
+        saved=1,
     ),
     misconceptions=(
         Misconception("zero-log-zero", when=only_rows(lambda x, t, *_: (t == 0).any(-1), "nan")),

@@ -559,7 +559,10 @@ BACKWARD = KernelExercise(
     huge=lambda: (far(140000, 16384), far(16384), 512, far(140000, 16384)),
     gradients=2,
     traffic=Traffic(
-        reads=lambda *args: _backward_traffic(*args)[0], writes=lambda *args: _backward_traffic(*args)[1], launches=3
+        reads=lambda *args: _backward_traffic(*args)[0],
+        writes=lambda *args: _backward_traffic(*args)[1],
+        launches=3,
+        saved=lambda x, weight, *_: nbytes(x, weight) + 4 * len(x),
     ),
     launch_rule=_backward_rule,
     misconceptions=(
@@ -766,6 +769,7 @@ ROPE = KernelExercise(
         reads=lambda x, cos, sin, dy: nbytes(x, dy) + 2 * len(x) * nbytes(cos, sin),
         writes=lambda x, cos, sin, dy: nbytes(x, dy),
         launches=2,
+        saved=lambda x, cos, sin, dy: nbytes(cos, sin),
     ),
     misconceptions=(
         Misconception("direction", gives=lambda x, cos, sin, dy: {"y": _rope(x, cos, -sin)}),

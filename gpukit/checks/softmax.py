@@ -476,7 +476,7 @@ BACKWARD = KernelExercise(
     reference=ideas.reference("softmax.library", 1),
     huge=lambda: (far(49152, 65536), far(49152, 65536)),
     gradients=1,
-    traffic=Traffic(reads=3, writes=2, launches=2),  # forward: x, y; backward: y and dy, dx
+    traffic=Traffic(reads=3, writes=2, launches=2, saved=1),  # forward: x, y; backward: y and dy, dx
     misconceptions=(
         Misconception("overwrites-y", gives=_overwrites_y),
         Misconception("forward-first", when=lambda evidence: evidence.output == "y"),

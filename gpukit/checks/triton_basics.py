@@ -279,6 +279,7 @@ MUL_RELU = KernelExercise(
         reads=lambda x, w, dy: 3 * nbytes(x) + 2 * cdiv(len(x), 16) * nbytes(w),
         writes=lambda x, w, dy: 2 * nbytes(x),
         launches=2,
+        saved=lambda x, w, dy: nbytes(x, w),
     ),
     misconceptions=(
         Misconception("no-relu", gives=_y(lambda x, w: x * w)),
@@ -681,6 +682,7 @@ DROPOUT = KernelExercise(
         reads=lambda x, p, seed, dy: nbytes(x, dy) + (0 if dy.is_contiguous() else nbytes(dy)),
         writes=lambda x, p, seed, dy: nbytes(x, dy) + (0 if dy.is_contiguous() else nbytes(dy)),
         launches=2,
+        saved=0,
     ),
     misconceptions=(
         Misconception("same-numbers", gives=_numbers(lambda rand, seed, i, block: rand(seed, i % block))),

@@ -66,14 +66,19 @@ class Device:
         self._kernels: dict[str, Any] = {}
         self._case = 0
         self.storages: dict[str, torch.Tensor] = {}  # flat, uint8
+        self.given: dict[str, torch.Tensor] = {}  # the tensors of the case, by their storages
+        self.before: set[str] = set()  # storages that were there before the case
+        self.kept: dict[str, int] = {}
 
     def arguments(self, args: tuple) -> tuple:
         """The next case. Its tensors lie in storages that the host knows by their number."""
         numbers = iter(range(1 << 30))
+        self.given, self.before = {}, {*self.storages}
 
         def tensor(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
-                self.storages[f"a{self._case}.{next(numbers)}"] = _flat(value)
+                name = f"a{self._case}.{next(numbers)}"
+                self.storages[name], self.given[name] = _flat(value), value
             return value
 
         args = mapped(tensor, args)
@@ -84,16 +89,20 @@ class Device:
         """Carry out the commands. The results that the tape names.
 
         launching  False: launches do nothing
+
+        Afterwards `kept` holds the bytes of each storage that was left between a forward and a backward pass. Of an argument
+        those of its elements: what lies between them is its owner's.
         """
         told = json.loads(tape)
         commands = told["commands"]
         if len(commands) > _MOST_COMMANDS:
             raise Refused(f"{len(commands):,} operations on tensors")
         self.allocated_bytes = 0
+        self.returned: tuple[str, torch.Tensor, torch.Tensor] | None = None  # of a forward pass: storage, now and then
         self._numbers_left = _MOST_NUMBERS if (self.uploads if uploads is None else uploads) else 0
         for name, *command in commands:
             with _disable_current_modes():
-                act = {"new": self._new, "data": self._data, "free": self._free}.get(name)
+                act = {"new": self._new, "data": self._data, "free": self._free, "backward": self._backward}.get(name)
                 if act is not None:
                     act(*command)
                     continue
@@ -111,7 +120,8 @@ class Device:
                 to.copy_(source)
             elif launch is not None:
                 launch()
-        return {name: self._result(ref) for name, ref in told["outputs"].items()}
+        outputs = {name: self._result(ref) for name, ref in told["outputs"].items()}
+        return outputs if self.returned is None else outputs | {"y": self.returned[1]}
 
     def parameters(self, function: str) -> list[str]:
         """What a function of the file calls its arguments; nothing if the file does not say."""
@@ -162,8 +172,15 @@ class Device:
         to.copy_(torch.tensor([self._value(number) for number in numbers], dtype=to.dtype).reshape(to.shape))
         bounds.note_written(to)
 
-    def _free(self, name: str) -> None:
-        del self.storages[name]
+    def _free(self, names: list[str]) -> None:
+        for name in names:
+            del self.storages[name]
+
+    def _backward(self, ref: Any, freed: list[str]) -> None:
+        y = self.tensor(ref)
+        self.returned = ref[0], y, y.clone()
+        self._free(freed)
+        self.kept = {name: self.given.get(name, flat).nbytes for name, flat in self.storages.items()}
 
     def _value(self, number: Any) -> Any:
         """A number, or an address in one of the storages here."""

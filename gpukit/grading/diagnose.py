@@ -261,6 +261,12 @@ class Words:
         more = f"{outcome.case.name}: the call allocates {_mib(got)}, where {_mib(allowed)} are enough"
         return self._costs("memory", text, more)
 
+    def saved(self, outcome: Outcome, allowed: float) -> Diagnosis:
+        saved = outcome.reply.saved
+        text = f"forward keeps {_mib(sum(size for _, size in saved))} for backward (bound {_mib(allowed)})"
+        kept = ", ".join(f"{name} ({_mib(size)})" for name, size in saved)
+        return self._costs("saved", text, f"{outcome.case.name}: {kept}")
+
     def traffic(self, outcome: Outcome, allowed: Allowed) -> Diagnosis:
         bound, reply = self.exercise.traffic, outcome.reply
         first = outcome.case.args[0]

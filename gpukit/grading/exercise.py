@@ -203,6 +203,7 @@ class Traffic:
     writes   likewise
     launches  or a function of the case's arguments
     memory   bytes that the call may allocate, as `reads`; without it as much as all arguments and results together
+    saved    bytes that the forward pass may keep for the backward pass, as `reads`
     sectors  32-byte sectors touched, as a multiple of those that the bytes moved fill, for all accesses together, in the
              largest case
     flops    from the case's arguments, what tl.dot must do; a multiply-add is 2
@@ -213,6 +214,7 @@ class Traffic:
     writes: float | Callable[..., float]
     launches: int | Callable[..., int] = 1
     memory: float | Callable[..., float] | None = None
+    saved: float | Callable[..., float] | None = None
     slack: float = 0.05
     sectors: float | None = None
     flops: Callable[..., float] | None = None
@@ -222,23 +224,23 @@ class Traffic:
         first = case.args[0]
         size = first.numel() * first.element_size()
 
-        def count(bound: float | Callable[..., float]) -> float:
-            return bound(*case.args) if callable(bound) else bound * size
+        def count(bound: float | Callable[..., float] | None) -> float | None:
+            return bound(*case.args) if callable(bound) else None if bound is None else bound * size
 
         launches = self.launches(*case.args) if callable(self.launches) else self.launches
-        return Allowed(
-            count(self.reads), count(self.writes), launches, None if self.memory is None else count(self.memory)
-        )
+        return Allowed(count(self.reads), count(self.writes), launches, count(self.memory), count(self.saved))
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """A Traffic in one case. Bytes and launches; `memory` is None where the sum of arguments and results is the bound."""
+    """A Traffic in one case. Bytes and launches; `memory` is None where the sum of arguments and results is the bound, `saved`
+    where there is no backward pass."""
 
     reads: float
     writes: float
     launches: int
     memory: float | None
+    saved: float | None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ JSON, which the device (gpukit.grading.device) carries out on the judge's data a
     ["fill", tensor, number]
     ["copy", to, from]
     ["launch", launch]                    name and line of each function, what its globals mean, grid, arguments, options
-    ["free", id]                          nothing refers to the storage any more
+    ["free", ids]                         nothing refers to these storages any more
+    ["backward", y, ids]                  the forward pass has returned y, and nothing refers to these storages any more
 
 A tensor is [id of its storage, dtype, shape, stride, offset]. The arguments of case 3 lie in the storages a3.0, a3.1, ….
 """
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpukit import dispatch, launches
@@ -44,6 +46,7 @@ HOST_OPS = (
 )
 _MOST_NUMBERS = 1 << 17  # of one upload: tables, not tensors
 _PLAIN_DEEPCOPY = torch.Tensor.__deepcopy__
+_TRAINED = torch.zeros((), requires_grad=True)
 
 
 def decoys(args: Any) -> Any:
@@ -128,14 +131,31 @@ class Recorder(dispatch.Mode):
             self._remember(made, f"a{self._case}.{next(numbers)}")
             return made
 
-        self.commands, self.used = [], []
-        for key, (reference, name, _, _) in list(self._known.items()):
-            if reference.expired():
-                del self._known[key]
-                self.commands.append(["free", name])
+        self.commands, self.used = [["free", self._forgotten()]], []
         made = mapped(tensor, args)
         self._case += 1
         return made
+
+    def both_passes(self, function: Callable, args: list, names: list[str]) -> dict[str, Any]:
+        """The gradients of the first arguments, by their `names`; y is the device's. `args` holds the only references to its
+        tensors and is emptied: between the passes only those are left that the forward pass keeps for the backward pass."""
+        dy, count = args.pop(), len(names)
+        args[:count] = [_Given.apply(_TRAINED, x) for x in args[:count]]
+        wanted = [get_gradient_edge(x) for x in args[:count]]
+        y = function(*args)
+        args.clear()
+        if not isinstance(y, torch.Tensor) or y.grad_fn is None:
+            return {"y": y, names[0]: None}
+        begins, end = ["backward", self._tensor(y)], get_gradient_edge(y)
+        del y
+        self.commands.append([*begins, self._forgotten()])
+        grads = torch.autograd.grad(end, wanted, dy, allow_unused=True)
+        return {"y": None, **dict(zip(names, grads, strict=True))}
+
+    def _forgotten(self) -> list[str]:
+        """The storages to which nothing refers any more."""
+        gone = [key for key, (reference, *_) in self._known.items() if reference.expired()]
+        return [self._known.pop(key)[1] for key in gone]
 
     def tape(self, outputs: dict[str, Any]) -> str:
         """The commands since `arguments`, and which tensors the results are; of what is none, the type."""
@@ -242,6 +262,18 @@ class Recorder(dispatch.Mode):
     def _function(self, packed: dict) -> dict:
         """What the device cannot read in the file's text."""
         return {key: packed[key] for key in ("name", "line", "kind", "options", "constexpr_globals", "globals")}
+
+
+class _Given(torch.autograd.Function):
+    """An argument as the result of an operation that keeps nothing. Of a leaf, autograd itself keeps a reference."""
+
+    @staticmethod
+    def forward(ctx, trained: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx, dx: torch.Tensor) -> tuple[None, None]:
+        return None, None
 
 
 class _Packer(Packer):

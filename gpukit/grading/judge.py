@@ -481,6 +481,8 @@ class _Run:
                 raise self.say.traffic(outcome, limit)
             if reply.allocated_bytes > (memory := self._memory(outcome, limit.memory)):
                 raise self.say.memory(outcome, memory)
+            if limit.saved is not None and sum(size for _, size in reply.saved) > limit.saved * slack:
+                raise self.say.saved(outcome, limit.saved)
         if bound.sectors is not None:  # right bytes may still come in pieces that waste most of each sector
             accesses = [access for launch in largest.reply.launches for access in launch.accesses]
             times = 32 * sum(a.sectors for a in accesses) / max(sum(a.bytes for a in accesses), 1)

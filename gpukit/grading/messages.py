@@ -109,6 +109,7 @@ class Reply:
     changed      arguments that the call changed and should not have; `aliases` results in the memory of an argument
     host_ops     PyTorch operations beside allocation, views and copies: (name, line)
     allocated_bytes  of the tensors that the host code made
+    saved        what a forward pass keeps for the backward pass: (name, bytes)
     compiles     the learner's launches as gpukit.simulator.compiler.compile packs them
     same_without_kernels  whether a replay in which launches do nothing gave the same
     mostly_copied  whether more than half of what it returned are copies of inputs that no kernel stored
@@ -129,6 +130,7 @@ class Reply:
     launches: tuple[LaunchFacts, ...] = ()
     host_ops: tuple[tuple[str, int], ...] = ()
     allocated_bytes: int = 0
+    saved: tuple[tuple[str, int], ...] = ()
     compiles: tuple[str, ...] = ()
     copied_read_bytes: int = 0
     copied_write_bytes: int = 0

@@ -19,6 +19,7 @@ TAGS = {
     "beyond": "whose products or sums are beyond float32",
     "low": "with scores far below 0",
     "high": "with scores of 1,000",
+    "hidden": "with a high score where a query must not look",
     "fine": "whose scores have more digits than 16 bits",
     "turn": "with sums around 1.4",
     "eps": "with another eps than the usual one",

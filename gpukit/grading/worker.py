@@ -333,14 +333,17 @@ def _call_on_host(function: Any, args: tuple, job: Job, recorder: Any) -> Reply:
     """One call on tensors without data, as the commands that the device carries out."""
     from gpukit.grading.host import numbers_kept
 
-    tensors = recorder.arguments(args)
-    names = _argument_names(function, tensors, job)
+    tensors = [*recorder.arguments(args)]
+    names = _argument_names(function, args, job)
     with contextlib.ExitStack() as stack:
         if _imaginary(args):
             stack.enter_context(_within_limits())
             stack.enter_context(numbers_kept())
         stack.enter_context(recorder)
-        outputs = _outputs(function, tensors, job, names)
+        if job.gradients:
+            outputs = recorder.both_passes(function, tensors, [f"d{name}" for name in names[: job.gradients]])
+        else:
+            outputs = _outputs(function, tensors, job, names)
     return Reply(tape=recorder.tape(outputs), host_ops=tuple(recorder.used))
 
 
@@ -374,6 +377,7 @@ def _call_on_device(device: Any, twins: list, told: tuple[tuple, str], job: Job)
     before = [_bytes(arg).clone() if isinstance(arg, torch.Tensor) else None for arg in args]
     with trace(raises=False) as traced:
         outputs = _named(device.play(tape), names, job)
+    saved = _saved(device, names, args) if job.gradients else ()
     share = _share_copied(outputs, *replays, traced)
     outputs |= _changed_in_place(args, job, names)
     changed = tuple(
@@ -381,8 +385,25 @@ def _call_on_device(device: Any, twins: list, told: tuple[tuple, str], job: Job)
         for i, (name, arg, old) in enumerate(zip(names, args, before, strict=False))
         if old is not None and i not in job.in_place and not torch.equal(_bytes(arg), old)
     )
-    own = {"changed": changed, "allocated_bytes": device.allocated_bytes, "mostly_copied": share > 0.5}
+    own = {"changed": changed, "allocated_bytes": device.allocated_bytes, "mostly_copied": share > 0.5, "saved": saved}
     return _seen(args, outputs, replays[0], traced, job, **own)
+
+
+def _saved(device: Any, names: list[str], args: tuple) -> tuple[tuple[str, int], ...]:
+    """What the forward pass kept, beside the upstream gradient, which comes later. A host may lie about where that pass ends,
+    but y is complete there; otherwise all that there was counts as kept."""
+    import torch
+
+    tensors = [name for name, arg in zip(names, args, strict=False) if isinstance(arg, torch.Tensor)]
+    if device.returned is None or not _identical(*device.returned[1:]):
+        return (("all tensors", sum(x.nbytes for x in device.given.values()) + device.allocated_bytes),)
+    called = {key: "tensors from before the call" for key in device.before}
+    called |= {**dict(zip(device.given, tensors, strict=True)), device.returned[0]: "y"}
+    saved: Counter[str] = Counter()
+    for key, size in device.kept.items():
+        saved[called.get(key, "other tensors")] += size
+    del saved[tensors[-1]]
+    return tuple(saved.items())
 
 
 def _share_copied(outputs: dict[str, Any], replay: dict[str, Any], flipped: dict[str, Any], traced: Any) -> float:

@@ -50,6 +50,18 @@ def test_the_upstream_gradient_is_that_of_a_sum_too(exercise):
     assert any(not x.is_contiguous() and all(x.stride()) for x in upstream)
 
 
+@pytest.mark.parametrize("exercise", [e for e in KERNELS if e.gradients], ids=lambda exercise: exercise.id)
+def test_what_forward_keeps_for_backward_is_bounded(exercise):
+    """By less than all arguments and results, and the contract says so."""
+    for case in exercise.cases(random.Random(1)):
+        *given, dy = (x for x in case.args if isinstance(x, torch.Tensor))
+        assert (
+            0 <= exercise.traffic.allowed(case).saved < sum(x.numel() * x.element_size() for x in (*given, dy, dy, dy))
+        )
+    source = integrity.solution(exercise.concept, ROOT)
+    assert re.search(rf'^def {exercise.function}\(.*?""".*?Forward keeps .*?"""', source, re.MULTILINE | re.DOTALL)
+
+
 @pytest.mark.parametrize("exercise", [e for e in KERNELS if e.traffic], ids=lambda exercise: exercise.id)
 def test_bounds_hold_in_every_case(exercise):
     for case in exercise.cases(random.Random(1)):

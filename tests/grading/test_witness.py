@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 
+from gpukit import integrity
 from gpukit.grading import judge as judging
 from gpukit.grading import kernel_text, registry, remote
 from gpukit.grading.exercise import Case
@@ -180,7 +181,7 @@ wire.send = forge
         ("commands[-1] = ['exec', 'import os']", "fail"),
         ("commands.insert(0, ['new', 'big', 'float32', 1 << 45, 'cpu'])", "fail"),
         ("commands.insert(0, ['new', 'a0.0', 'float32', 4, 'cpu'])", "fail"),
-        ("commands.insert(0, ['free', 'a0.0'])", "fail"),
+        ("commands.insert(0, ['free', ['a0.0']])", "fail"),
         ("commands[-1][1]['grid'] = [1 << 62]", "fail"),
         ("commands[-1][1]['grid'] = ['x']", "fail"),
         ("commands[-1][1]['options'] = {'pre_hook': ['os.system']}", "fail"),
@@ -196,6 +197,53 @@ def test_a_forged_tape_is_no_result(forgery, state):
     """Whatever the host's process says, the device carries out what makes sense on the judge's data, and no more."""
     verdict = judge_source(DOUBLE, FORGED.format(forgery=forgery) + DOUBLE_SOURCE)
     assert verdict.state == state, str(verdict)
+
+
+def softmax_that_keeps(what: str) -> str:
+    source = integrity.solution("softmax")
+    saving = "        ctx.save_for_backward(y)\n"
+    assert source.count(saving) == 1
+    return "KEPT = []\n" + source.replace(saving, f"{saving}        {what}\n")
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["ctx.x = x", "ctx.save_for_backward(x, y)", "SoftmaxFunction.x = x", "ctx.x = lambda: x", "ctx.x = x.clone()"],
+)
+def test_whatever_lives_between_the_passes_is_kept(what):
+    source = softmax_that_keeps(what)
+    if "(x, y)" in what:
+        source = source.replace("(y,) = ctx", "_, y = ctx")
+    verdict = judge_source(registry.exercise("softmax.backward"), source)
+    assert verdict.diagnosis in ("saved", "traffic" * ("clone" in what)), str(verdict)
+
+
+@pytest.mark.parametrize(
+    "what", ["KEPT.append(x)", "ctx.y = y"]
+)  # autograd knows nothing of a y that its own node holds
+def test_what_outlives_its_call_is_kept(what):
+    verdict = judge_source(registry.exercise("softmax.backward"), softmax_that_keeps(what))
+    assert verdict.diagnosis == "saved" and "tensors from before the call" in str(verdict), str(verdict)
+
+
+@pytest.mark.parametrize(
+    "forgery",
+    [
+        "turn[2].append('a%d.0' % case)",  # but the backward pass needs it
+        "commands.remove(turn)",
+        "commands.remove(turn); commands.insert(2, turn)",  # before anything is computed
+        "turn[1] = ['a%d.0' % case, *turn[1][1:]]",
+    ],
+)
+def test_a_host_cannot_hide_what_it_keeps(forgery):
+    lie = f"""case = forge.case = getattr(forge, "case", -1) + 1
+        turn = next(command for command in commands if command[0] == "backward")
+        {forgery}"""
+    source = softmax_that_keeps("ctx.x = x").replace(
+        "softmax_backward(y, dy)", "softmax_backward(softmax_fused(ctx.x), dy)"
+    )
+    verdict = judge_source(registry.exercise("softmax.backward"), FORGED.replace("{forgery}", lie) + source)
+    assert not verdict.passed and verdict.state == "fail", str(verdict)
 
 
 @pytest.mark.parametrize(
