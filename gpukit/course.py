@@ -13,6 +13,7 @@ import sys
 import tokenize
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 IMPLS = ("exercises", "solutions")
 MAX_SOURCE_BYTES = 1 << 20
@@ -117,7 +118,7 @@ class Functions:
         self._loaded: tuple[Path, str] | None = None
         self._module: ModuleType | None = None
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         path = exercise_file(self._concept)
         try:
             source = text(read_bytes(path, path.parents[1]))

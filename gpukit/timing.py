@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,7 +75,7 @@ class Timing:
 
 def time_ms(
     fn: Callable,
-    *inputs,
+    *inputs: Any,
     graph: bool = False,
     wall: bool = False,
     warmup_ms: float = 25,

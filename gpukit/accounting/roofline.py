@@ -85,7 +85,7 @@ def matmul_point(name: str, M: int, N: int, K: int, dtype: str = "bf16", batch: 
 
 def elementwise_point(
     name: str, elements: int, dtype: str = "bf16", *, reads: int = 1, writes: int = 1, flops: int = 1
-):
+) -> Point:
     """`reads` tensors in and `writes` out, each of `elements`, with `flops` for each element. Raises ValueError."""
     n = whole("elementwise_point", "elements", elements, 1, 10**15)
     return Point(name, n * flops, tensor_bytes(n * (reads + writes), dtype))

@@ -26,9 +26,9 @@ class Report:
 
     model: str
     options: dict[str, bool]
-    replaced: Counter = field(default_factory=Counter)
-    kept: Counter = field(default_factory=Counter)
-    fallbacks: Counter = field(default_factory=Counter)
+    replaced: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    kept: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    fallbacks: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def count(self, part: str) -> int:
         """How many modules have a kernel for `part`, one of "norms", "rope", "mlp", "attention" and "loss"."""

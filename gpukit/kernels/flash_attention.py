@@ -27,6 +27,7 @@ https://triton-lang.org/main/getting-started/tutorials/06-fused-attention.html
 """
 
 import math
+from typing import Literal, overload
 
 import torch
 import triton
@@ -308,6 +309,16 @@ def cast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(torch.get_autocast_dtype(kind)) if x.dtype in DTYPES else x for x in tensors)
 
 
+@overload
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = ..., scale: float | None = ..., window: int | None = ..., *,
+    attn_mask: Tensor | None = ..., precision: str = ..., return_lse: Literal[False] = ...,
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = ..., scale: float | None = ..., window: int | None = ..., *,
+    attn_mask: Tensor | None = ..., precision: str = ..., return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def flash_attention(
     q: Tensor,
     k: Tensor,

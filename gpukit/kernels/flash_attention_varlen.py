@@ -7,6 +7,7 @@ programs for blocks that a short sequence does not have end at once.
 """
 
 import itertools
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -110,6 +111,18 @@ def _shortened(numbers: list[int]) -> str:
     return str(numbers) if len(numbers) <= 8 else f"[{', '.join(map(str, numbers[:8]))}, ...]"
 
 
+@overload
+def flash_attention_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    causal: bool = ..., scale: float | None = ..., window: int | None = ..., *,
+    precision: str = ..., return_lse: Literal[False] = ...,
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_attention_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    causal: bool = ..., scale: float | None = ..., window: int | None = ..., *,
+    precision: str = ..., return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def flash_attention_varlen(
     q: Tensor,
     k: Tensor,

@@ -549,7 +549,11 @@ def _short(line: str, width: int = 60) -> str:
 
 
 def launch(
-    kernel: Callable[..., None], *args: Any, grid: int | tuple[int, int], block: int | tuple[int, int], detail=False
+    kernel: Callable[..., None],
+    *args: Any,
+    grid: int | tuple[int, int],
+    block: int | tuple[int, int],
+    detail: bool = False,
 ) -> Run:
     """Run `kernel(t, *args)` with `grid` blocks of `block` threads and count what it does.
 

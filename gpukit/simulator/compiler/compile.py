@@ -27,6 +27,7 @@ from collections.abc import Callable
 from concurrent import futures
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 from gpukit import hardware, tables
 from gpukit.simulator.compiler import assembly, layouts
@@ -97,7 +98,7 @@ class Compiled:
     file: str = dataclasses.field(repr=False)  # a whole path: it would differ from machine to machine in a notebook
     line: int
     gpu: hardware.Gpu
-    options: dict
+    options: dict[str, Any]
     num_warps: int
     num_stages: int
     num_ctas: int
@@ -212,7 +213,7 @@ class Compiled:
         return f"<table>{rows}</table>"
 
 
-def compile(kernel, *args, gpu: str | hardware.Gpu = "h100", **kwargs) -> Compiled:
+def compile(kernel: Any, *args: Any, gpu: str | hardware.Gpu = "h100", **kwargs: Any) -> Compiled:
     """Compile `kernel` as the launch `kernel[grid](*args, **kwargs)` would, for any GPU, on any machine.
 
         gpukit.compile(softmax_kernel, x, y, 4096, BLOCK=4096, num_warps=8, gpu="a100")

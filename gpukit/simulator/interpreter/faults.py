@@ -15,7 +15,19 @@ class Fault(Exception):
     name         what the view is called: the name given to `guard`, else the parameter's
     """
 
-    def __init__(self, **fields):
+    kind: str
+    tensor: str
+    program: tuple[int, ...]
+    file: str
+    line: int
+    count: int
+    lane: int
+    first_index: int
+    size: int
+    shape: tuple[int, ...]
+    name: str
+
+    def __init__(self, **fields: object):
         self.__dict__.update(fields)
         super().__init__(self._sentence())
 
@@ -25,6 +37,8 @@ class Fault(Exception):
 
 class MemoryFault(Fault):
     """An access outside every legal element; `where` is "past the end", "before the start" or "between rows"."""
+
+    where: str
 
     def _sentence(self) -> str:
         elements = "1 element" if self.count == 1 else f"{self.count} elements"
@@ -41,6 +55,9 @@ class RaceFault(Fault):
     other   ids of the other program, None where there are several
     clash   what the other one did: "load", "store" or "atomic"
     """
+
+    other: tuple[int, ...] | None
+    clash: str
 
     def _sentence(self) -> str:
         other = "another program" if self.other is None else _program(self.other)
@@ -82,6 +99,8 @@ class UnknownFault(Fault, ValueError):
 class SynchronizationFault(Fault):
     """A program in Gluon touches shared memory that is not ready, or waits for what never comes. `what` is the clause that
     says so; of the other fields it has program, file and line."""
+
+    what: str
 
     def _sentence(self) -> str:
         return f"{_program(self.program)}, line {self.line}: {self.what}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -78,8 +78,8 @@ class Launch:
     dry: bool = False
     accesses: list[Access] = field(default_factory=list, repr=False)
     events: list[Event] = field(default_factory=list, repr=False)
-    arguments: dict = field(default_factory=dict, repr=False, compare=False)
-    options: dict = field(default_factory=dict, repr=False, compare=False)
+    arguments: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    options: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     gpu: str = "h200"
     sampled: int | None = None
     recording: Recording = field(kw_only=True, repr=False)

@@ -8,6 +8,7 @@ counted as if each read its inputs and wrote its outputs once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +20,9 @@ from gpukit.simulator.trace import caches
 from gpukit.simulator.trace.launch import Access, Event, Launch, cell, html_table, text_table
 from gpukit.simulator.trace.recording import Recording, Site
 from gpukit.simulator.trace.torch_ops import CountOps, TorchOp
+
+if TYPE_CHECKING:
+    import pandas
 
 try:
     from gpukit.simulator.interpreter import layer
@@ -172,7 +176,7 @@ class Trace:
         self,
         dry: bool = False,
         detail: bool = False,
-        on_launch: Callable | None = None,
+        on_launch: Callable[..., object] | None = None,
         gpu: str | hardware.Gpu = "h200",
         sample: int | None = None,
         raises: bool = True,
@@ -201,7 +205,7 @@ class Trace:
             if not launches.watched():
                 bounds.forget_allocations()
 
-    def begin(self, call) -> _Recorder:
+    def begin(self, call: Any) -> _Recorder:
         """Called by the interpreter before each launch."""
         if self.on_launch is not None:
             self.on_launch(call.kernel, call.arguments)
@@ -264,7 +268,7 @@ class Trace:
             return torch.zeros(tensor.shape, dtype=torch.bool)
         return torch.from_numpy(marks.of(kind, tensor))
 
-    def rows(self, caches: bool = False) -> list[dict]:
+    def rows(self, caches: bool = False) -> list[dict[str, Any]]:
         """One dictionary for each step, in order: name, kind ("launch" or "torch"), programs, bytes, sectors and FLOPs;
         with `caches` also what L2 and DRAM move for a launch."""
         rows = []
@@ -278,7 +282,7 @@ class Trace:
             rows.append(row)
         return rows
 
-    def dataframe(self, caches: bool = False):
+    def dataframe(self, caches: bool = False) -> pandas.DataFrame:
         """`rows` as a pandas DataFrame. Raises ModuleNotFoundError where pandas is not installed."""
         import pandas
 
@@ -347,7 +351,7 @@ _CACHE_COLUMNS = {
 def trace(
     dry: bool = False,
     detail: bool = False,
-    on_launch: Callable | None = None,
+    on_launch: Callable[..., object] | None = None,
     gpu: str | hardware.Gpu = "h200",
     sample: int | None = None,
     raises: bool = True,
