@@ -394,7 +394,8 @@ def _grade(args: argparse.Namespace) -> int:
             problems = report.write(**reports)
     for problem in problems:
         _refuse(problem)
-    _say(report.fence, reports)
+    for note in report.notes:
+        _say(note, reports)
     _say(("interrupted: the report is incomplete\n" if report.interrupted else "") + report.summary, reports)
     if report.interrupted:
         return 128 + (ended_by[0] if ended_by else signal.SIGINT)

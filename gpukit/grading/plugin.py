@@ -201,25 +201,28 @@ class Grading:
         self.problems = self.report.write(option.gpukit_json, option.gpukit_markdown, option.gpukit_junit)
         if self.problems and exitstatus == 0:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        if exitstatus == 0 and self._whole_course(session.config) and not self.report.all_passed:
+        if exitstatus == 0 and self._asked(session.config) is None and not self.report.all_passed:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED  # a whole notebook is gone
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for problem in self.problems:
             terminalreporter.line(f"gpukit: {problem}")
-        whole = self._whole_course(self.config)
-        if self.report is not None and (whole or self.report.seen):
+        asked = self._asked(self.config)
+        if self.report is not None and (asked is None or asked or self.report.seen):
             terminalreporter.section(f"gpukit: {self.what}")
-            for line in self.report.as_text(only_seen=not whole).splitlines():
+            for line in self.report.as_text(asked).splitlines():
                 terminalreporter.line(line)
 
-    def _whole_course(self, config: pytest.Config) -> bool:
-        """Whether pytest was asked for all notebooks, so that an exercise without a result is missing."""
+    def _asked(self, config: pytest.Config) -> set[str] | None:
+        """The exercises of the notebooks that pytest was asked for, where one without a result is missing; None for all."""
         if self.selected or getattr(config.option, "lf", False) or config.option.collectonly:
-            return False
+            return set()
         folders = [folder for path, cell in _arguments(config) if not cell for folder in (path, path / "notebooks")]
         courses = [folder for folder in folders if folder.is_dir() and course_of(folder / "any.ipynb")]
-        return any(folder.name == "notebooks" for folder in courses)
+        if any(folder.name == "notebooks" for folder in courses):
+            return None
+        files = {path.stem for path, cell in _arguments(config) if not cell and course_of(path)}
+        return {name for name, exercise in registry.exercises().items() if exercise.notebook in files}
 
 
 def course_of(notebook: Path) -> Path | None:

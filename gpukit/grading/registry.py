@@ -101,12 +101,27 @@ def exercises() -> dict[str, Exercise]:
 def handed_out(root: Path) -> dict[str, Exercise]:
     """The exercises of the copy in `root`: those of the concepts that its release.json names, or all. What a learner is
     shown, never what a grade consists of: a learner may edit that file."""
+    concepts = _release(root).get("concepts")
+    if not isinstance(concepts, list):
+        return exercises()
+    return {name: e for name, e in exercises().items() if e.concept in concepts} or exercises()
+
+
+def release(root: Path) -> str:
+    """Which release the copy in `root` says that it is; "" where it is none. No more to be relied on than `handed_out`."""
+    told = [_release(root).get(key) for key in ("version", "released", "commit")]
+    if not all(isinstance(text, str) and text.isprintable() for text in told):
+        return ""
+    version, released, commit = told
+    return f"gpukit {version}, released {released}{f', commit {commit}' if commit else ''}"
+
+
+def _release(root: Path) -> dict:
     try:
-        concepts = json.loads((root / "release.json").read_bytes())["concepts"]
-        found = {name: e for name, e in exercises().items() if e.concept in concepts}
-    except (OSError, ValueError, KeyError, TypeError):
-        found = {}
-    return found or exercises()
+        told = json.loads((root / "release.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def exercise(exercise_id: str) -> Exercise:

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -141,6 +141,18 @@ class Report:
         return f"fence around each exercise: {_fence()}"
 
     @property
+    def release(self) -> str:
+        """Which exercises a learner's copy was graded on, as it says itself: a learner could edit that. "" in other folders."""
+        told = registry.release(self.root)
+        of = f"{len(self.ids)} of the course's {len(registry.exercises())} exercises graded"
+        return f"{told}, as this copy's release.json says; {of}" if told else ""
+
+    @property
+    def notes(self) -> list[str]:
+        """What a run rests on, in lines."""
+        return [self.fence, f"release: {self.release}"] if self.release else [self.fence]
+
+    @property
     def summary(self) -> str:
         """ "3 of 11 exercises pass, 7 todo, 1 fail" """
         return self._summary(self.rows)
@@ -151,7 +163,8 @@ class Report:
         return ", ".join([f"{states.count('pass')} of {len(states)} exercises pass", *others])
 
     def as_json(self) -> str:
-        content = {"impl": self.impl, "complete": self.complete, "fence": _fence(), "exercises": self.rows}
+        release = {"release": self.release} if self.release else {}
+        content = {"impl": self.impl, "complete": self.complete, "fence": _fence(), **release, "exercises": self.rows}
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
     def as_markdown(self) -> str:
@@ -161,23 +174,30 @@ class Report:
         if not self.complete:
             notes.append("Incomplete: not every exercise was run.")
         table = markdown_table(self.rows)
-        return f"{' '.join(notes)}\n\n{table}\n\nFence around each exercise: {_fence()}.\n"
+        release = f"\n\nRelease: {markdown(self.release)}." if self.release else ""
+        return f"{' '.join(notes)}\n\n{table}\n\nFence around each exercise: {_fence()}.{release}\n"
 
     def as_junit(self) -> str:
+        release = {"release": self.release} if self.release else {}
         return junit(
-            junit_suite("gpukit", self.rows, impl=self.impl, complete=str(self.complete).lower(), fence=_fence())
+            junit_suite(
+                "gpukit", self.rows, impl=self.impl, complete=str(self.complete).lower(), fence=_fence(), **release
+            )
         )
 
-    def as_text(self, only_seen: bool = False) -> str:
-        rows = [r for r in self.rows if r["id"] in self.seen] if only_seen else self.rows
+    def as_text(self, asked: Collection[str] | None = None) -> str:
+        """`asked`: the exercises that were asked for, also those that were not reached; None for all."""
+        rows = [r for r in self.rows if asked is None or r["id"] in self.seen or r["id"] in asked]
         lines = tables.aligned([(r["id"], r["state"], _checks(r), r["label"]) for r in rows])
         if self.interrupted:
             lines.append("interrupted: the report is incomplete")
         left = len(self.rows) - len(rows)
-        summary = self._summary(rows) + (f"; {left} more were not asked for" if left else "")
+        summary = self._summary(rows) + (
+            f"; {left} more {'was' if left == 1 else 'were'} not asked for" if left else ""
+        )
         if not rows:
             summary = self.summary
-        return "\n".join([*lines, "" if lines else "no exercise was run", self.fence, summary]).strip("\n")
+        return "\n".join([*lines, "" if lines else "no exercise was run", *self.notes, summary]).strip("\n")
 
     def write(self, json: str | None = None, markdown: str | None = None, junit: str | None = None) -> list[str]:
         """Write the reports asked for, each whole or not at all. A sentence for each that cannot be written."""

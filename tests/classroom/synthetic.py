@@ -156,6 +156,9 @@ def make(folder: Path) -> dict[str, tuple[str, ...]]:
         ),
     )
     write(student("half", ("pass", "missing", "missing")) / "start.py", RIGHT["start"])
+    write(
+        at / "half" / "release.json", '{"concepts": ["start"]}'
+    )  # a learner's copy says what it holds, an assignment what counts
     write(student("late", PASS).with_suffix(".zip"), zipped(both))
     expected["absent"] = NOTHING
     rows = [f"{name},{name.title()},{'2026-10-12T13:00:00+00:00' if name == 'late' else ''}" for name in expected]

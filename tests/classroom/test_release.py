@@ -87,7 +87,22 @@ def test_a_copy_lists_its_own_exercises_and_the_grade_of_another_lists_all(made,
     assert len(Report("exercises", made[0]).rows) == len(registry.catalog())
     for arguments, count in (([], len(ids)), (["softmax.fused"], 1), (["all"], 112), (["--submission", "."], 112)):
         cli.main(["grade", *arguments])
-        assert f"\n0 of {count} exercises pass, " in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert f"\n0 of {count} exercises pass, " in said
+        release = (
+            f"release: {made[1]}, as this copy's release.json says; {count} of the course's 112 exercises graded\n"
+        )
+        assert (release in said) == ("--submission" not in arguments)
+
+
+@pytest.mark.parametrize(
+    "text", ("", "[]", "{}", "[" * 9999, '{"version": "1", "released": "2026-01-01", "commit": 7, "concepts": 7}',
+             '{"version": "\\u001b[2J", "released": "", "commit": "", "concepts": ["none"]}'),
+)  # fmt: skip
+def test_a_release_that_a_learner_has_spoiled_says_nothing_and_all_exercises_are_listed(tmp_path, text):
+    (tmp_path / "release.json").write_text(text)
+    assert registry.release(tmp_path) == "" and registry.handed_out(tmp_path) == registry.exercises()
+    assert len(Report("exercises", tmp_path).notes) == 1
 
 
 def test_its_makefile_has_the_targets_that_work_there(made):

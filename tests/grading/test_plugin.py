@@ -148,6 +148,17 @@ def test_solutions_pass_and_say_that_they_are_no_grade(course, monkeypatch):
     assert course.run("--gpukit-impl=exercises", "-k", "alpha.first").ret == 1  # the option goes before the variable
 
 
+def test_what_a_stopped_run_did_not_reach_is_missing_and_was_asked_for(course):
+    course.answer("alpha", "fail")
+    course.notebook(cell(CHECK_A), cell(CHECK_B))
+    course.run("-x", where="notebooks/01_tiny.ipynb")
+    assert course.states() == {"alpha.first": "fail", "beta.second": "missing"} and course.report["complete"] is False
+    assert "beta.second  missing" in course.output and "0 of 2 exercises pass, 1 fail, 1 missing" in course.output
+    assert "not asked for" not in course.output
+    course.run("-x", where="notebooks/01_tiny.ipynb::Cell 0")
+    assert course.states()["beta.second"] == "missing" and "; 1 more was not asked for" in course.output
+
+
 def test_unknown_implementation_is_one_sentence(course):
     course.notebook(cell(CHECK_A))
     assert course.run("--gpukit-impl=answers").ret == 4

@@ -47,8 +47,9 @@ def test_json_has_one_row_for_every_exercise():
 def test_a_run_of_some_notebooks_counts_what_is_in_them():
     report = Report("exercises", Path("/course"))
     report.add(verdict("alpha.first"))
-    said = report.as_text(only_seen=True)
+    said = report.as_text(asked=())
     assert said.endswith("\n1 of 1 exercises pass; 2 more were not asked for") and "missing" not in said
+    assert report.as_text(asked=IDS[:2]).endswith("\n1 of 2 exercises pass, 1 missing; 1 more was not asked for")
     assert report.as_text().endswith("1 of 3 exercises pass, 2 missing")
 
 
