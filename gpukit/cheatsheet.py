@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import re
+import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -204,12 +205,12 @@ def _tolerance() -> str:
 
 def text() -> str:
     """The page for a terminal."""
-    parts = []
+    parts, wide = [], max(40, shutil.get_terminal_size((WIDTH, 0)).columns)
     for section in sections():
         lines = [section.title, "-" * len(section.title)]
         lines += [str(section.table)] if section.table else []
         for fact in section.facts:
-            lines += textwrap.wrap(fact, WIDTH, initial_indent="- ", subsequent_indent="  ")
+            lines += textwrap.wrap(fact, min(WIDTH, wide), initial_indent="- ", subsequent_indent="  ")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 

@@ -6,11 +6,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import tempfile
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -263,7 +261,7 @@ def _check(args: argparse.Namespace) -> int:
         verdict = _judge(exercise_id, impl, root, args.seed)
         verdicts.append(verdict)
         more = offer(verdict, terminal=True) if len(ids) == 1 else ""
-        print(in_color(verdict.state, f"{verdict}{more}"), flush=True)
+        print(in_color(verdict.state, tables.folded(f"{verdict}{more}")), flush=True)
         if args.verbose:
             print(f"  {verdict.seconds:.1f} s, --seed {verdict.seed}")
             if verdict.detail:
@@ -311,8 +309,7 @@ def _hint(args: argparse.Namespace) -> int:
     if not 1 <= args.number <= len(hints):
         return _refuse(f"hint number must be 1 to {len(hints)}, got {args.number}")
     text = f"hint {args.number} of {len(hints)} for {name}: {hints[args.number - 1]}"
-    width = max(40, shutil.get_terminal_size((100, 24)).columns)  # a terminal breaks within words
-    print(textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False))
+    print(tables.folded(text))
     if args.number < len(hints):
         print(f"next: gpukit hint {name} {args.number + 1}")
     return 0
@@ -340,7 +337,7 @@ def _progress(args: argparse.Namespace) -> int:
         state = "not tried" if last is None else last["state"] + (", edited since" if last["edited"] else "")
         checks = f"{last['checks_passed']}/{last['checks_total']}" if last else ""
         rows.append((e.id, state, checks, f"{e.label.difficulty}/5", f"{e.label.minutes}", e.notebook, e.title))
-    print("\n".join(tables.aligned(rows)))
+    print("\n".join(tables.narrowed(rows)))
     passed = sum(done.get(exercise_id, {}).get("state") == "pass" for exercise_id in exercises)
     print(f"\n{passed} of {len(exercises)} exercises pass")
     return 0
@@ -387,7 +384,7 @@ def _grade(args: argparse.Namespace) -> int:
                 except Exception as error:
                     verdict = not_graded(exercise_id, impl, error)
                     report.add(verdict)
-                _say(f"{verdict}\n" if verdict.lines else str(verdict), reports)
+                _say(tables.folded(f"{verdict}\n" if verdict.lines else str(verdict)), reports)
         except KeyboardInterrupt:
             report.interrupted = True
         finally:
@@ -395,7 +392,7 @@ def _grade(args: argparse.Namespace) -> int:
     for problem in problems:
         _refuse(problem)
     for note in report.notes:
-        _say(note, reports)
+        _say(tables.folded(note), reports)
     _say(("interrupted: the report is incomplete\n" if report.interrupted else "") + report.summary, reports)
     if report.interrupted:
         return 128 + (ended_by[0] if ended_by else signal.SIGINT)
@@ -557,7 +554,7 @@ def _validate(args: argparse.Namespace) -> int:
 
 def _pencil(args: argparse.Namespace) -> int:
     try:
-        print("\n".join(args.lines(args)))
+        print(tables.folded("\n".join(args.lines(args))))
     except ValueError as error:
         return _refuse(str(error))
     return 0
@@ -567,7 +564,7 @@ def _doctor(args: argparse.Namespace) -> int:
     from gpukit import doctor
 
     rows = doctor.examine()
-    print(doctor.as_text(rows))
+    print(tables.folded(doctor.as_text(rows)))
     return 1 if any(row.state == doctor.MISSING for row in rows) else 0
 
 
@@ -631,5 +628,5 @@ def _indented(text: str) -> str:
 
 
 def _refuse(sentence: str, status: int = 2) -> int:
-    print(f"gpukit: {sentence}", file=sys.stderr)
+    print(tables.folded(f"gpukit: {sentence}"), file=sys.stderr)
     return status

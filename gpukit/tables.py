@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import textwrap
 from collections.abc import Collection, Iterable, Sequence
 
 WIDEST = 112  # letters of a printed line in a notebook's page
@@ -34,4 +37,32 @@ def facts(pairs: Iterable[tuple[str, str]], width: int = 18) -> list[str]:
     for title, text in pairs:
         fold = ";\n" + " " * width
         lines.append(title.ljust(width) + (text if width + len(text) <= WIDEST else text.replace("; ", fold)))
+    return lines
+
+
+def folded(text: str) -> str:
+    """`text` with its lines broken between words where the terminal is narrower; what follows stands under the last column of
+    its line. Where no terminal shows it (a pipe, a file) it stays as it is. Lines of a table of numbers are not for this."""
+    columns = shutil.get_terminal_size((0, 0)).columns
+    return "\n".join(_folded(line, columns) for line in text.split("\n")) if columns else text
+
+
+def _folded(line: str, columns: int) -> str:
+    if len(line) <= columns:
+        return line
+    column = max((gap.end() for gap in re.finditer("^ +|(?<=\\S)  +", line)), default=0)
+    indent = " " * min(column, columns // 2)
+    parts = textwrap.wrap(
+        line, max(columns, 40), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(parts)
+
+
+def narrowed(rows: Sequence[Sequence[str]]) -> list[str]:
+    """`rows`, aligned, without the last columns that a terminal has no room for."""
+    columns = shutil.get_terminal_size((0, 0)).columns
+    lines = aligned(rows)
+    while columns and max(map(len, lines)) > columns and len(rows[0]) > 2:
+        rows = [row[:-1] for row in rows]
+        lines = aligned(rows)
     return lines

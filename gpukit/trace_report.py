@@ -51,7 +51,7 @@ def report(op: Op, shape: tuple[int, ...], dtype: torch.dtype, gpu: hardware.Gpu
             [("least traffic", f"{least.read_bytes:,} bytes read, {least.write_bytes:,} written; {at_best}")]
         ),
     ]
-    lines += _roofline(op, least, dtype, gpu, prediction.time_us)
+    lines = [tables.folded(line) for line in (*lines, *_roofline(op, least, dtype, gpu, prediction.time_us))]
     for step in prediction.steps:
         if step.launch is not None:
             lines += ["", *_step_lines(step)]

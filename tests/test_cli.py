@@ -1,5 +1,6 @@
 """The command `gpukit`, with a judge made for the test; at the end the real one, which must agree with pytest."""
 
+import contextlib
 import json
 import os
 import re
@@ -211,6 +212,18 @@ def test_a_hint_is_as_wide_as_the_terminal(capsys, monkeypatch):
     assert cli.main(["hint", "start"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 3 and max(map(len, lines)) <= 60
+
+
+@pytest.mark.parametrize(
+    "command", ("progress", "doctor", "memory --model llama3-8b --batch 8 --gpus 8xh100 --zero 3", "memory --model none",
+                "flops --model 70B --tokens 15T --gpus 1024xh100 --mfu 0.5", "class gradescope --help"),
+)  # fmt: skip
+def test_no_line_is_wider_than_the_terminal(monkeypatch, capsys, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    with contextlib.suppress(SystemExit):
+        cli.main(command.split())
+    out, err = capsys.readouterr()
+    assert out + err and max(map(len, f"{out}{err}".split("\n"))) <= 80
 
 
 # ---- grade

@@ -1,5 +1,7 @@
 """Text in columns."""
 
+import os
+
 import pytest
 
 from gpukit import tables
@@ -36,3 +38,24 @@ def test_a_fact_that_is_wider_than_a_page_is_folded_at_its_semicolons():
     first, second = "a" * 60, "b" * 60
     (line,) = tables.facts([("loads", f"{first}; {second}")], width=8)
     assert line == f"loads   {first};\n        {second}"
+
+
+def test_lines_are_broken_between_words_under_their_last_column(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    told = f"short\n  {'word ' * 12}\n  working   15.28 GB   {'logits ' * 6}"
+    lines = tables.folded(told).split("\n")
+    assert max(map(len, lines)) <= 40 and lines[0] == "short" and " ".join(lines).split() == told.split()
+    assert lines[2].startswith("  word") and lines[-1].startswith(" " * 20 + "logits")
+
+
+def test_what_no_terminal_shows_stays_as_it_is(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda fallback: os.terminal_size(fallback))
+    assert tables.folded("word " * 100) == "word " * 100 and tables.narrowed([("a" * 300, "b" * 300, "c")])[0].endswith(
+        "c"
+    )
+
+
+def test_a_table_loses_last_columns_where_there_is_no_room(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    assert tables.narrowed([("id", "state", "a long title of it"), ("one", "pass", "t")]) == ["id   state", "one  pass"]

@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from gpukit import course
+from gpukit import course, tables
 
 NAMES = ("grade", "report", "replay", "gradescope")
 
@@ -47,8 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     added.add_argument(
         "--visibility",
         choices=("visible", "hidden", "after_due_date", "after_published"),
+        metavar="WHEN",
         default="visible",
-        help="when students see the verdicts (default: %(default)s)",
+        help="when students see the verdicts: %(choices)s (default: %(default)s)",
     )
 
 
@@ -72,7 +73,7 @@ def _grade(args: argparse.Namespace) -> int:
     out = _folder(args.out)
     print(f"{chosen.title}: {_worth(chosen)}")
     if not args.scheduler:
-        print(f"fence around each exercise: {fence.active()}", flush=True)
+        print(tables.folded(f"fence around each exercise: {fence.active()}"), flush=True)
     with store.Store(out / store.NAME) as kept, ending() as ended_by:
         try:
             _refuse_another(chosen, kept, out)
@@ -127,7 +128,7 @@ def _summary(rows, judged: int, before: int) -> None:
     noted = [(row.student, note) for row in rows for note in row.handed_in.notes]
     if noted:
         print(f"\nto be looked at ({len(noted)}):")
-        print("\n".join(f"  {student}: {note}" for student, note in noted))
+        print(tables.folded("\n".join(f"  {student}: {note}" for student, note in noted)))
 
 
 def _not_graded(rows) -> None:
@@ -136,7 +137,7 @@ def _not_graded(rows) -> None:
     for row in rows:
         for mark in row.marks:
             if mark.points is None:
-                print(f"  {row.student}, {mark.exercise}: {mark.why}")
+                print(tables.folded(f"  {row.student}, {mark.exercise}: {mark.why}"))
     print("run the same command again to try these once more")
 
 
@@ -154,10 +155,11 @@ def _write(kept, out: Path, root: Path) -> None:
 
     if lacking := report.write(kept, out, root):
         print("\nnot in the gradebooks:")
-        print("\n".join(f"  {sentence}" for sentence in lacking))
-    print(
-        f"\nwritten: {out / 'class.html'}, a page for each learner in {out / 'learners'}, gradebooks and reports in {out}"
+        print(tables.folded("\n".join(f"  {sentence}" for sentence in lacking)))
+    written = (
+        f"written: {out / 'class.html'}, a page for each learner in {out / 'learners'}, gradebooks and reports in {out}"
     )
+    print(f"\n{tables.folded(written)}")
 
 
 def _replay(args: argparse.Namespace) -> int:

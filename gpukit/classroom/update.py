@@ -92,6 +92,10 @@ def update(root: Path, source: Path) -> list[str]:
     change_together(root, plan.files)
     setup = [name for name in ("pyproject.toml", "constraints.txt") if name in plan.files]
     after = ["what the course needs may have changed: make lab installs it"] if setup else []
+    if any(copies.is_notebook(name) for name in plan.files):
+        after.append(
+            "in JupyterLab choose File, Reload Notebook from Disk in each notebook that is open, and save none before"
+        )
     return [f"this copy is now {new}", *plan.said, f"everything as it was: {backup}", *after]
 
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from gpukit import tables
 from gpukit.course import CourseError
 from gpukit.train import presets
 from gpukit.train.presets import Settings
@@ -221,5 +222,5 @@ def _resumed(args: argparse.Namespace, folder: Path) -> Settings:
 
 def print_line(line: str) -> None:
     """Print a line, at once also into a file or a pipe."""
-    print(line, flush=True)
+    print(tables.folded(line), flush=True)
     sys.stdout.flush()
