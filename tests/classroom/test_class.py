@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpukit.classroom import assignment, marks
+from gpukit.classroom import assignment, intake, marks, roster
 from gpukit.classroom.store import NAME, Store
-from tests.classroom import synthetic
+from tests.classroom import synthetic, term
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not (synthetic.ROOT / "solutions").is_dir(), reason="a copy without solutions")
@@ -125,3 +125,19 @@ def test_an_interrupted_run_says_so_and_leaves_nothing_behind(tmp_path):
     assert err == "" and re.search(r"interrupted: \d+ verdicts are kept; run the same command again", out)
     until(lambda: all(map(ended, theirs)))
     assert marked(tmp_path)["absent"].complete and os.listdir(tmp_path / "out") == [NAME]
+
+
+def test_a_class_to_measure_with_is_the_same_each_time_and_can_be_read(tmp_path):
+    for name in ("a", "b"):
+        term.make(tmp_path / name, 8)
+    first, second = (
+        {path.relative_to(tmp_path / name).as_posix(): path.read_bytes() for path in (tmp_path / name).rglob("*.py")}
+        for name in ("a", "b")
+    )
+    assert first == second and len({*first.values()}) > len(first) // 2
+    chosen = assignment.read(tmp_path / "a" / "assignment.toml")
+    people = roster.parse((tmp_path / "a" / "roster.csv").read_text())
+    found = [*intake.read(tmp_path / "a" / "class", chosen.concepts, people)]
+    assert chosen.exercises == term.EXERCISES and chosen.seed is None
+    assert [each.student for each in found] == [f"u{n:03}" for n in range(8)]
+    assert all(each.files.keys() == {*chosen.concepts} for each in found)
