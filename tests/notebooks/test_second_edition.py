@@ -50,6 +50,16 @@ def test_a_lesson_opens_and_closes_as_all_do(stem):
     assert text.count("**What you s") >= 1, "what a table or figure showed is said in words"
 
 
+@pytest.mark.parametrize("stem", sorted(NOTEBOOKS))
+def test_every_exercise_has_the_same_heading(stem):
+    """A heading of level 2 with the exercise's id and nothing else, above its check. The first check of the course stands
+    under no heading of its own."""
+    text = "\n".join(source(cell) for cell in NOTEBOOKS[stem])
+    headed = re.findall(r"(?m)^(#+ .*\bExercise\b.*)$", text)
+    checked = re.findall(r'(?m)^import gpukit; gpukit\.check\("([\w.]+)"\)$', text)
+    assert headed == [f"## Exercise: {each}" for each in checked if each != "start.bytes_moved"]
+
+
 @pytest.mark.parametrize("stem", sorted(REWRITTEN))
 def test_a_visible_cell_teaches_or_shows(stem):
     for cell in REWRITTEN[stem]:
