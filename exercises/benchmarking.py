@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 # ----------------------------------------------------------------------------------------------- benchmarking.benchmark
 def benchmark(device, run: Callable[[], None]) -> float:
-    """How long the GPU needs for a typical run(), in µs, as it would be inside a model. Within 3 %.
+    """How long the GPU needs for a typical run(), in µs, as it would be inside a model. Within 3%.
 
     run() launches one kernel, always on the same data, and returns at once. Inside a model this data would come from device
     memory, because other layers have used the L2 in the meantime. The first call of run() compiles the kernel. A GPU that
@@ -74,7 +74,7 @@ def profile_row(events: list[tuple[str, int, float, float]], name: str) -> tuple
 
 # ------------------------------------------------------------------------------------------------ benchmarking.detective
 def speedup(device, old: Callable, new: Callable, x_bytes: int) -> float:
-    """How many times as fast `new` is as `old`: 2.0 if it takes half the time. Within 5 %.
+    """How many times as fast `new` is as `old`: 2.0 if it takes half the time. Within 5%.
 
     Both compute the same from a buffer of x_bytes: old(x), new(x), each on the default stream. What counts is the time
     for an x that the program has not seen before, as in a model. This GPU is warm and nothing disturbs it, so its times are
@@ -99,7 +99,7 @@ def speedup(device, old: Callable, new: Callable, x_bytes: int) -> float:
 
 # --------------------------------------------------------------------------------------------------- benchmarking.honest
 def honest(device, program: Callable, x_bytes: int) -> float:
-    """How long the GPU needs for a typical run of program(x), in µs, whatever its author did to look fast. Within 6 %.
+    """How long the GPU needs for a typical run of program(x), in µs, whatever its author did to look fast. Within 6%.
 
     x is a buffer of x_bytes, made by device.random or device.zeros. What counts is the time for random numbers that the
     program has not seen before and that are not in the L2. The program may use any stream, keep what it has computed, or

@@ -49,7 +49,7 @@ class Gpu:
         return self.peak_flops[dtype]
 
     def ridge(self, dtype: str) -> float:
-        """FLOP per byte of device memory above which compute, not memory, is the limit. Raises ValueError as `peak`."""
+        """FLOPs per byte of device memory above which compute, not memory, is the limit. Raises ValueError as `peak`."""
         return self.peak(dtype) / (self.hbm_gbps * 1e9)
 
 

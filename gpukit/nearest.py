@@ -11,7 +11,7 @@ _LEAST = 3  # characters: fewer are part of too many names
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """ "; did you mean 'softmax.fused'?" where one of `known` looks like `name`, else nothing.
 
-    Two names look alike where 60 % of their characters agree in order, difflib's own limit, or where one is a part of the
+    Two names look alike where 60% of their characters agree in order, difflib's own limit, or where one is a part of the
     other: a suggestion that has little to do with what was typed confuses more than none.
     """
     name, names = str(name), list(known)

@@ -11,7 +11,7 @@ The models are built from configs, with random weights in bfloat16. Their provid
     gpukit          gpukit.patch(model), and GrowingCache where text is generated
     gpukit-compile  torch.compile of that
 
-and each is compared with torch first: the loss within 1 %, and where text is generated no comparison, since one rounding
+and each is compared with torch first: the loss within 1%, and where text is generated no comparison, since one rounding
 may choose another token. Modes: "fwd+bwd" is a training step without its optimizer, [B, T] tokens with labels; "wall" is
 generate() of 64 tokens after [B, T], greedy, the host's time included. A row's flops are (6 N + 12 L h T) B T for N
 parameters without embeddings of positions, L layers of width h, and a third of that to read the prompt; its bytes are the

@@ -9,14 +9,10 @@ import pytest
 from tests.words import docstrings, habits
 
 ROOT = Path(__file__).resolve().parents[1]
-# Concepts whose notebooks are being rewritten, with the texts of their exercises: this set only shrinks.
-FIRST_EDITION = {
-    "memory", "flops", "benchmarking", "triton_basics", "tiling", "fusion", "softmax", "norms",
-}  # fmt: skip
 
 
 def files(pattern: str) -> list[Path]:
-    return [path for path in sorted(ROOT.glob(pattern)) if path.stem not in FIRST_EDITION]
+    return sorted(ROOT.glob(pattern))
 
 
 def named(path: Path) -> str:
@@ -49,7 +45,3 @@ def test_public_docstrings():
         for habit in habits(text)
     }
     assert not found
-
-
-def test_what_is_left_of_the_first_edition_exists():
-    assert {path.stem for path in ROOT.glob("exercises/*.py")} >= FIRST_EDITION

@@ -74,7 +74,7 @@ def _tanh_cases(rng: Random) -> list[Case]:
 
 
 def _steep(make: _Inputs, h: float) -> tuple[Tensor, Tensor]:
-    """x and bias whose sum, about h, has more digits than bfloat16; so far below 0 GELU changes by 1 % where h does by 0.1 %."""
+    """x and bias whose sum, about h, has more digits than bfloat16; so far below 0 GELU changes by 1% where h does by 0.1%."""
     x, bias = make.normal(6, 90, scale=0.1) + h, make.normal(90, scale=0.05)
     return x.to(make.torch.bfloat16), bias.to(make.torch.bfloat16)
 

@@ -317,7 +317,7 @@ def _late_rule(assignment: Assignment) -> str:
         return ""
     said = f"Deadline {_time(assignment.deadline.isoformat())}."
     if assignment.per_day:
-        said += f" Each day that begins after it costs {assignment.per_day * 100:.3g} % of the points."
+        said += f" Each day that begins after it costs {assignment.per_day * 100:.3g}% of the points."
     if assignment.at_most is not None:
         said += f" What comes more than {gradebook.days(assignment.at_most)} late does not count."
     return said

@@ -21,7 +21,7 @@ An int8 cache has a scale for each head of each token. The scales multiply score
 the elements. The integers become float16, where they are exact, and so do the rows of q, shrunk or grown to fit.
 
 Traffic: the cache once, up to the lengths, q and o. The splits' sums, written and read, add 2 splits groups / T to what a
-cache in 16 bits takes: 0.2 % for 8 splits of 8,192 tokens.
+cache in 16 bits takes: 0.2% for 8 splits of 8,192 tokens.
 Limits: no gradients. A batch of very unequal lengths would be balanced better by an equal share of all its tokens for each
 SM than by splits of each sequence.
 Sources: Dao, Haziza, Massa and Sizov 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html; Ainslie et al. 2023,

@@ -218,7 +218,7 @@ def chain() -> Picture:
 
 
 def flat_until() -> int:
-    """The largest x whose time in eager PyTorch is within 10 % of the smallest x's."""
+    """The largest x whose time in eager PyTorch is within 10% of the smallest x's."""
     eager = _chain()["torch"]
     return max(n for n, us in eager.items() if us < 1.1 * eager[1024])
 

@@ -148,12 +148,12 @@ def costs() -> Table:
 
 # MFU that others report, with the page of the project. Each counts FLOPs in its own way, within some percent of ours.
 _REPORTED = (
-    ("llm.c, GPT-2 124M", "8 x H100", "about 41 %", "https://github.com/karpathy/llm.c"),
-    ("PyTorch baseline of the same", "8 x H100", "about 29 %", "https://github.com/karpathy/llm.c"),
-    ("nanochat d12", "8 x H100", "41 %", "https://github.com/karpathy/nanochat"),
-    ("nanochat d24", "8 x H100", "50 %", "https://github.com/karpathy/nanochat"),
-    ("llm-foundry, 760M", "H100", "35 %", "https://github.com/mosaicml/llm-foundry"),
-    ("llm-foundry, 1.3B", "H100", "42 %", "https://github.com/mosaicml/llm-foundry"),
+    ("llm.c, GPT-2 124M", "8 x H100", "about 41%", "https://github.com/karpathy/llm.c"),
+    ("PyTorch baseline of the same", "8 x H100", "about 29%", "https://github.com/karpathy/llm.c"),
+    ("nanochat d12", "8 x H100", "41%", "https://github.com/karpathy/nanochat"),
+    ("nanochat d24", "8 x H100", "50%", "https://github.com/karpathy/nanochat"),
+    ("llm-foundry, 760M", "H100", "35%", "https://github.com/mosaicml/llm-foundry"),
+    ("llm-foundry, 1.3B", "H100", "42%", "https://github.com/mosaicml/llm-foundry"),
 )
 
 
@@ -371,7 +371,7 @@ def traffic_and_time(gpus: int = 8) -> Markdown:
     return Markdown(
         "<details><summary>Answer</summary>\n\n"
         f"Each GPU computes {s.batch} sequences x {s.seq:,} tokens x {each / 1e9:.1f} billion FLOPs per token = {_power(flops)} FLOPs. "
-        f"At 40 % of 989 TFLOP/s it does {_power(rate)} per second: {flops / rate:.1f} s. FSDP's {fsdp:.0f} ms are "
+        f"At 40% of 989 TFLOP/s it does {_power(rate)} per second: {flops / rate:.1f} s. FSDP's {fsdp:.0f} ms are "
         f"{fsdp / 1e3 / (flops / rate):.0%} of that and DDP's {ddp:.0f} ms {ddp / 1e3 / (flops / rate):.0%}, so both can hide "
         f"behind it. Between two machines, with links of a twentieth of the speed, FSDP would send for {fsdp / 50:.1f} s, and "
         "hardly all of it could hide.\n</details>"

@@ -155,12 +155,10 @@ def model_counts() -> Table:
             seen = counted(gpt_step, *sizes, 1, T, c.heads, "cpu" if c is _TINY else "meta")
         exact = flops.step_flops(c, 1, T, causal=False).model
         billions = [count / 1e9 for count in (n.total, n.active, flops.matmul_parameters(c))]
-        rows.append((c.name, T, seen and seen / 1e9, exact / 1e9, *billions, 6 * n.total * T / exact))
-    columns = {"a step of": "", "T": "", "PyTorch": "GFLOP", "computed": "GFLOP", "N": "10^9", "active": "10^9"}
+        rows.append((c.name, T, seen and seen / 1e12, exact / 1e12, *billions, 6 * n.total * T / exact))
+    columns = {"a step of": "", "T": "", "PyTorch": "TFLOP", "computed": "TFLOP", "N": "10^9", "active": "10^9"}
     columns |= {"multiply": "10^9", "6 N T / computed": ""}
-    return style.table(
-        columns, rows, formats=dict.fromkeys([*columns][2:], ",.2f"), caption="one sequence of T tokens, without a mask"
-    )
+    return style.table(columns, rows, caption="one sequence of T tokens, without a mask")
 
 
 def what_the_models_say() -> Markdown:
@@ -400,7 +398,7 @@ def days() -> Table:
     ]
     rows = [(what, cost.flops / 1e24, cost.gpu_hours / 1e6, cost.days) for what, cost in rows]
     columns = {"1,024 H100, half of the peak": "", "work": "10^24 FLOPs", "H100 hours": "millions", "takes": "days"}
-    return style.table(columns, rows, caption="computed", formats={"work": ".2f", "H100 hours": ".2f", "takes": ".1f"})
+    return style.table(columns, rows, caption="computed")
 
 
 def what_the_days_say() -> Markdown:
@@ -451,7 +449,8 @@ def trained() -> Picture:
 
 def chinchilla_reveal() -> Reveal:
     n = training.chinchilla_parameters(10**24)
-    return reveal("chinchilla", {"parameters": n, "tokens": training.chinchilla_tokens(n)}, how="computed")
+    both = {"parameters": n, "tokens": training.chinchilla_tokens(n)}
+    return reveal("chinchilla", {name: float(f"{count:.2e}") for name, count in both.items()}, how="computed")
 
 
 def what_chinchilla_says() -> Markdown:
@@ -651,7 +650,7 @@ def operations() -> Table:
             (p.name, f"{p.flops:.1e}", f"{p.bytes:.1e}", p.intensity, us, roofline.limit(H100, dtype, p.intensity))
         )
     columns = {"H100": "", "FLOPs": "", "bytes": "", "intensity": "FLOPs per byte", "least time": "µs", "limit": ""}
-    return style.table(columns, rows, caption="computed", formats={"intensity": ",.2f", "least time": ",.1f"})
+    return style.table(columns, rows, caption="computed")
 
 
 def roofline_points() -> list[roofline.Point]:

@@ -485,7 +485,7 @@ def when_to_optimize() -> Table:
         ("a chain of small operations, each at a copy's rate", "fuse them; try torch.compile first", "08"),
         ("a kernel far below a copy's rate", "its accesses: coalescing, width, blocks", "06, 08"),
         ("a matmul near its peak rate", "leave it; work on what surrounds it", "07, 12"),
-        ("a kernel that takes 1 % of the step", "leave it", "04"),
+        ("a kernel that takes 1% of the step", "leave it", "04"),
     )
     columns = {"the profile says": "", "what to do": "", "notebook": ""}
     return style.table(columns, rows, caption="What to work on, and what to leave")

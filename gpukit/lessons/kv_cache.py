@@ -213,8 +213,8 @@ def intensity(batch: int, new: int = 1, tokens: int = STORY) -> tuple[float, flo
 def intensity_table() -> Table:
     steps = (("prefill of 1,024 tokens", 1, 1024), *(("decode", batch, 1) for batch in (1, 16, 64)))
     rows = [(what, batch, *intensity(batch, new)) for what, batch, new in steps]
-    columns = {"step": "", "batch": "sequences", "weights": "FLOP per byte", "cache": "FLOP per byte"}
-    caption = f"Llama 3 8B, bf16, {STORY:,} tokens cached: computed; ridge of an H200: {RIDGE:.0f} FLOP per byte"
+    columns = {"step": "", "batch": "sequences", "weights": "FLOPs per byte", "cache": "FLOPs per byte"}
+    caption = f"Llama 3 8B, bf16, {STORY:,} tokens cached: computed; ridge of an H200: {RIDGE:.0f} FLOPs per byte"
     return style.table(columns, rows, caption=caption, formats=dict.fromkeys(("weights", "cache"), ",.0f"))
 
 
@@ -377,8 +377,8 @@ def groups_table() -> Table:
         token = decode_step(c, 1, 1).cache_bytes
         rows.append((name, c.attention, c.heads, heads, token, attention_intensity(name)))
     columns = {"model": "", "attention": "", "query heads": "", "heads in the cache": "", "per token": "bytes"}
-    columns |= {"attention does": "FLOP per byte"}
-    caption = f"bf16, computed; ridge of an H200: {RIDGE:.0f} FLOP per byte"
+    columns |= {"attention does": "FLOPs per byte"}
+    caption = f"bf16, computed; ridge of an H200: {RIDGE:.0f} FLOPs per byte"
     return style.table(columns, rows, caption=caption, formats={"attention does": ".0f"})
 
 

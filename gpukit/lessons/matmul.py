@@ -812,7 +812,7 @@ def few_bits() -> Table:
             lines.append((bits, shape[0], least, *map(us, found.values()), graph[0] if graph else None))
     columns = {"bits": "", "rows of x": "", "model": "µs", "eager": "µs", "torch.compile": "µs"}
     columns |= {"cuBLAS, 16 bits": "µs", "this project": "µs", "in a graph": "µs"}
-    caption = f"x times a weight of {by(WEIGHT)}, measured on an H200; model: the bytes at a copy's rate"
+    caption = f"x times weights of {by(WEIGHT)}, measured on an H200; model: the bytes at a copy's rate"
     return style.table(columns, lines, caption=caption, formats=dict.fromkeys([*columns][2:], ",.1f"))
 
 

@@ -16,7 +16,7 @@ def rows(name: str) -> list[benchmark.Row]:
 
 
 def copy_gbps(name: str) -> float:
-    """GB per second at which memory was copied in the run of these rows; the data sheet's where no run is recorded."""
+    """GB/s at which memory was copied in the run of these rows; the data sheet's where no run is recorded."""
     return next((row.gbps for row in rows(name) if row.op == "copy"), gpu("h200").hbm_gbps)
 
 

@@ -127,16 +127,16 @@ def what_the_traffic_says(trace: Trace) -> str:
         "**What you saw.** The five lines read 5 M N + 2 M elements and write 3 M N + 2 M. Every line reads a full matrix: "
         "the first two read x, the third reads z, and the last two read e. Three lines also write one. Together that is "
         f"{(reads + writes) / (2 * M * N):.1f} times what one kernel moves. At the rate at which an H200 copies memory, "
-        f"{copy_gbps():,.0f} GB per second (measured), the bytes of the five lines would take {us(trace.bytes):.0f} µs, and "
+        f"{copy_gbps():,.0f} GB/s (measured), the bytes of the five lines would take {us(trace.bytes):.0f} µs, and "
         f"those of one kernel {us(LEAST):.0f} µs (modelled)."
     )
     five = took().get(("torch", SHAPE))
     if five is None:
         return said
-    rate = trace.bytes / five / 1e3  # GB per second
+    rate = trace.bytes / five / 1e3  # GB/s
     return said + (
         f" In fact the five lines took {five:.0f} µs (measured). So they lose time in a second way as well: on average they "
-        f"move {rate:,.0f} GB per second, which is {rate / copy_gbps():.0%} of the rate of a copy."
+        f"move {rate:,.0f} GB/s, which is {rate / copy_gbps():.0%} of the rate of a copy."
     )
 
 

@@ -84,7 +84,7 @@ def traced_tiles(launches: Mapping[int, Launch]) -> Table:
         (T, launch.programs, launch.load_bytes // 1024, 128 // T, launch.flops / launch.load_bytes)
         for T, launch in launches.items()
     ]
-    columns = {"T": "", "programs": "", "loaded": "KiB", "each input": "times", "intensity": "FLOP/byte"}
+    columns = {"T": "", "programs": "", "loaded": "KiB", "each input": "times", "intensity": "FLOPs per byte"}
     return style.table(columns, rows, caption="counted: 128 x 128 x 128 in float16", formats={"intensity": ".1f"})
 
 
@@ -107,11 +107,9 @@ def ridges() -> Table:
     for g in sorted(GPUS, key=lambda g: g.ridge(_short(g))):
         reach = [name for name in ("64 x 64", "128 x 128", "128 x 256") if intensity[name] >= g.ridge(_short(g))]
         rows.append((g.name, _short(g), g.ridge(_short(g)), reach[0] if reach else "none of them"))
-    columns = {"GPU": "", "dtype": "", "ridge": "FLOP/byte", "smallest tile that reaches it": ""}
-    caption = (
-        "computed from data sheets; 64 x 64 has {:.0f} FLOP/byte, 128 x 128 has {:.0f}, 128 x 256 has {:.0f}".format(
-            *(intensity[name] for name in ("64 x 64", "128 x 128", "128 x 256"))
-        )
+    columns = {"GPU": "", "dtype": "", "ridge": "FLOPs per byte", "smallest tile that reaches it": ""}
+    caption = "computed from data sheets; 64 x 64 has {:.0f} FLOPs per byte, 128 x 128 has {:.0f}, 128 x 256 has {:.0f}".format(
+        *(intensity[name] for name in ("64 x 64", "128 x 128", "128 x 256"))
     )
     return style.table(columns, rows, caption=caption, formats={"ridge": ".0f"})
 

@@ -34,7 +34,7 @@ def philox(seed: int, counter: tuple[Tensor, ...], rounds: int) -> tuple[Tensor,
 
 
 def kept(shape: tuple[int, ...], p: float, seed: int, device: torch.device | str = "cpu") -> Tensor:
-    """Which elements of a tensor of that shape are kept, bool: element i takes word i // 1024 % 4 of Philox' 7 rounds for
+    """Which elements of a tensor of that shape are kept, bool: element i takes word `i // 1024 % 4` of Philox' 7 rounds for
     the counter (i % 1024, i // 4096, 0, 0), and is kept where its upper 24 bits are p 2^24 or more."""
     i = torch.arange(math.prod(shape), device=device)
     words = philox(seed, (i % 1024, i // 4096, torch.zeros_like(i), torch.zeros_like(i)), rounds=7)

@@ -128,7 +128,7 @@ class Settings:
 
 
 def padded(vocab_size: int) -> int:
-    """The next multiple of 128, where that is less than 1 % more: rows of logits then begin where wide loads may, and GPT-2
+    """The next multiple of 128, where that is less than 1% more: rows of logits then begin where wide loads may, and GPT-2
     trains 1.5 times as fast (gpukit/results/h200/ladder-gpt2.csv). The rows beyond the vocabulary are trained to be unlikely.
     """
     rounded = -(-vocab_size // 128) * 128

@@ -1,7 +1,7 @@
 """Kernels written to be hard to count, and those of the project: what the simulator counts is checked against Nsight Compute.
 
 Each `Case` is a piece of work, one launch or several. `aligned` says that every run of neighboring elements begins on a
-sector and ends on one; on those the simulator must be within 2 %, on the others within 5 %. A case with `sample` is traced
+sector and ends on one; on those the simulator must be within 2%, on the others within 5%. A case with `sample` is traced
 on that many programs. Why one is outside its bar stands in reasons.py.
 """
 

@@ -243,7 +243,7 @@ def _sentence(actual: Mapping[str, float], committed: Mapping[str, float], exact
     off = max(ratios[worst], 1 / ratios[worst])
     subject = f" for {worst}" if len(actual) > 1 else ""
     if off <= 1.1:
-        return "Right, within 10 %." if len(actual) == 1 else "Right, every one within 10 %."
+        return "Right, within 10%." if len(actual) == 1 else "Right, every one within 10%."
     if off <= 2.0 * (1 + 1e-9):
         return f"Within a factor of two{subject}. Which term is counted once too often, or once too few?"
     return f"Off by {number(off)}x{subject}. Being wrong here is the lesson: which term did you not see?"

@@ -65,7 +65,7 @@ def test_a_learners_page(written):
     ada, grace = ((folder / "learners" / f"{name}.html").read_text() for name in ("s1", "s2"))
     assert "<b>10</b> of 12.5 points · 2 of 2 exercises pass" in ada and "Ada Lovelace (s1)" in ada
     assert "This came in 2 days late, which costs 2.5 of 12.5 points." in ada
-    assert "costs 10 % of the points. What comes more than 2 days late does not count." in ada
+    assert "costs 10% of the points. What comes more than 2 days late does not count." in ada
     assert ["start.bytes_moved", "a" * 16, "7", "v1", "2026-10-14 08:00 UTC"] in cells(ada)
     assert "gpukit 0.1.0, torch 2.13.0, triton 3.7.1" in ada and "start-1.py was taken" in ada
     said = html.unescape(re.search(r'<pre class="said fail">(.*?)</pre>', grace, re.DOTALL)[1])

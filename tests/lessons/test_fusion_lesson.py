@@ -1,9 +1,12 @@
 """The numbers that notebook 08 shows."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import gpukit
+from gpukit import notebooks
 from gpukit.lessons import fusion as lesson
 
 
@@ -44,3 +47,13 @@ def test_fusing_two_kernels_explains_a_factor_of_two():
 def test_both_kernels_in_cuda_are_shown_whole():
     one, vector = (lesson.cuda_source(name).data for name in ("gelu_kernel", "gelu_vector_kernel"))
     assert "tanhf" in one and one.count("__global__") == vector.count("__global__") == 1 and "uint4" in vector
+
+
+def test_saved_outputs_show_what_is_recorded_now(monkeypatch):
+    """Two cells keep their saved outputs in every run, since a GPU measures in them; those saved are recorded rows."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    path = Path(__file__).resolve().parents[2] / "notebooks" / "08_fusion.ipynb"
+    outputs = {cell["id"]: cell.get("outputs") for cell in notebooks.read(path)["cells"]}
+    ((times,), (text,)) = outputs["measured"], outputs["compiled"]
+    assert "".join(times["data"]["text/plain"]) == repr(lesson.gelu_times({}))
+    assert "".join(text["data"]["text/markdown"]) == lesson.compiled(torch.tanh).data

@@ -85,6 +85,15 @@ def test_words(stem):
     assert not habits(prose(REWRITTEN[stem]))
 
 
+@pytest.mark.parametrize("stem", sorted(NOTEBOOKS))
+def test_words_of_saved_outputs(stem):
+    for cell in NOTEBOOKS[stem]:
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            said = (output.get("text", ""), data.get("text/plain", ""), data.get("text/markdown", ""))
+            assert not habits("\n".join("".join(text) for text in said)), cell["id"]
+
+
 @pytest.mark.parametrize("stem", sorted(REWRITTEN))
 def test_what_shows_is_a_function_of_the_lesson(stem):
     """A hidden cell is one expression: its sentences and figures are written in gpukit/lessons."""

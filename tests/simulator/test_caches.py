@@ -215,7 +215,7 @@ def passes(x_ptr, y_ptr, n, PASSES: tl.constexpr, BLOCK: tl.constexpr):
 
 @pytest.mark.parametrize(("kib", "missed"), [(32, 0), (128, 0.025), (256, 0.45), (512, 1)])
 def test_a_second_pass_finds_in_l1_what_fits(kib, missed):
-    """Of the second pass; an H200's L1 of 248 KiB missed 2.5 % of 128 KiB and 58 % of 256 KiB."""
+    """Of the second pass; an H200's L1 of 248 KiB missed 2.5% of 128 KiB and 58% of 256 KiB."""
     x, y = torch.zeros(kib * 256), torch.zeros(1)
     traffic = assumed(lambda: passes[(1,)](x, y, kib * 256, PASSES=2, BLOCK=4096))
     assert traffic.l1_bytes == 256 * 1024 and traffic.l1_read_sectors == 2 * kib * 32

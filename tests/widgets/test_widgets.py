@@ -228,7 +228,7 @@ def test_a_prediction_is_committed_with_the_button_and_revealed(asked):
     assert asked.entries["naive"].disabled and asked.commit_button.disabled
     shown = reveal("test-bytes", {"naive": 536870912, "fused": 134217728})
     assert "yours (bytes)" in repr(shown) and "counted (bytes)" in repr(shown)
-    assert shown.sentence == "Right, every one within 10 %."
+    assert shown.sentence == "Right, every one within 10%."
     assert "<details>" not in shown._repr_html_()
 
 
@@ -260,7 +260,7 @@ def test_running_the_cell_again_keeps_the_prediction_and_reset_forgets_it(asked)
 @pytest.mark.parametrize(
     ("yours", "sentence"),
     (
-        (1.05, "Right, within 10 %."),
+        (1.05, "Right, within 10%."),
         (0.5, "Within a factor of two. Which term is counted once too often, or once too few?"),
         (2.0, "Within a factor of two. Which term is counted once too often, or once too few?"),
         (8.0, "Off by 8x. Being wrong here is the lesson: which term did you not see?"),

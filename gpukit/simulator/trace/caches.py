@@ -13,7 +13,7 @@ access of each, the second of each, and so on.
 Both caches give up the line that was used longest ago. Four numbers are not derived but measured, on an H200 (python -m
 gpukit.validation), and taken for every GPU: the shares ALONE (instructions.py), L1_PLACES, L2_HOLDS and L2_PARTS (levels.py). The table there says how true
 the whole is, kernel by kernel, and why where it is not. What it leaves out: programs that overtake one another, loads in
-flight, eviction hints, spilled registers below L2, the kernel's own code (some 10 KB).
+flight, eviction hints, spilled registers below L2, the kernel's own code (some 10 kB).
 
 Sources: https://docs.nvidia.com/nsight-compute/ProfilingGuide/#memory-tables (sectors, L1, L2),
 https://docs.nvidia.com/cuda/hopper-tuning-guide/index.html#unified-shared-memory-l1-texture-cache (L1 and shared memory).

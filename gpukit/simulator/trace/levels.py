@@ -13,9 +13,9 @@ LINE_SECTORS = 4
 LINE_BYTES = LINE_SECTORS * SECTOR_BYTES
 FETCH_SECTORS = 2  # what one read of DRAM brings
 # An address has so many places in L1 to be in. What else wants them is chance, so a line lasts a quarter of L1's size more
-# or less: two passes over 128 KiB miss 2.5 % of an L1 of 248 KiB, over 256 KiB some 58 %.
+# or less: two passes over 128 KiB miss 2.5% of an L1 of 248 KiB, over 256 KiB some 58%.
 L1_PLACES = 16
-# How much of its size L2 holds of what lies between two uses: of 60 MiB, two passes over 32 MiB miss 1 %, over 48 MiB 63 %
+# How much of its size L2 holds of what lies between two uses: of 60 MiB, two passes over 32 MiB miss 1%, over 48 MiB 63%
 # and over 64 MiB all. It has two halves, and what the other one's SMs read is in both.
 L2_HOLDS = 0.72
 # When so much of L2 was filled since a sector was written in part, its rest is read from DRAM, and it is written there.
