@@ -1,6 +1,6 @@
-"""FlashAttention: partial results that merge, tiles in PyTorch, Triton kernels (plain, causal, packed), and gradients.
+"""FlashAttention: partial results that merge, tiles in PyTorch, Triton kernels (plain, causal, windows, packed), and gradients.
 
-Eight exercises, from top to bottom; notebooks/13_flash_attention.ipynb explains them. For each query, o = softmax(s) v over
+Nine exercises, from top to bottom; notebooks/13_flash_attention.ipynb explains them. For each query, o = softmax(s) v over
 its scores s = scale q k^T, and LSE = log(sum(exp(s))). T_q queries, T_k keys, scale 1 / sqrt(D). Kernels add up in float32;
 give tl.dot input_precision="ieee", so that float32 means float32. The code outside the gaps is complete.
 """
@@ -242,6 +242,54 @@ def attention_causal(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     o, lse = torch.empty_like(q), torch.empty(H, T_q, dtype=torch.float32, device=q.device)
     blocks = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_D": max(16, triton.next_power_of_2(D))}
     causal_kernel[(triton.cdiv(T_q, 16), H)](q, k, v, o, lse, T_q, T_k, 1 / math.sqrt(D), D=D, **blocks)
+    return o, lse
+
+
+# ---------------------------------------------------------------------------------------------- flash_attention.window
+@triton.jit
+def window_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr,
+    T_q, T_k, window, scale,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program computes BLOCK_M queries of one head, each with the `window` keys up to its own. All tensors are contiguous."""
+    start_m, head = tl.program_id(0) * BLOCK_M, tl.program_id(1).to(tl.int64)
+    q = load_rows(q_ptr + head * T_q * D, start_m, T_q, D, D, BLOCK_M, BLOCK_D)
+    k_ptr += head * T_k * D
+    v_ptr += head * T_k * D
+    offs_m = start_m + tl.arange(0, BLOCK_M)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    l = tl.zeros((BLOCK_M,), tl.float32)
+    m = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+    # BEGIN SOLUTION
+    own = offs_m + T_k - T_q  # the key that each query lines up with; negative where it sees none
+    first = tl.maximum(start_m + T_k - T_q - window + 1, 0)  # the first key that the block's first query sees
+    end = tl.minimum(start_m + BLOCK_M, T_q) + T_k - T_q
+    for start in range(first // BLOCK_N * BLOCK_N, end, BLOCK_N):
+        k = load_rows(k_ptr, start, T_k, D, D, BLOCK_N, BLOCK_D)
+        v = load_rows(v_ptr, start, T_k, D, D, BLOCK_N, BLOCK_D)
+        s = tl.dot(q, k.T, input_precision="ieee") * scale
+        back = own[:, None] - (start + tl.arange(0, BLOCK_N))[None, :]
+        s = tl.where((back >= 0) & (back < window), s, -float("inf"))
+        acc, l, m = update(acc, l, m, s, v)
+    o = acc / tl.where(l == 0, 1.0, l)[:, None]
+    lse = m + tl.log(l)
+    # END SOLUTION
+    store_rows(o_ptr + head * T_q * D, o, start_m, T_q, D, D, BLOCK_M, BLOCK_D)
+    tl.store(lse_ptr + head * T_q + offs_m, lse, mask=offs_m < T_q)
+
+
+def attention_window(q: Tensor, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """q [H, T_q, D], k and v [H, T_k, D], contiguous, of one dtype -> o [H, T_q, D] and LSE [H, T_q], float32.
+
+    Query i lines up with key i + T_k - T_q and sees that key and the window - 1 keys before it, as far as there are such
+    keys; window >= 1. A query that sees no key gives o = 0 and LSE = -inf. Bound: a block of 16 keys of which none of 32
+    queries sees one is not loaded.
+    """
+    (H, T_q, D), T_k = q.shape, k.shape[1]
+    o, lse = torch.empty_like(q), torch.empty(H, T_q, dtype=torch.float32, device=q.device)
+    blocks = {"BLOCK_M": 32, "BLOCK_N": 16, "BLOCK_D": max(16, triton.next_power_of_2(D))}
+    window_kernel[(triton.cdiv(T_q, 32), H)](q, k, v, o, lse, T_q, T_k, window, 1 / math.sqrt(D), D=D, **blocks)
     return o, lse
 
 

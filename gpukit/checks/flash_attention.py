@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -403,10 +404,10 @@ def _forward_cases(rng: Random) -> list[Case]:
 def _in_float32(function: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
     """o, rounded once, and LSE of tensors in 16 bits. PyTorch would round the scores, and so might the learner."""
 
-    def wide(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def wide(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         if q.element_size() > 2:
-            return function(q, k, v)
-        o, lse = function(q.float(), k.float(), v.float())
+            return function(q, k, v, *rest)
+        o, lse = function(q.float(), k.float(), v.float(), *rest)
         return o.to(q.dtype), lse
 
     return wide
@@ -499,19 +500,22 @@ FORWARD = KernelExercise(
 
 
 # ---------------------------------------------------------------------------------------------- flash_attention.causal
-def _seen(q: Tensor, k: Tensor, shift: int | None = None) -> Tensor:
-    """[T_q, T_k] of bool: query i sees the keys up to i + shift, T_k - T_q unless said."""
+def _seen(q: Tensor, k: Tensor, shift: int | None = None, window: int | None = None) -> Tensor:
+    """[T_q, T_k] of bool: query i sees the keys up to i + shift, T_k - T_q unless said; the last `window` of them."""
     import torch
 
     T_q, T_k = q.shape[-2], k.shape[-2]
     shift = T_k - T_q if shift is None else shift
-    return torch.arange(T_k) <= torch.arange(T_q)[:, None] + shift
+    after = torch.arange(T_k) - torch.arange(T_q)[:, None] - shift
+    return (after <= 0) & (after > -(window or T_q + T_k))
 
 
-def _masked(q: Tensor, k: Tensor, v: Tensor, shift: int | None = None) -> tuple[Tensor, Tensor]:
+def _masked(
+    q: Tensor, k: Tensor, v: Tensor, shift: int | None = None, window: int | None = None
+) -> tuple[Tensor, Tensor]:
     import torch
 
-    s = _scores(q, k).masked_fill(~_seen(q, k, shift), -math.inf)
+    s = _scores(q, k).masked_fill(~_seen(q, k, shift, window), -math.inf)
     lse = _lse(s)
     p = torch.where(s.isneginf(), 0, torch.exp(s - torch.nan_to_num(lse, neginf=0).to(s.dtype)[..., None]))
     return p @ v, lse
@@ -545,41 +549,70 @@ def _causal_cases(rng: Random) -> list[Case]:
     ]
 
 
-def _visible_bytes(T_q: int, T_k: int, D: int, itemsize: int) -> int:
-    """Of k and v together: for each 16 queries all blocks of 16 keys of which one is seen."""
-    rows = 0
-    for first in range(0, T_q, 16):
-        behind = min(first + 16, T_q) + T_k - T_q  # behind the last key that is seen
-        rows += min(cdiv(max(behind, 0), 16) * 16, T_k)
-    return 2 * rows * D * itemsize
+def _visible_bytes(q: Tensor, k: Tensor, rows: int = 16, window: int | None = None) -> int:
+    """Of k and v together: for each `rows` queries all blocks of 16 keys of which one is seen."""
+    (H, T_q, D), T_k, found = q.shape, k.shape[1], 0
+    for first in range(0, T_q, rows):
+        behind = max(min(first + rows, T_q) + T_k - T_q, 0)  # behind the last key that is seen
+        begin = max(first + T_k - T_q - (window or T_q + T_k) + 1, 0) // 16 * 16
+        found += min(cdiv(behind, 16) * 16, T_k) - begin
+    return 2 * H * found * D * q.element_size()
 
 
-def _causal_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
-    q, k, _ = case.args
-    (H, T_q, D), T_k = q.shape, k.shape[1]
-    read = sum(launch.load_bytes for launch in launches) - q.numel() * q.element_size()
-    enough = H * _visible_bytes(T_q, T_k, D, q.element_size())
-    if read <= 1.02 * enough:
-        return _all_keys_at_once(T_k, launches)
-    everything = H * cdiv(T_q, 16) * 2 * T_k * D * q.element_size()
-    return (
-        "blocks",
-        f"{read:,} bytes of k and v are loaded where {enough:,} are enough; all blocks for all queries are {everything:,}. "
-        "Which is the last key that the last query of a block sees?",
-    )
+def _blocks_rule(question: str, rows: int = 16) -> Callable[..., tuple[str, str] | None]:
+    """A program that holds `rows` queries loads no block of 16 keys of which they see none, and not all keys as one block."""
+
+    def rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
+        q, k, _, *window = case.args
+        T_k = k.shape[1]
+        read = sum(launch.load_bytes for launch in launches) - nbytes(q)
+        enough = _visible_bytes(q, k, rows, *window)
+        if read <= 1.02 * enough:
+            return _all_keys_at_once(min(T_k, *(w + rows for w in window)) if window else T_k, launches)
+        return (
+            "blocks",
+            f"{read:,} bytes of k and v are loaded where {enough:,} are enough; all blocks for all queries are "
+            f"{cdiv(q.shape[1], rows) * nbytes(k, k):,}. {question}",
+        )
+
+    return rule
 
 
-def _walked_to(q: Tensor, k: Tensor, v: Tensor, past: int = 0, end: str = "right") -> Tensor:
-    """o in blocks of 16 queries, each of which sees `past` keys more than it should, rows of zeros behind the last key among
-    them. The walk ends where it should, before the last block that is not whole, or before the block of the first query."""
+def _walked_to(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int | None = None,
+    *,
+    rows: int = 16,
+    past: int = 0,
+    before: int = 0,
+    shift: int | None = None,
+    begin: str = "right",
+    end: str = "right",
+) -> Tensor:
+    """o of a walk in blocks of `rows` queries and 16 keys, with a mistake in it.
+
+    past    how many keys each query sees behind its own, rows of zeros behind the last key among them
+    before  how many it sees in front of its window
+    shift   query i has the key i + shift for its own; T_k - T_q unless said
+    begin   the walk begins with the first block that a query sees, with the first of which the first query sees all keys
+            ("whole"), or with the first key ("last") or block ("last block") that the last query sees
+    end     it ends with the last block that a query sees, with the last of which all see all keys ("whole"), or before the
+            block of the first query's own key ("first")
+    """
     import torch
 
     T_q, T_k = q.shape[-2], k.shape[-2]
+    ahead, window = T_k - T_q, T_q + T_k if window is None else window
     k, v = (_with_zeros(x, -T_k % 16) for x in (k, v))
-    first, keys = torch.arange(T_q) // 16 * 16, torch.arange(k.shape[-2])
-    last = (first + 16).clamp(max=T_q) + T_k - T_q
-    stop = {"right": cdiv(last, 16) * 16, "whole": last // 16 * 16, "first": cdiv(first + T_k - T_q, 16) * 16}[end]
-    seen = (keys <= torch.arange(T_q)[:, None] + T_k - T_q + past) & (keys < stop[:, None])
+    first, keys = torch.arange(T_q) // rows * rows, torch.arange(k.shape[-2])
+    last = (first + rows).clamp(max=T_q) + ahead
+    stop = {"right": cdiv(last, 16) * 16, "whole": last // 16 * 16, "first": cdiv(first + ahead, 16) * 16}[end]
+    front, late = ((x - window + 1).clamp(min=0) for x in (first + ahead, first + rows - 1 + ahead))
+    from_key = {"right": front // 16 * 16, "whole": cdiv(front, 16) * 16, "last": late, "last block": late // 16 * 16}
+    after = keys - torch.arange(T_q)[:, None] - (ahead if shift is None else shift)
+    seen = (after <= past) & (after > -window - before) & (keys < stop[:, None]) & (keys >= from_key[begin][:, None])
     return torch.nan_to_num(_scores(q, k).masked_fill(~seen, -math.inf).softmax(-1)) @ v
 
 
@@ -593,7 +626,8 @@ def _or_nan(gives: Callable[..., Tensor]) -> Callable[[Evidence], bool]:
         checked = [o for o in evidence.outcomes if o.wrong and o.case.args[0].shape[1] <= o.case.args[1].shape[1]]
         for outcome in checked:
             y = outcome.reply.outputs["y[0]"]
-            eps, wrong = torch.finfo(y.dtype).eps, gives(*(x.double() for x in outcome.case.args))
+            q, k, v, *window = outcome.case.args
+            eps, wrong = torch.finfo(y.dtype).eps, gives(q.double(), k.double(), v.double(), *window)
             if not torch.allclose(
                 y.nan_to_num(0).double(), wrong, rtol=16 * eps, atol=16 * eps * float(wrong.abs().max())
             ):
@@ -611,26 +645,99 @@ CAUSAL = KernelExercise(
     reference=_in_float32(_masked),
     huge=lambda: (far(3, _FAR, 128), far(3, 64, 128), far(3, 64, 128)),
     traffic=Traffic(
-        reads=lambda q, k, v: nbytes(q) + len(q) * _visible_bytes(q.shape[1], *k.shape[1:], q.element_size()),
+        reads=lambda q, k, v: nbytes(q) + _visible_bytes(q, k),
         writes=lambda q, k, v: _of_queries(q),
         memory=lambda q, k, v: _of_queries(q) + _NUMBERS,
     ),
-    launch_rule=_causal_rule,
+    launch_rule=_blocks_rule("Which is the last key that the last query of a block sees?"),
     misconceptions=(
         # What 16 bits allow is so much that other ideas would explain this case, too.
         Misconception("low-precision-sums", when=lambda evidence: evidence.tag("many-blocks")),
         Misconception("top-left", gives=lambda q, k, v: _masked(q, k, v, 0)),
         Misconception("not-itself", when=_or_nan(lambda q, k, v: _masked(q, k, v, k.shape[-2] - q.shape[-2] - 1)[0])),
-        Misconception("one-too-many", when=_or_nan(lambda q, k, v: _walked_to(q, k, v, past=1))),
+        Misconception("one-too-many", when=_or_nan(partial(_walked_to, past=1))),
         Misconception("top-left/2", when=_or_nan(lambda q, k, v: _masked(q, k, v, 0)[0])),
         Misconception("wrong-sign", when=_or_nan(lambda q, k, v: _masked(q, k, v, q.shape[-2] - k.shape[-2])[0])),
         Misconception("nothing-masked", gives=_with_lse),
-        *(
-            Misconception("diagonal-block", when=_or_nan(lambda q, k, v, end=end: _walked_to(q, k, v, end=end)))
-            for end in ("whole", "first")
-        ),
+        *(Misconception("diagonal-block", when=_or_nan(partial(_walked_to, end=end))) for end in ("whole", "first")),
         Misconception("unseen-rows", when=only("unseen", kind="nan")),
         Misconception("unseen-rows/2", when=only("unseen")),
+    ),
+)
+
+
+# ---------------------------------------------------------------------------------------------- flash_attention.window
+def _window_cases(rng: Random) -> list[Case]:
+    make = _Heads(rng)
+
+    def case(q: Tensor, k: Tensor, v: Tensor, window: int, note: str = "") -> Case:
+        T_q, T_k = q.shape[1], k.shape[1]
+        tags = " unequal" * (T_q != T_k) + " unseen" * (T_q > T_k) + " many-blocks" * (T_k > 1000)
+        front = [max(i + T_k - T_q - window + 1, 0) for i in range(T_q)]  # the first key that each query sees
+        tags += " first-block" * any(front[i] // 16 > front[i // 32 * 32] // 16 for i in range(T_q))
+        return _case(q, k, v, window, tags=tags, note=listed(f"window {window}", note))
+
+    qkv = make.qkv
+    return [
+        case(*make.corners(37), 20, note="scores from -720 to 1,600"),
+        case(*make.corners(37, "float16"), 40, note="scores from -720 to 1,600"),
+        case(*make.far(37), 9, note="scores around -163,840"),
+        case(*make.rising(), 1024, note="scores that rise a little from block to block"),
+        case(*qkv(1, 1, 1, 1), 1),
+        case(*qkv(1, 48, 48, 16), 16),
+        case(*qkv(2, 33, 33, 20, slope=0.3), 5),
+        case(*qkv(1, 19, 19, 33, "float16"), 1),
+        case(*qkv(1, 1, 31, 16), 17),
+        case(*qkv(1, 20, 53, 16, "bfloat16"), 10),
+        case(*qkv(1, 15, 63, 32), 30),
+        case(*qkv(1, 70, 50, 16), 7),
+        case(*qkv(2, 40, 5, 16, "float16"), 3),
+        case(*qkv(1, 80, 80, 16, slope=0.1), 33),
+        case(*qkv(1, 64, 64, 16), 18, note="a walk that begins with the last key of a block"),
+    ]
+
+
+def _one_off(more: int) -> tuple[Misconception, ...]:
+    """A window that is one key longer or shorter, in the mask alone and where the walk begins as well."""
+    name = "one-too-many" if more > 0 else "one-too-few"
+    return (
+        Misconception(name, when=_or_nan(partial(_walked_to, rows=32, before=more))),
+        Misconception(name, when=_or_nan(lambda q, k, v, w: _walked_to(q, k, v, w + more, rows=32))),
+    )
+
+
+WINDOW = KernelExercise(
+    id="flash_attention.window",
+    function="attention_window",
+    cases=_window_cases,
+    returns=("o", "LSE"),
+    reference=_in_float32(lambda q, k, v, window: _masked(q, k, v, None, window)),
+    huge=lambda: (far(3, _FAR, 128), far(3, _FAR, 128), far(3, _FAR, 128), 40),
+    traffic=Traffic(
+        reads=lambda q, k, v, window: nbytes(q) + _visible_bytes(q, k, 32, window),
+        writes=lambda q, k, v, window: _of_queries(q),
+        memory=lambda q, k, v, window: _of_queries(q) + _NUMBERS,
+    ),
+    launch_rule=_blocks_rule(
+        "Which is the first key that the first query of a block sees, and which the last that its last query sees?", 32
+    ),
+    misconceptions=(
+        Misconception("low-precision-sums", when=lambda evidence: evidence.tag("many-blocks")),
+        Misconception("no-window", gives=lambda q, k, v, w: _masked(q, k, v)),
+        *_one_off(1),
+        *_one_off(-1),
+        Misconception("block-edge", when=_or_nan(partial(_walked_to, rows=32, before=_FAR))),
+        Misconception("future", when=_or_nan(partial(_walked_to, rows=32, past=_FAR))),
+        Misconception("future", when=_or_nan(lambda q, k, v, w: _walked_to(q, k, v, w, rows=32, past=w - 1))),
+        *(
+            Misconception("begins-late", when=_or_nan(partial(_walked_to, rows=32, begin=at)))
+            for at in ("last", "last block", "whole")
+        ),
+        Misconception("top-left/2", when=_or_nan(lambda q, k, v, w: _masked(q, k, v, 0, w)[0])),
+        Misconception("top-left/2", when=_or_nan(partial(_walked_to, rows=32, shift=0))),
+        Misconception("unseen-rows", when=only("unseen", kind="nan")),
+        Misconception("unseen-rows/2", when=only("unseen")),
+        Misconception("first-block", when=only("unseen", "first-block", kind="nan")),
     ),
 )
 
@@ -984,4 +1091,4 @@ GRADIENTS = KernelExercise(
     ),
 )
 
-EXERCISES = [MERGE, TILES, LATE, FORWARD, CAUSAL, PACKED, RECOMPUTE, GRADIENTS]
+EXERCISES = [MERGE, TILES, LATE, FORWARD, CAUSAL, WINDOW, PACKED, RECOMPUTE, GRADIENTS]

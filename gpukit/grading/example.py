@@ -301,6 +301,7 @@ EXAMPLES = {
     "flash_attention.late": _qkv,
     "flash_attention.forward": _qkv,
     "flash_attention.causal": _qkv,
+    "flash_attention.window": lambda d, window=512: (*_qkv(d), window),
     "flash_attention.packed": lambda d, B=4, T=2048, H=32, KV=8, D=128: (
         _t(d, B * T, H, D), _t(d, B * T, KV, D), _t(d, B * T, KV, D), T * _ints(B + 1, B + 1), T * _ints(B + 1, B + 1), T
     ),

@@ -77,6 +77,7 @@ TAGS = {
     "late": "whose largest scores come late",
     "unequal": "whose lengths differ",
     "unseen": "in which a query sees no key",
+    "first-block": "in which some queries of a program see none of its first block of keys",
     "aligned": "whose rows fill whole sectors",
     "misaligned": "that begins inside a sector",
     "off": "with lanes that are off",

@@ -18,6 +18,7 @@ from gpukit.checks.flash_attention import (
     PACKED,
     RECOMPUTE,
     TILES,
+    WINDOW,
 )
 from gpukit.grading.exercise import KernelExercise
 from gpukit.grading.judge import judge_source
@@ -43,6 +44,7 @@ def test_cases_hold_what_breaks_kernels(exercise):
         LATE: {"partial", "late", "many-blocks"},
         FORWARD: {"partial", "late", "many-blocks"},
         CAUSAL: {"partial", "unequal", "unseen"},
+        WINDOW: {"partial", "unequal", "unseen", "first-block", "many-blocks"},
         PACKED: {"gqa", "sequences", "unequal", "no-query"},
         GRADIENTS: {"partial", "rest", "many-blocks"},
     }
@@ -132,11 +134,28 @@ def test_references_are_the_projects():
         o, lse = CAUSAL.reference(*(x[0] for x in (q, k, v)))
         torch.testing.assert_close(o, reference.flash_attention(q, k, v, causal=True)[0])
         torch.testing.assert_close(lse, reference.log_sum_exp(q, k, causal=True)[0])
+    for case in cases(WINDOW):
+        *qkv, window = case.args
+        q, k, v = (x.double()[None] for x in qkv)
+        o, lse = WINDOW.reference(q[0], k[0], v[0], window)
+        torch.testing.assert_close(o, reference.flash_attention(q, k, v, causal=True, window=window)[0])
+        torch.testing.assert_close(lse, reference.log_sum_exp(q, k, causal=True, window=window)[0])
+        walked = checks._walked_to(q[0], k[0], v[0], window, rows=32)
+        torch.testing.assert_close(walked, o)
     for case in cases(FORWARD):
         q, k, v = (x.double()[None] for x in case.args)
         o, lse = FORWARD.reference(*(x[0] for x in (q, k, v)))
         torch.testing.assert_close(o, reference.flash_attention(q, k, v)[0])
         torch.testing.assert_close(lse, reference.log_sum_exp(q, k)[0])
+
+
+def test_a_window_bounds_loads_from_both_sides():
+    """By the definition: of every block of 16 keys, whether one of 32 queries sees one of them."""
+    for case in cases(WINDOW):
+        q, k, _, window = case.args
+        seen = checks._seen(q, k, None, window)
+        rows = sum(len(keys[0]) for queries in seen.split(32) for keys in queries.split(16, dim=1) if bool(keys.any()))
+        assert checks._visible_bytes(q, k, 32, window) == 2 * len(q) * rows * q.shape[2] * q.element_size(), case.name
 
 
 def test_packed_reference_is_a_loop_over_texts():
@@ -176,9 +195,8 @@ def test_merging_is_what_softmax_says():
 
 def test_bound_on_causal_keys_is_half_of_them():
     """28 of the 49 pairs of blocks of 112 queries and keys."""
-    assert checks._visible_bytes(112, 112, 16, 4) == 28 * 2 * 16 * 16 * 4
-    assert checks._visible_bytes(1, 37, 16, 4) == 2 * 37 * 16 * 4
-    assert checks._visible_bytes(40, 5, 16, 4) == 2 * 5 * 16 * 4  # the first 32 queries see nothing
+    for (T_q, T_k), rows in {(112, 112): 28 * 16, (1, 37): 37, (40, 5): 5}.items():  # of 40 queries 32 see nothing
+        assert checks._visible_bytes(torch.zeros(1, T_q, 16), torch.zeros(1, T_k, 16)) == 2 * rows * 16 * 4
 
 
 # ---- verdicts --------------------------------------------------------------------------------------------------------
