@@ -685,14 +685,14 @@ def _window_cases(rng: Random) -> list[Case]:
         case(*make.rising(), 1024, note="scores that rise a little from block to block"),
         case(*qkv(1, 1, 1, 1), 1),
         case(*qkv(1, 48, 48, 16), 16),
-        case(*qkv(2, 33, 33, 20, slope=0.3), 5),
+        case(*qkv(2, 33, 33, 20), 5),
         case(*qkv(1, 19, 19, 33, "float16"), 1),
         case(*qkv(1, 1, 31, 16), 17),
         case(*qkv(1, 20, 53, 16, "bfloat16"), 10),
         case(*qkv(1, 15, 63, 32), 30),
         case(*qkv(1, 70, 50, 16), 7),
         case(*qkv(2, 40, 5, 16, "float16"), 3),
-        case(*qkv(1, 80, 80, 16, slope=0.1), 33),
+        case(*qkv(1, 80, 80, 16), 33),
         case(*qkv(1, 64, 64, 16), 18, note="a walk that begins with the last key of a block"),
     ]
 
