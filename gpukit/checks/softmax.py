@@ -91,7 +91,7 @@ def _steep(make: Inputs, *rest: Any) -> Case:
 
 
 def _alike(make: Inputs, *rest: Any, tags: str = "") -> Case:
-    """A row whose exponentials, 256 times exp(-1.359375), bfloat16 rounds by 0.37 %, and their sum with them."""
+    """A row whose exponentials, 256 times exp(-1.359375), bfloat16 rounds by 0.37%, and their sum with them."""
     x = make.torch.full((1, 257), -1.359375)
     x[0, 0] = 0
     return _case(x.bfloat16(), *rest, tags=f"once {tags}", note="0, and -1.359375 many times")

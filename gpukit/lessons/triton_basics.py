@@ -437,7 +437,7 @@ def what_histograms_say() -> Markdown:
         "sends 4,096 atomics, most of which add 0. `gpukit.predict` counts how many atomics meet at one address. It "
         "therefore needs indices that exist, and refuses an `x` without values. Measure all the same where a few dozen "
         "to a few thousand addresses are shared: which part of the L2 cache serves an address is not known, and there "
-        "its predictions can be off by 40 %."
+        "its predictions can be off by 40%."
     )
 
 

@@ -613,7 +613,7 @@ def test_what_was_measured(name):
 
 @pytest.mark.parametrize("name", ["column sums by atomics, 16384 x 2048", "load stride 16 fp16"])
 def test_what_is_recorded_is_what_is_predicted_today(name):
-    """Saved notebooks hold the other predictions that the course shows; a change of 1 % is to be seen, and to be meant."""
+    """Saved notebooks hold the other predictions that the course shows; a change of 1% is to be seen, and to be meant."""
     (recorded,) = (row.predicted_us for row in times.read() if row.case == name)
     assert times.predict_case(name, "h200")[0] == pytest.approx(recorded, rel=0.005)
 
