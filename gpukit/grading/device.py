@@ -69,6 +69,7 @@ class Device:
         self.given: dict[str, torch.Tensor] = {}  # the tensors of the case, by their storages
         self.before: set[str] = set()  # storages that were there before the case
         self.kept: dict[str, int] = {}
+        self.left = False  # whether another forward pass left something behind
 
     def arguments(self, args: tuple) -> tuple:
         """The next case. Its tensors lie in storages that the host knows by their number."""
@@ -176,11 +177,12 @@ class Device:
         for name in names:
             del self.storages[name]
 
-    def _backward(self, ref: Any, freed: list[str]) -> None:
+    def _backward(self, ref: Any, freed: list[str], left: bool) -> None:
         y = self.tensor(ref)
         self.returned = ref[0], y, y.clone()
         self._free(freed)
         self.kept = {name: self.given.get(name, flat).nbytes for name, flat in self.storages.items()}
+        self.left = left is not False
 
     def _value(self, number: Any) -> Any:
         """A number, or an address in one of the storages here."""

@@ -204,6 +204,13 @@ class Words:
         text = f"{outcome.reply.aliases[0]} shares its memory with an input, in case {outcome.case.name}"
         return self._found("fail", "aliases-input", text, "a result lives in a buffer of its own")
 
+    def left_behind(self, outcome: Outcome) -> Diagnosis:
+        text = f"a forward pass leaves tensors behind, in case {outcome.case.name}"
+        more = "when nobody holds its result any more, something outside the graph still holds what it made or was given. A model "
+        more += "calls forward for each of its layers before the first backward pass, and a variable or an attribute that outlives "
+        more += "the call then holds another layer's tensors: hand them to ctx.save_for_backward"
+        return self._found("fail", "left-behind", text, more)
+
     def on_cpu(self, outcome: Outcome) -> Diagnosis:
         return self._found("fail", "device", f"the result is not on the GPU, in case {outcome.case.name}")
 

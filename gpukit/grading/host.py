@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gpukit import dispatch, launches
 from gpukit.grading import wire
@@ -84,6 +85,16 @@ def numbers_kept() -> Iterator[None]:
         torch.tensor = plain
 
 
+def _twin(value: Any) -> Any:
+    """A tensor laid out as another one, without its data."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    storage = poison(
+        torch.empty(value.untyped_storage().nbytes() // value.itemsize, dtype=value.dtype, device=value.device)
+    )
+    return storage.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
 def _deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     """PyTorch's own copies the storage where no operation is seen."""
     return memo.setdefault(id(tensor), tensor.detach().clone())
@@ -138,8 +149,11 @@ class Recorder(dispatch.Mode):
 
     def both_passes(self, function: Callable, args: list, names: list[str]) -> dict[str, Any]:
         """The gradients of the first arguments, by their `names`; y is the device's. `args` holds the only references to its
-        tensors and is emptied: between the passes only those are left that the forward pass keeps for the backward pass."""
+        tensors and is emptied: between the passes only those are left that the forward pass keeps for the backward pass.
+        Another forward pass lies between them, as that of a model's next layer does."""
         dy, count = args.pop(), len(names)
+        with _disable_current_modes():
+            others = mapped(_twin, args)
         args[:count] = [_Given.apply(_TRAINED, x) for x in args[:count]]
         wanted = [get_gradient_edge(x) for x in args[:count]]
         y = function(*args)
@@ -148,9 +162,31 @@ class Recorder(dispatch.Mode):
             return {"y": y, names[0]: None}
         begins, end = ["backward", self._tensor(y)], get_gradient_edge(y)
         del y
-        self.commands.append([*begins, self._forgotten()])
+        self.commands.append(command := [*begins, self._forgotten()])
+        command.append(self._left_by(function, others, count))
         grads = torch.autograd.grad(end, wanted, dy, allow_unused=True)
         return {"y": None, **dict(zip(names, grads, strict=True))}
+
+    def _left_by(self, function: Callable, args: list, count: int) -> bool:
+        """Whether a forward pass leaves tensors behind once nobody holds its result. If not, it is as if it had not been; if so,
+        its commands stay, since the backward pass may refer to what they made."""
+        before, commands, used = {*self._known}, len(self.commands), [*self.used]
+        args[:] = [self._announced(arg) for arg in args]
+        args[:count] = [_Given.apply(_TRAINED, x) for x in args[:count]]
+        function(*args)
+        args.clear()
+        gone = self._forgotten()
+        if left := not {*self._known} <= before:
+            self.commands.append(["free", gone])
+        else:
+            del self.commands[commands:]
+        self.used = used
+        return left
+
+    def _announced(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            self._tensor(value, filled=True)
+        return value
 
     def _forgotten(self) -> list[str]:
         """The storages to which nothing refers any more."""

@@ -444,6 +444,9 @@ class _Run:
         for outcome in outcomes:
             if outcome.reply.aliases:
                 raise self.say.aliases_input(outcome)
+        for outcome in outcomes:
+            if outcome.reply.left:
+                raise self.say.left_behind(outcome)
 
     def _own_kernel(self, outcomes: list[Outcome]) -> None:
         """The proof that the learner's own Triton kernel did the work."""

@@ -110,6 +110,7 @@ class Reply:
     host_ops     PyTorch operations beside allocation, views and copies: (name, line)
     allocated_bytes  of the tensors that the host code made
     saved        what a forward pass keeps for the backward pass: (name, bytes)
+    left         whether a forward pass leaves tensors behind once nobody holds its result
     compiles     the learner's launches as gpukit.simulator.compiler.compile packs them
     same_without_kernels  whether a replay in which launches do nothing gave the same
     mostly_copied  whether more than half of what it returned are copies of inputs that no kernel stored
@@ -131,6 +132,7 @@ class Reply:
     host_ops: tuple[tuple[str, int], ...] = ()
     allocated_bytes: int = 0
     saved: tuple[tuple[str, int], ...] = ()
+    left: bool = False
     compiles: tuple[str, ...] = ()
     copied_read_bytes: int = 0
     copied_write_bytes: int = 0

@@ -386,6 +386,7 @@ def _call_on_device(device: Any, twins: list, told: tuple[tuple, str], job: Job)
         if old is not None and i not in job.in_place and not torch.equal(_bytes(arg), old)
     )
     own = {"changed": changed, "allocated_bytes": device.allocated_bytes, "mostly_copied": share > 0.5, "saved": saved}
+    own["left"] = bool(job.gradients) and device.left
     return _seen(args, outputs, replays[0], traced, job, **own)
 
 

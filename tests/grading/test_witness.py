@@ -208,7 +208,7 @@ def softmax_that_keeps(what: str) -> str:
 
 @pytest.mark.parametrize(
     "what",
-    ["ctx.x = x", "ctx.save_for_backward(x, y)", "SoftmaxFunction.x = x", "ctx.x = lambda: x", "ctx.x = x.clone()"],
+    ["ctx.x = x", "ctx.save_for_backward(x, y)", "ctx.x = lambda: x", "ctx.x = x.clone()"],
 )
 def test_whatever_lives_between_the_passes_is_kept(what):
     source = softmax_that_keeps(what)
@@ -219,11 +219,26 @@ def test_whatever_lives_between_the_passes_is_kept(what):
 
 
 @pytest.mark.parametrize(
-    "what", ["KEPT.append(x)", "ctx.y = y"]
+    "what", ["KEPT.append(x)", "SoftmaxFunction.x = x", "KEPT[:] = [y]", "ctx.y = y"]
 )  # autograd knows nothing of a y that its own node holds
-def test_what_outlives_its_call_is_kept(what):
+def test_a_forward_pass_leaves_nothing_behind(what):
     verdict = judge_source(registry.exercise("softmax.backward"), softmax_that_keeps(what))
-    assert verdict.diagnosis == "saved" and "tensors from before the call" in str(verdict), str(verdict)
+    assert verdict.diagnosis == "left-behind", str(verdict)
+
+
+def test_what_an_earlier_call_made_once_is_not_left_by_each():
+    source = softmax_that_keeps("KEPT or KEPT.append(torch.empty(4))")
+    verdict = judge_source(registry.exercise("softmax.backward"), source)
+    assert verdict.diagnosis == "saved", str(verdict)  # the bound is another rule
+
+
+@pytest.mark.parametrize("saving", ["KEPT[:] = [y]", "SoftmaxFunction.x = y"])
+def test_the_tensors_of_another_call_are_not_those_of_this_one(saving):
+    """As a variable outside ctx has it where a model runs two layers forward before the first one backward."""
+    source = softmax_that_keeps(saving).replace("        ctx.save_for_backward(y)\n", "")
+    source = source.replace("(y,) = ctx.saved_tensors", "y = " + saving.split(" = ")[0].replace("[:]", "[0]"))
+    verdict = judge_source(registry.exercise("softmax.backward"), source)
+    assert verdict.diagnosis == "left-behind", str(verdict)
 
 
 @pytest.mark.parametrize(
