@@ -271,13 +271,16 @@ def train(
     for i, g in enumerate(gradients.unbind()):
         if i == stop:
             checkpoint = optimizer.state_dict()
-            for lost in params:  # the run goes on until it is killed, and what it did is lost
-                lost.grad = g
             optimizer.options["lr"] = 2 * lr  # by a schedule
-            kept = [lost.clone() for lost in params]
-            optimizer.step()
-            params = kept
-            optimizer = AdamW(params, lr=1.0, betas=(0.5, 0.5), weight_decays=[weight_decay, 0.0])
+            resumed = AdamW(params, lr=1.0, betas=(0.5, 0.5), eps=1.0, weight_decays=[weight_decay, 0.0])
+            kept = [x.clone() for x in params]
+            for lost in (optimizer, resumed):  # both runs go on until they are killed, and what they did is lost
+                for x in params:
+                    x.grad = g
+                lost.step()
+            for x, before in zip(params, kept, strict=True):
+                x.copy_(before)
+            optimizer = resumed
             optimizer.load_state_dict(checkpoint)
         params[0].grad = g
         params[1].grad = g if turns[i] else None

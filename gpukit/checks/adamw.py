@@ -552,7 +552,20 @@ def _train(
             if twist == "all-lost":
                 held[:] = [False, False]
             if twist == "options-lost":
-                options["lr"], options["betas"] = 1.0, (0.5, 0.5)
+                options |= {"lr": 1.0, "betas": (0.5, 0.5), "eps": 1.0}
+            if twist == "eps-lost":
+                options["eps"] = 1.0
+            if twist == "state-merged":  # what the resumed optimizer did before it was one
+                before, options_before = list(params), options
+                other = [list(state) for state in states], list(steps)
+                states[:], steps[:] = [[torch.zeros_like(p), torch.zeros_like(p)] for _ in params], [0, 0]
+                options = {"lr": 1.0, "betas": (0.5, 0.5), "eps": 1.0}
+                was = list(held)
+                step(i, [g, g])
+                params[:], options = before, options_before
+                for k, has in enumerate(was):
+                    if has:
+                        states[k], steps[k] = other[0][k], other[1][k]
             if twist == "live-options":  # what a schedule made of them after the checkpoint
                 options["lr"] = 2 * lr
         step(i, [g, g if turns[i] else None])
@@ -628,6 +641,8 @@ RESUME = KernelExercise(
             )
         ),
         Misconception("live-checkpoint", gives=_train_gives("live-dictionary")),
+        Misconception("options-lost/2", gives=_train_gives("eps-lost")),
+        Misconception("state-merged", gives=_train_gives("state-merged")),
         Misconception("live-checkpoint/2", gives=_train_gives("live-options")),
         Misconception("names-of-its-own", when=_right_but_for_names),
         Misconception("update-first", when=lambda evidence: len(evidence.case.args[2]) == 1),

@@ -704,10 +704,12 @@ def _attention_cases(rng: Random) -> list[Case]:
     def given(*shape: int, dtype: str = "float32", slope: float = 0.0, upstream: str = "") -> Case:
         q, k, v = make.qkv(*shape, dtype, slope)
         do = (make.normal(*q.shape) + 0.5).to(q.dtype)
-        if upstream:
+        if upstream == "[T, H, D]":  # from the projection behind attention, which takes the heads of a token together
+            do = do.transpose(0, 1).contiguous().transpose(0, 1)
+        elif upstream:
             do = dict(make.upstream(do))[upstream]
         note = listed("scores that rise" * (slope > 0), f"gradient {upstream}" * bool(upstream))
-        return _attention_case((q, k, v), do, note=note)
+        return _attention_case((q, k, v), do, note=note, tags=" strided" * (not do.is_contiguous()))
 
     steps = make.steps(33)
     *waves, do = make.waves(33)
@@ -718,6 +720,9 @@ def _attention_cases(rng: Random) -> list[Case]:
         given(2, 2, 33, 16),
         given(4, 2, 15, 16, upstream="of a sum: stride 0"),
         given(4, 2, 31, 32, upstream="transposed"),
+        given(3, 1, 20, 16, upstream="[T, H, D]"),
+        given(2, 1, 18, 8, upstream="with a gap behind each row"),
+        given(2, 2, 9, 16, upstream="one row expanded"),
         given(6, 2, 17, 20, dtype="bfloat16"),
         given(1, 1, 49, 16, slope=0.3),
         # Gradients of scores this large have few digits: this case is about the forward pass.
@@ -851,6 +856,7 @@ ATTENTION = KernelExercise(
         Misconception("no-p", gives=_of_gradients("no p", "dk")),
         Misconception("dv-of-ds", gives=_of_gradients("dv of ds", "dv")),
         Misconception("infinite-weights", when=only("hidden", kind="nan")),
+        Misconception("gradient-strides", when=only("strided")),
         Misconception("dq-first", when=lambda evidence: evidence.output == "dq"),
     ),
 )

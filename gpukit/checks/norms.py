@@ -139,7 +139,15 @@ def _layer_cases(rng: Random) -> list[Case]:
         case(rows(128, "bfloat16"), tags="far large", note="hard rows"),
         case(make.far(4, 256, mean=1000), tags="far large", note="around 1000"),
         case(make.far(4, 300, mean=-900), tags="far large", note="around -900"),
+        case(_outlier(normal(2, 512), 1), tags="outlier", note="the first one far above the others"),
     ]
+
+
+def _outlier(x: Tensor, n: int) -> Tensor:
+    """The first n elements of each row far above the others. What is shifted by one of them, or by their mean, is large, and a
+    difference of its squares has no digits."""
+    x[:, :n] += 3000
+    return x
 
 
 def _welford_cases(rng: Random) -> list[Case]:
@@ -166,6 +174,8 @@ def _welford_cases(rng: Random) -> list[Case]:
         case(normal(3, 781, dtype="float16") - 1, 128, 0.1),
         case(normal(1, 3001) + 2, 4096, note="more elements than float16 can count"),
         case(make.far(4, 512, mean=1000), 128, tags="far large", note="around 1000"),
+        case(_outlier(normal(2, 2048), 1), 256, tags="outlier", note="the first one far above the others"),
+        case(_outlier(normal(2, 2048), 32), 32, tags="outlier", note="the first block far above the others"),
         # 65,536 elements before a block of 32,768: the product of the two is no int32.
         case(
             normal(1, 3 << 15, dtype="float16") + (make.torch.arange(3 << 15) >> 16),
@@ -369,6 +379,7 @@ DETECTIVE = KernelExercise(
     ),
     misconceptions=(
         Misconception("cancellation", when=_far_from_zero),
+        Misconception("cancellation/2", when=only("outlier")),
         Misconception("padding-in-variance", gives=_weights(_padded_variance)),
         Misconception(
             "not-centred",
@@ -493,6 +504,7 @@ WELFORD = KernelExercise(
         Misconception("count-in-32-bits", when=only("counts")),
         Misconception("eps-fixed", when=only("eps")),
         Misconception("cancellation", when=_far_from_zero),
+        Misconception("cancellation/2", when=only("outlier")),
     ),
 )
 

@@ -18,6 +18,7 @@ TAGS = {
     "all-masked": "with a row of nothing but -inf",
     "beyond": "whose products or sums are beyond float32",
     "low": "with scores far below 0",
+    "outlier": "that begins far from the rest of it",
     "high": "with scores of 1,000",
     "hidden": "with a high score where a query must not look",
     "fine": "whose scores have more digits than 16 bits",
