@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from gpukit.grading.names import BUILTINS, INSTEAD, METHODS, MODULES, NEVER, TENSOR, UNDERSCORED, VALUES
+from gpukit.grading.names import BUILTINS, INSTEAD, LOOKUPS, METHODS, MODULES, NEVER, TENSOR, UNDERSCORED, VALUES
 
 _REFUSED_BUILTINS = frozenset(dir(builtins)) - BUILTINS - {"__name__", "__doc__"}
 _PACKAGES = frozenset(path.rpartition(".")[0] for path in MODULES if "." in path) | MODULES.keys()
@@ -42,6 +42,9 @@ _INJECTED = frozenset({"interpreter_semantic"})  # what the interpreter leaves a
 # Their calls take names as text, and would give a value attributes that nobody may write.
 _ENUMS = frozenset(f"enum.{name}" for name in ("Enum", "Flag", "IntEnum", "IntFlag", "StrEnum"))
 _FROM_TEXT = _ENUMS | {"types.SimpleNamespace"}
+_DECORATORS = frozenset({"dataclasses.dataclass", "functools.total_ordering"})  # they give a class methods
+_APART = _PACKAGES | _FROM_TEXT | _DECORATORS
+_DEEP = max(path.count(".") for path in _PACKAGES) + 2  # nothing that is listed has so many dots
 _OWN_VALUES = "an exercise may set attributes of its own objects only, and x.grad or x.requires_grad of a tensor"
 _COUNTED = "this exercise counts the memory of tensors, and torch computes the same"
 _LISTED = "torch, Triton, NumPy and what computes in the standard library are enough for every exercise"
@@ -107,22 +110,28 @@ class _File:
         self.of_type: dict[type, list] = {}
         for node in nodes:
             self.of_type.setdefault(type(node), []).append(node)
+        self.begins: dict[int, tuple[ast.expr, tuple[str, ...]]] = {}  # a.b.c: a, and the first _DEEP names after it
+        for node in reversed(self.of_type.get(ast.Attribute, ())):  # from the inside
+            first, names = self.begins.get(id(node.value), (node.value, ()))
+            self.begins[id(node)] = first, (*names, node.attr)[:_DEEP]
         self.bases: set[int] = set()  # expressions that an attribute is taken of
         self.called: set[int] = set()
         self.asked: set[int] = set()  # places where a class is no more than a class: isinstance(x, type), type[int]
-        self.settled: set[int] = set()  # places where type(x) is compared or shown and goes nowhere else
+        self.shown: set[int] = set()  # places where type(x) is shown and goes nowhere else
+        self.decorators: set[int] = set()  # what stands above a class of the file, a call's function included
         self.named: set[int] = set()  # annotations, and what a class inherits from
         self.classes: set[str] = set()
-        self.setters: dict[str, set[str]] = {}  # by class: methods that set attributes of their first argument
+        self.setters: set[str] = set()  # methods that set attributes of their first argument
         self.own: set[str] = set()  # what may follow a dot because the file gives it its meaning
         self.roots: dict[str, str] = {}  # name in the file -> what it was imported as
         self.twice: set[str] = set()  # names that mean a module and something else that was imported
         self.in_class: set[int] = set()  # imports that make a module an attribute
         self.selves: set[int] = set()  # names of a method's own object
-        self.aliases: set[int] = set()  # the values of F = torch.nn.functional
+        self.aliases: dict[int, list[str]] = {}  # the values of F = torch.nn.functional -> F
         self.local: set[int] = set()  # names that were imported, where a function has its own of that name
         self._note_definitions()
         self._note_imports()
+        self._note_places()
         self._note_shadows()
 
     # -- what the file defines -----------------------------------------------------------------------------------------
@@ -141,23 +150,22 @@ class _File:
         for node in self._all(ast.Call):
             self.called.add(id(node.func))
             self.own.update(keyword.arg for keyword in node.keywords if keyword.arg)
-            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-            if name == "namedtuple":
+            if getattr(node.func, "id", getattr(node.func, "attr", "")) == "namedtuple":
                 self.own.update(_words(node.args[1:]))
-            elif name in ("isinstance", "issubclass"):
-                self.asked.update(map(id, _spread(node.args)))
-            elif name in ("print", "repr", "str"):
-                self.settled.update(map(id, node.args))
-        self.settled.update(id(node.value) for node in self._all(ast.FormattedValue))
+        self.shown.update(id(node.value) for node in self._all(ast.FormattedValue))
         for node in self._all(ast.ClassDef):
             self._note_class(node)
+            for above in node.decorator_list:
+                settings = isinstance(above, ast.Call) and not above.args and not _starred(above)
+                named = settings and all(word.arg != "cls" for word in above.keywords)  # no other class
+                self.decorators.add(id(above.func if named else above))
 
     def _note_class(self, node: ast.ClassDef) -> None:
         self.classes.add(node.name)
         for inner in node.body:
             if isinstance(inner, ast.FunctionDef):
                 self.own.add(inner.name)
-                self._note_method(node, inner)
+                self._note_method(inner)
             elif isinstance(inner, ast.ClassDef):
                 self.own.add(inner.name)
             else:
@@ -166,7 +174,7 @@ class _File:
                     t.id for target in targets if target for t in _spread([target]) if isinstance(t, ast.Name)
                 )
 
-    def _note_method(self, owner: ast.ClassDef, node: ast.FunctionDef) -> None:
+    def _note_method(self, node: ast.FunctionDef) -> None:
         first = [*node.args.posonlyargs, *node.args.args][:1]
         if not first:
             return
@@ -182,7 +190,7 @@ class _File:
                 if isinstance(inner.ctx, ast.Store):
                     self.own.add(inner.attr)
                 if isinstance(inner.ctx, ast.Store) and not bound:
-                    self.setters.setdefault(owner.name, set()).add(node.name)
+                    self.setters.add(node.name)
 
     def _note_imports(self) -> None:
         meant: dict[str, set[str]] = {}
@@ -200,13 +208,23 @@ class _File:
                     meant.setdefault(name, set()).add(path)
                     self.roots.setdefault(name, path)
                     if _names_only(node):
-                        self.aliases.add(id(value))
-        self.twice = {name for name, paths in meant.items() if len(paths) > 1 and paths & _PACKAGES}
+                        self.aliases.setdefault(id(value), []).append(name)
+        self.twice = {name for name, paths in meant.items() if len(paths) > 1 and paths & _APART}
         for owner in self._all(ast.ClassDef):
             for node in _inside(owner.body):
                 if isinstance(node, _IMPORTS):
                     self.in_class.add(id(node))
-                self.aliases -= {id(value) for _, value in _bindings(node)}
+                for _, value in _bindings(node):
+                    self.aliases.pop(id(value), None)
+
+    def _note_places(self) -> None:
+        """What Python's own functions do with a class, where the file has none of that name."""
+        for node in self._all(ast.Call):
+            name = getattr(node.func, "id", "")
+            if name in ("isinstance", "issubclass") and name not in self._defined:
+                self.asked.update(map(id, _spread(node.args)))
+            elif name in ("print", "repr", "str") and name not in self._defined:
+                self.shown.update(map(id, node.args))
 
     def _note_shadows(self) -> None:
         """Where a name that was imported means something else, a function's own variable: as Python decides it, by the
@@ -323,14 +341,15 @@ class _File:
 
     def _name(self, node: ast.Name) -> None:
         if node.id in _REFUSED_BUILTINS:
-            if not node.id.startswith("__") and not self._is_builtin(node.id):
+            if not node.id.startswith("__") and node.id not in self._of_builtins:
                 return
             raise _Refused(node.id, node.id)
         if node.id in _INJECTED or _of_python(node.id):
             raise _Refused(node.id, node.id)
         if node.id == "getattr" and id(node) not in self.called:
             raise _Refused("getattr as a value", "setattr")
-        if node.id == "type" and id(node) not in self.called | self.asked and isinstance(node.ctx, ast.Load):
+        placed = id(node) in self.called or id(node) in self.asked
+        if node.id == "type" and not placed and isinstance(node.ctx, ast.Load):
             raise _Refused("type as a value", instead="type(x) where the type of a value is meant")
         if not isinstance(node.ctx, ast.Load):
             return
@@ -339,20 +358,18 @@ class _File:
         if path in _PACKAGES and id(node) not in self.bases:
             raise _Refused(f"the module {node.id} as a value", instead=f"{node.id}.name, written out where it is used")
 
-    def _is_builtin(self, name: str) -> bool:
-        """Whether a name that Python knows too ever means Python's: somewhere it is no variable of a function."""
-
-        def tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
-            yield table
-            for child in table.get_children():
-                yield from tables(child)
-
-        for table in tables(symtable.symtable(self.source, "exercise", "exec")):
-            if name in table.get_identifiers():
-                symbol = table.lookup(name)
-                if table.get_type() != "function" or symbol.is_global():
-                    return True
-        return False
+    @cached_property
+    def _of_builtins(self) -> set[str]:
+        """Of the refused names that Python knows too, those that ever mean Python's: somewhere they are no variable of a
+        function."""
+        found: set[str] = set()
+        tables = [symtable.symtable(self.source, "exercise", "exec")]
+        for table in tables:
+            tables += table.get_children()
+            for name in _REFUSED_BUILTINS.intersection(table.get_identifiers()):
+                if table.get_type() != "function" or table.lookup(name).is_global():
+                    found.add(name)
+        return found
 
     def _attribute(self, node: ast.Attribute) -> None:
         path = self._path(node)
@@ -362,7 +379,8 @@ class _File:
             self._from_text(node, path)
             if path in _PACKAGES:
                 self._module(path, path)
-                if id(node) not in self.bases | self.aliases or (id(node) in self.aliases and self._ambiguous(node)):
+                aliases = self.aliases.get(id(node), [])
+                if not self.twice.isdisjoint(aliases) or not (aliases or id(node) in self.bases):
                     raise _Refused(
                         f"the module {path} as a value", instead=f"{path}.name, written out where it is used"
                     )
@@ -378,7 +396,7 @@ class _File:
         self._read(node.attr, node.value)
         if (
             ((isinstance(node.value, ast.Name) and node.value.id in self.classes) or _is_type(node.value))
-            and any(node.attr in setters for setters in self.setters.values())
+            and node.attr in self.setters
             and node.attr not in METHODS
         ):
             raise _Refused(
@@ -394,7 +412,7 @@ class _File:
             raise _Refused(f".{name}", instead="super().__init__(), or a new object")
         if name.startswith("_"):
             own = name in self.own and not name.startswith("__") and (of is None or self._is_self(of))
-            if not own and name not in UNDERSCORED and not (name in METHODS and isinstance(of, ast.Call)):
+            if not own and name not in UNDERSCORED and not (name in METHODS and self._is_super(of)):
                 raise _Refused(f".{name}", name)
         elif (
             not (name in VALUES or name.rstrip("_") in TENSOR or name in self.own or name == "numpy")
@@ -406,9 +424,8 @@ class _File:
         """Whether .__init__ is asked of a class or super(), and not of an object that somebody else's would fill anew."""
         if id(of) not in self.bases:
             return False
-        return getattr(getattr(of, "func", None), "id", getattr(of, "id", "")) in {"super", *self.classes} or bool(
-            self._path(of)
-        )
+        name = getattr(getattr(of, "func", None), "id", getattr(of, "id", ""))
+        return name in self.classes or self._is_super(of) or bool(self._path(of))
 
     def _set(self, node: ast.Attribute, path: str | None) -> None:
         """An assignment to x.name, however it is written."""
@@ -438,9 +455,13 @@ class _File:
             raise _Refused("str.format with more than plain fields", instead="an f-string: f'{x.name}'")
 
     def _from_text(self, node: ast.expr, path: str | None) -> None:
+        if path in _DECORATORS and id(node) not in self.decorators:
+            name = ast.unparse(node)
+            raise _Refused(f"{name} as a value", instead=f"@{name}, written above a class of yours")
         if (
             path not in _FROM_TEXT
-            or id(node) in self.asked | self.named
+            or id(node) in self.asked
+            or id(node) in self.named
             or (path not in _ENUMS and id(node) in self.called)
         ):
             return
@@ -467,7 +488,7 @@ class _File:
             raise _Refused(
                 f"{text} with names from elsewhere", instead=f"{text}(name=value), with the names written out"
             )
-        if _is_type(node.func) and node.args and {"types", "types.SimpleNamespace"} & {*self.roots.values()}:
+        if _is_type(node.func) and node.args and self._has_namespaces:
             raise _Refused(f"a call of {ast.unparse(node.func)} beside SimpleNamespace", instead="the class's name")
         for keyword in node.keywords:
             if keyword.arg and keyword.arg.startswith("__"):
@@ -476,12 +497,21 @@ class _File:
     def _stays(self, node: ast.Call) -> bool:
         """Whether the class that type(x) gives is compared with classes, called, asked for its name or shown, so that no name
         and no function of the file's gets it: the type of a class makes classes, and some read names from text."""
-        return id(node) in self.settled | self.called | self.bases | self.asked or any(
-            node in operands
-            and (all(isinstance(op, ast.Is | ast.IsNot) for op in each.ops) or self._are_classes(operands))
-            for each in self._all(ast.Compare)
-            for operands in [list(_spread([each.left, *each.comparators]))]
-        )
+        return any(id(node) in places for places in (self.shown, self.called, self.bases, self.asked, self._compared))
+
+    @cached_property
+    def _compared(self) -> set[int]:
+        """Places where an expression is compared with classes, and goes nowhere else."""
+        places: set[int] = set()
+        for node in self._all(ast.Compare):
+            operands = list(_spread([node.left, *node.comparators]))
+            if all(isinstance(op, ast.Is | ast.IsNot) for op in node.ops) or self._are_classes(operands):
+                places.update(map(id, operands))
+        return places
+
+    @cached_property
+    def _has_namespaces(self) -> bool:
+        return not {"types", "types.SimpleNamespace"}.isdisjoint(self.roots.values())
 
     def _are_classes(self, operands: list[ast.expr]) -> bool:
         """Whether no == is the file's own."""
@@ -494,7 +524,7 @@ class _File:
         )
 
     def _function(self, node: ast.FunctionDef) -> None:
-        if node.name.startswith("__") and node.name not in METHODS:
+        if node.name in LOOKUPS or (node.name.startswith("__") and node.name not in METHODS):
             raise _Refused(f"def {node.name}", node.name)
         if node.name in _REFUSED_BUILTINS:
             self._name(ast.Name(node.name, ast.Store()))
@@ -512,14 +542,6 @@ class _File:
         if node.name in _REFUSED_BUILTINS:
             self._name(ast.Name(node.name, ast.Store()))
 
-    def _ambiguous(self, node: ast.Attribute) -> bool:
-        """Whether F = torch.nn.functional gives a name that means something else, too."""
-        return any(
-            id(value) == id(node) and name in self.twice
-            for each in self._all(*_ASSIGNMENTS)
-            for name, value in _bindings(each)
-        )
-
     def _pattern(self, node: ast.MatchClass) -> None:
         for name in node.kwd_attrs:
             self._read(name, None if getattr(node.cls, "id", "") in self.classes else node.cls)
@@ -534,8 +556,7 @@ class _File:
 
     def _undefined(self, node: ast.expr) -> bool:
         """Whether an expression begins with a name that nothing defines: a module that was not imported."""
-        while isinstance(node, ast.Attribute):
-            node = node.value
+        node, _ = self.begins.get(id(node), (node, ()))
         return isinstance(node, ast.Name) and node.id not in self._defined and not hasattr(builtins, node.id)
 
     @cached_property
@@ -549,17 +570,24 @@ class _File:
         names |= {node.name for node in self._all(ast.MatchAs, ast.MatchStar)}
         return names | {node.rest for node in self._all(ast.MatchMapping)}
 
+    def _is_super(self, node: ast.expr | None) -> bool:
+        """Whether an expression is super() or super(A, self), and super is Python's."""
+        return (
+            isinstance(node, ast.Call)
+            and getattr(node.func, "id", "") == "super"
+            and "super" not in self._defined
+            and not node.keywords
+            and (not node.args or (len(node.args) == 2 and self._is_self(node.args[1])))
+        )
+
     def _is_self(self, node: ast.expr) -> bool:
         return id(node) in self.selves
 
     def _path(self, node: ast.expr) -> str | None:
         """What an expression names, if it begins at something imported: "torch.nn.functional.softmax"."""
-        parts: list[str] = []
-        while isinstance(node, ast.Attribute):
-            parts.append(node.attr)
-            node = node.value
-        if isinstance(node, ast.Name) and node.id in self.roots and id(node) not in self.local:
-            return ".".join([self.roots[node.id], *reversed(parts)])
+        first, names = self.begins.get(id(node), (node, ()))
+        if isinstance(first, ast.Name) and first.id in self.roots and id(first) not in self.local:
+            return ".".join([self.roots[first.id], *names])
         return None
 
 
@@ -635,7 +663,7 @@ def _walked(tree: ast.AST) -> list[ast.AST]:
 
 def _of_python(name: str) -> bool:
     """Whether a name means something to Python that an exercise leaves alone."""
-    return name.startswith("__") and name not in UNDERSCORED and name not in METHODS
+    return name in LOOKUPS or (name.startswith("__") and name not in UNDERSCORED and name not in METHODS)
 
 
 def _is_type(node: ast.expr) -> bool:

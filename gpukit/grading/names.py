@@ -69,13 +69,13 @@ VALUES = _names("""
 # of modules of torch.nn, optimizers, autograd's functions, and what the GPU says of itself;
 VALUES |= _names("""
     add_module apply backward bfloat16 bias bmm buffers children cpu double elapsed_time embed_dim embedding_dim eval
-    extra_repr float forward get_buffer get_parameter get_submodule grad_fn half head_dim hidden_size in_channels
+    extra_repr float forward grad_fn half head_dim hidden_size in_channels
     in_features in_proj_weight is_bf16_supported jvp kernel_size layers linear1 linear2 load_state_dict major mark_dirty
     mark_non_differentiable max_memory_allocated minor modules momentum multi_processor_count named_buffers named_children
     named_modules named_parameters needs_input_grad norm1 norm2 normalized_shape num_embeddings num_heads out_channels
     out_features out_proj padding param_groups parameters query record register_buffer register_module register_parameter
     requires_grad_ running_mean running_var save_for_backward save_for_forward saved_tensors self_attn set_materialize_grads
-    set_submodule setup_context state state_dict stride synchronize to total_memory train training vjp wait weight zero_grad
+    setup_context state state_dict stride synchronize to total_memory train training vjp wait weight zero_grad
 """)
 
 # of blocks, pointers, descriptors and types in a kernel, and of configurations;
@@ -95,10 +95,9 @@ VALUES |= _names("""
     clock elapsed_us event flush_l2 options p params programs settings steps synchronize weight_decays zeros
 """)
 
-# Dunder and other underscored names that may be read of anything.
-UNDERSCORED = _names(
-    "__name__ __doc__ __len__ __call__ __getitem__ __init__ __eq__ __qualname__ __version__ _replace _asdict _make _fields"
-)
+# Dunder and other underscored names that may be read of anything. Methods are for Python to call: a library class's own would
+# take any object in place of self.
+UNDERSCORED = _names("__name__ __doc__ __init__ __qualname__ __version__ _replace _asdict _make _fields")
 
 # Methods that a class may define: what Python calls when it computes.
 METHODS = frozenset(
@@ -111,12 +110,16 @@ METHODS = frozenset(
     ).split()
 )
 
-# Never, also where the file defines such a name itself: frames, code, what lies under a tensor or a block.
+# Methods from which modules in a list take the text that names an attribute.
+LOOKUPS = _names("_get_abs_string_index _get_item_by_idx")
+
+# Never, also where the file defines such a name itself: frames, code, what lies under a tensor or a block, attributes by text.
 NEVER = _names("""
     gi_frame gi_code gi_yieldfrom cr_frame cr_code cr_await ag_frame ag_code f_back f_globals f_locals f_builtins f_code f_trace
     tb_frame tb_next co_code co_consts co_names mro handle storage untyped_storage _typed_storage set_ apply_ map_ map2_ resize_ ctypes tofile
-    register_hook format_map builtins os sys
+    register_hook format_map builtins os sys get_buffer get_parameter get_submodule set_submodule
 """)
+NEVER |= LOOKUPS
 
 # ---- builtins -----------------------------------------------------------------------------------------------------
 
@@ -167,14 +170,14 @@ _NN = _names("""
     BatchNorm3d Bilinear CELU CTCLoss ChannelShuffle CircularPad1d CircularPad2d CircularPad3d ConstantPad1d ConstantPad2d
     ConstantPad3d Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d CosineEmbeddingLoss CosineSimilarity
     CrossEntropyLoss Dropout Dropout1d Dropout2d Dropout3d ELU Embedding EmbeddingBag FeatureAlphaDropout Flatten Fold
-    FractionalMaxPool2d FractionalMaxPool3d GELU GLU GRU GRUCell GaussianNLLLoss GroupNorm Hardshrink Hardsigmoid Hardswish
+    FractionalMaxPool2d FractionalMaxPool3d GELU GLU GRUCell GaussianNLLLoss GroupNorm Hardshrink Hardsigmoid Hardswish
     Hardtanh HingeEmbeddingLoss HuberLoss Identity InstanceNorm1d InstanceNorm2d InstanceNorm3d KLDivLoss L1Loss LPPool1d
-    LPPool2d LPPool3d LSTM LSTMCell LayerNorm LazyBatchNorm1d LazyBatchNorm2d LazyBatchNorm3d LazyConv1d LazyConv2d
+    LPPool2d LPPool3d LSTMCell LayerNorm LazyBatchNorm1d LazyBatchNorm2d LazyBatchNorm3d LazyConv1d LazyConv2d
     LazyConv3d LazyConvTranspose1d LazyConvTranspose2d LazyConvTranspose3d LazyInstanceNorm1d LazyInstanceNorm2d
     LazyInstanceNorm3d LazyLinear LeakyReLU Linear LinearCrossEntropyLoss LocalResponseNorm LogSigmoid LogSoftmax MSELoss
     MarginRankingLoss MaxPool1d MaxPool2d MaxPool3d MaxUnpool1d MaxUnpool2d MaxUnpool3d Mish Module ModuleDict ModuleList
     MultiLabelMarginLoss MultiLabelSoftMarginLoss MultiMarginLoss MultiheadAttention NLLLoss PReLU PairwiseDistance
-    Parameter ParameterDict ParameterList PixelShuffle PixelUnshuffle PoissonNLLLoss RMSNorm RNN RNNBase RNNCell RNNCellBase
+    Parameter PixelShuffle PixelUnshuffle PoissonNLLLoss RMSNorm RNNCell RNNCellBase
     RReLU ReLU ReLU6 ReflectionPad1d ReflectionPad2d ReflectionPad3d ReplicationPad1d ReplicationPad2d ReplicationPad3d SELU
     Sequential SiLU Sigmoid SmoothL1Loss SoftMarginLoss Softmax Softmax2d Softmin Softplus Softshrink Softsign Tanh
     Tanhshrink Threshold Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer
@@ -373,7 +376,9 @@ INSTEAD: dict[str, str] = {
         _FRAMES,
     ),
     **dict.fromkeys(
-        "setattr delattr operator.attrgetter operator.methodcaller __dict__ vars globals locals dir".split(), _NAMES
+        "setattr delattr operator.attrgetter operator.methodcaller __dict__ vars globals locals dir get_buffer get_parameter "
+        "get_submodule set_submodule".split(),
+        _NAMES,
     ),
     **dict.fromkeys(
         "storage untyped_storage set_ resize_ memoryview data_ptr_ numpy.frombuffer torch.frombuffer".split(), _MEMORY
@@ -395,6 +400,10 @@ INSTEAD: dict[str, str] = {
     ),
     "functools.singledispatch": "isinstance() tells types apart",
     "__class__": "type(x) says the same",
+    "__len__": "len(x) says the same",
+    "__getitem__": "x[i] says the same",
+    "__call__": "x(...) says the same",
+    "__eq__": "x == y says the same",
     "input": "the check calls the function with its arguments",
     "breakpoint": "print(x) shows a value; the check prints it below the verdict",
     "logging": "print(x) shows a value",
@@ -402,6 +411,10 @@ INSTEAD: dict[str, str] = {
     "re": "str has split, partition and replace",
     "run": "kernel[grid](...) launches a kernel",
     "handle": "a block's elements are read and written by tl operations",
+    **dict.fromkeys(
+        ("torch.nn.ParameterDict", "torch.nn.ParameterList"),
+        "self.name = torch.nn.Parameter(...), a line for each of them",
+    ),
     "torch.compile": "the exercise is the kernel itself",
     "torch.jit": "the exercise is the function itself",
     "torch.utils": "write it out: recomputing, for instance, is a call in the backward pass",

@@ -1,6 +1,11 @@
 """What an exercise's text may name: nothing honest is refused, ways around the check are, by classes."""
 
+import ast
 import importlib
+import inspect
+import symtable
+import sys
+import textwrap
 import types
 import warnings
 
@@ -8,6 +13,7 @@ import pytest
 
 from gpukit.course import root
 from gpukit.grading import judge as judging
+from gpukit.grading import lint as lint_module
 from gpukit.grading import registry, stubs
 from gpukit.grading.lint import importable, lint
 from gpukit.grading.names import INSTEAD, MODULES, NEVER, TENSOR, VALUES
@@ -150,6 +156,11 @@ ODD = [
     "import torch\ndef f(x):\n    F = torch.nn.functional\n    return [F.relu(y) for y in x]",
     "from types import SimpleNamespace\ndef f(s: SimpleNamespace) -> SimpleNamespace:\n    return SimpleNamespace(a=s.a)\nisinstance(1, SimpleNamespace)",
     "import enum\nclass K(enum.IntEnum):\n    A = 1\nx: enum.Enum = K.A\nK(1), isinstance(x, enum.Enum)",
+    "from dataclasses import dataclass\nfrom functools import total_ordering\n@total_ordering\n@dataclass(frozen=True)\nclass C:\n    x: int\n    def __lt__(self, other):\n        return self.x < other.x",
+    "import dataclasses\n@dataclasses.dataclass(eq=False)\nclass C:\n    x: int = 1\ndataclasses.replace(C(), x=2)",
+    "import torch\nclass M(torch.nn.Module):\n    def __init__(self):\n        super(M, self).__init__()\n    def __call__(self, x):\n        return super().__call__(x)",
+    "class D(dict):\n    def __getitem__(self, key):\n        return super().__getitem__(key) + 1\n    def __setitem__(self, key, value):\n        super(D, self).__setitem__(key, value)",
+    "import torch\nlayers = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Sequential()])\nlayers[0].register_buffer('b', None)",
     "def f(x):\n    return type(x)(3) if type(x) in (int, float) else type(x)(4)",
 ]
 
@@ -283,6 +294,12 @@ WAYS = {
         x = 0; x.handle = 1
         x = 0; x.__class__ = int
         x = 0; x.shape = 3
+        import torch, dataclasses; dataclasses.dataclass(torch.Tensor)
+        import torch; from dataclasses import dataclass; dataclass(eq=True)(torch.Tensor)
+        from dataclasses import dataclass; d = dataclass
+        import dataclasses; d = dataclasses.dataclass
+        import dataclasses; list(map(dataclasses.dataclass, [int]))
+        import torch; from functools import total_ordering; total_ordering(torch.Tensor)
         for x.item in [print]: pass
         with open('x') as x.item: pass
         import torch; [0 for torch.equal in [print]]
@@ -310,6 +327,18 @@ WAYS = {
         '{}'.format_map({})
         list(map('{0.real}'.format, [1]))
         dir(1)
+        import torch; torch.nn.ParameterDict()['__dict__']
+        import torch; torch.nn.ParameterList()[0]
+        import torch; torch.nn.LSTM(3, 4)
+        import torch; torch.nn.Linear(3, 4).get_parameter('weight')
+        import torch; torch.nn.Module.set_submodule
+        from torch import nn; nn.ModuleList.__getitem__(0, 1)
+        import torch; torch.nn.Module.__call__(0)
+        import torch; L = torch.nn.ModuleList; L.__getitem__
+        import torch; [torch.nn.ModuleList][0].__getitem__
+        import torch; type(torch.nn.ModuleList()).__setitem__
+        import torch; torch.nn.ModuleList().__setitem__(0, 1)
+        list.__len__([])
     """,
     "text that is run": """
         eval('1')
@@ -510,6 +539,33 @@ BLOCKS = [
     "type(int)(*['X', (), {}])",
     "type[int]('X', (), {'__getattr__': print})",
     "class A(type(int)):\n    def __call__(cls): return 1",
+    "import torch\nfrom functools import total_ordering\n@total_ordering(torch.Tensor)\nclass A: pass",
+    "import torch\nfrom functools import total_ordering\n@total_ordering(cls=torch.Tensor)\nclass A: pass",
+    "import torch\nfrom functools import total_ordering\n@total_ordering(**{'cls': torch.Tensor})\nclass A: pass",
+    "from dataclasses import dataclass\n@(lambda c: dataclass(int))\nclass A: pass",
+    "from dataclasses import dataclass\n@dataclass\ndef f(): pass",
+    "from dataclasses import dataclass as sqrt\nfrom math import sqrt\nsqrt(int)",
+    # Text that a list of modules would take for an attribute's name.
+    *(
+        f"import torch\nclass L(torch.nn.ModuleList):\n    {way}\nL()[0] = {{}}"
+        for way in (
+            "def _get_abs_string_index(self, i):\n        return '__array_interface__'",
+            "_get_abs_string_index = lambda self, i: '__array_interface__'",
+            "def f(self):\n        self._get_abs_string_index = lambda i: '__array_interface__'",
+            "from math import sqrt as _get_abs_string_index",
+            "class _get_item_by_idx: pass",
+        )
+    ),
+    "import torch\nclass K:\n    _buffers = {'__getattribute__'}\nclass M(torch.nn.Module):\n    def get_submodule(self, t):\n"
+    "        return K\nM().get_buffer('__getattribute__')",
+    "import torch\nclass A:\n    def __call__(self):\n        self.sum = print\nA.__call__(torch.Tensor)",
+    "import torch\ndef super():\n    return torch.nn.ModuleList\nsuper().__setitem__",
+    "from types import SimpleNamespace\ndef super():\n    return SimpleNamespace()\nsuper().__init__(**{'__copy__': print})",
+    "import torch\nclass A(torch.nn.ModuleList):\n    pass\nsuper(A, A).__setitem__",
+    # Functions of the file's with the names of Python's.
+    "def print(t):\n    return t('X', (), {})\nprint(type(int))",
+    "def isinstance(x, t):\n    return t('X', (), {})\nisinstance(1, type)",
+    "class A:\n    def print(self, t):\n        return t('X', (), {})\nA().print(type(int))",
 ]
 
 
@@ -541,8 +597,8 @@ def test_the_sentence_says_what_to_use_instead():
         assert key.strip() and not sentence[0].isupper() and not sentence.endswith(".") and len(sentence) < 120
 
 
-def test_no_name_leads_to_a_module_that_is_not_listed():
-    """torch.functional leads to NumPy's files, statistics.sys to everything."""
+def _listed():
+    """What the lists name, each with its module and name."""
     for module, names in MODULES.items():
         try:
             found = importlib.import_module(module)
@@ -551,8 +607,53 @@ def test_no_name_leads_to_a_module_that_is_not_listed():
         for name in names:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                value = getattr(found, name, None)
-            assert not isinstance(value, types.ModuleType) or f"{module}.{name}" in MODULES, f"{module}.{name}"
+                yield module, name, getattr(found, name, None)
+
+
+def test_no_name_leads_to_a_module_that_is_not_listed():
+    """torch.functional leads to NumPy's files, statistics.sys to everything."""
+    for module, name, value in _listed():
+        assert not isinstance(value, types.ModuleType) or f"{module}.{name}" in MODULES, f"{module}.{name}"
+
+
+# What reads or sets attributes whose names it is given as text, and why nobody can choose them in an exercise.
+BY_TEXT = {
+    **dict.fromkeys(
+        (f"Module.{kind}" for kind in ("get_submodule", "set_submodule", "get_parameter", "get_buffer")), "NEVER"
+    ),
+    **dict.fromkeys((f"ModuleList.{name}" for name in ("__setitem__", "__delitem__")), "LOOKUPS"),
+    **dict.fromkeys((f"Sequential.{name}" for name in ("__setitem__", "__delitem__")), "LOOKUPS"),
+    "Module._load_from_state_dict": "sets tensors, of the module itself",
+    "Tensor.__deepcopy__": "__slots__ of a class of the file's",
+    "autocast.__init__": "the name of a backend, PyTorch's own",
+    "finfo.__str__": "names that stand in it",
+    "fields": "a name that stands in it",
+    "replace": "the fields of a class of the file's",
+    "total_ordering": "a decorator of a class of the file's",
+}
+
+
+def _by_text(function: types.FunctionType) -> bool:
+    """Whether a function gives getattr, setattr or delattr a name that is no text written out in it."""
+    asked = {"getattr", "setattr", "delattr"}
+    if not asked & {*function.__code__.co_names}:
+        return False
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except OSError:  # written by a program, as dataclass's methods are
+        return False
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") in asked)
+    return any(not isinstance(call.args[1], ast.Constant) for call in calls)
+
+
+def test_no_name_that_is_listed_reads_attributes_by_text():
+    values = [value for _, _, value in _listed()]
+    owners = {owner for value in values if isinstance(value, type) for owner in value.__mro__}
+    methods = [getattr(m, "__func__", getattr(m, "fget", m)) for owner in owners for m in vars(owner).values()]
+    functions = {f for f in (*values, *methods) if isinstance(f, types.FunctionType)}
+    found = {function.__qualname__ for function in functions if _by_text(function)}
+    assert found <= BY_TEXT.keys(), found - BY_TEXT.keys()
+    assert "Module.get_submodule" in found
 
 
 def test_what_is_never_allowed_is_in_no_list():
@@ -567,6 +668,69 @@ def test_a_stub_says_what_may_be_imported(concept):
     assert stubs.may_import(counted) in (ROOT / "exercises" / f"{concept}.py").read_text()
     for name in importable(counted):
         assert lint(f"import {name}", counted=counted) is None
+
+
+class _Counted(set):
+    """A set that counts what goes into a union with it."""
+
+    work = 0
+
+    def __or__(self, other):
+        _Counted.work += len(self) + len(other)
+        return set.__or__(self, other)
+
+
+def _work(source: str, monkeypatch) -> int:
+    """How much reading a file takes: lines of Python that run, elements that unions copy, lines that symtable reads."""
+    lines, before, symbols = 0, sys.gettrace(), symtable.symtable
+
+    def trace(frame, event, arg):
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    def counted(text, *where):
+        nonlocal lines
+        lines += text.count("\n")
+        return symbols(text, *where)
+
+    _Counted.work = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(lint_module, "set", _Counted, raising=False)
+        patch.setattr(symtable, "symtable", counted)
+        sys.settrace(trace)
+        try:
+            finding = lint(source)
+        finally:
+            sys.settrace(before)
+    assert finding is None, finding
+    return lines + _Counted.work
+
+
+LONG = {  # by what was read again for each use
+    "a builtin's name": ("def g(input):\n", "    input\n"),
+    "many functions": ("", "def g{i}(input):\n    return input\n"),
+    "type(a) compared": ("def g(a, b):\n", "    type(a) is b\n"),
+    "type(a) compared with classes": ("def g(a):\n", "    type(a) in (int, float)\n"),
+    "type(a) called": ("def g(a):\n", "    type(a)()\n"),
+    "a chain of attributes": ("def g(a):\n    a", ".T"),
+    "a chain after a module": ("import torch\ntorch.pi", ".real"),
+    "modules under other names": ("import torch\n", "F{i} = torch.nn.functional\n"),
+    "classes with setters": (
+        "",
+        "class A{i}:\n    def f{i}(self):\n        self.x = 1\n    def g(self):\n        A{i}.g\n",
+    ),
+    "namespaces": ("from types import SimpleNamespace\n", "SimpleNamespace(a='text'[{i}])\n"),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_a_file_twice_as_long_takes_twice_the_work(kind, monkeypatch):
+    head, line = LONG[kind]
+    short, long = (
+        _work(head + "".join(line.replace("{i}", str(i)) for i in range(n)), monkeypatch) for n in (200, 400)
+    )
+    assert long < 2.2 * short
 
 
 # Accepted, and harmless: what they change is their own process's, and the verdict is on what the function gives.
