@@ -211,6 +211,11 @@ class Words:
         more += "the call then holds another layer's tensors: hand them to ctx.save_for_backward"
         return self._found("fail", "left-behind", text, more)
 
+    def reuses_memory(self, outcome: Outcome) -> Diagnosis:
+        text = f"{outcome.reply.reused[0]} lies in memory from before the call, in case {outcome.case.name}"
+        more = "the next call overwrites what this one returned: allocate the result anew in each call"
+        return self._found("fail", "reused-memory", f"right values, but {text}", more)
+
     def on_cpu(self, outcome: Outcome) -> Diagnosis:
         return self._found("fail", "device", f"the result is not on the GPU, in case {outcome.case.name}")
 

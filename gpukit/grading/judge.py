@@ -222,6 +222,9 @@ class _Run:
         self._judge_outcomes(outcomes)
         if last and last[0].wrong:
             raise self.say.kept(last[0])
+        for outcome in (*outcomes, *last):
+            if outcome.reply.reused:
+                raise self.say.reuses_memory(outcome)
         if self.exercise.kernel:
             self.passed = self.total - 1
             if self.beyond:

@@ -106,7 +106,8 @@ class Reply:
     output       what a plain function returned; `counts` what the object of its `setup` counted (the judge's word), `peak_bytes` the most
                  bytes of tensors that were alive, `largest_bytes` the most of one
     outputs      a kernel exercise's results by name, `devices` of those that are tensors
-    changed      arguments that the call changed and should not have; `aliases` results in the memory of an argument
+    changed      arguments that the call changed and should not have; `aliases` results in the memory of an argument,
+                 `reused` results in memory from before the call
     host_ops     PyTorch operations beside allocation, views and copies: (name, line)
     allocated_bytes  of the tensors that the host code made
     saved        what a forward pass keeps for the backward pass: (name, bytes)
@@ -128,6 +129,7 @@ class Reply:
     devices: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    reused: tuple[str, ...] = ()
     launches: tuple[LaunchFacts, ...] = ()
     host_ops: tuple[tuple[str, int], ...] = ()
     allocated_bytes: int = 0

@@ -313,9 +313,7 @@ def _seen(args: tuple, outputs: dict[str, Any], replay: dict[str, Any], traced: 
     return Reply(
         outputs=outputs,
         devices=tuple(str(value.device) for value in tensors.values()),
-        aliases=tuple(
-            name for name, value in tensors.items() if value.numel() and any(_shares(value, arg) for arg in inputs)
-        ),
+        aliases=_sharing(tensors, inputs),
         launches=tuple(_launch_facts(launch, job.caches) for launch in own),
         compiles=tuple(dict.fromkeys(_packed(launch, job.path) for launch in own)),
         copied_read_bytes=sum(op.read_bytes for op in traced.torch_ops),
@@ -385,8 +383,9 @@ def _call_on_device(device: Any, twins: list, told: tuple[tuple, str], job: Job)
         for i, (name, arg, old) in enumerate(zip(names, args, before, strict=False))
         if old is not None and i not in job.in_place and not torch.equal(_bytes(arg), old)
     )
+    earlier = [device.storages[name] for name in device.before & device.storages.keys()]
     own = {"changed": changed, "allocated_bytes": device.allocated_bytes, "mostly_copied": share > 0.5, "saved": saved}
-    own["left"] = bool(job.gradients) and device.left
+    own |= {"left": bool(job.gradients) and device.left, "reused": _sharing(outputs, earlier)}
     return _seen(args, outputs, replays[0], traced, job, **own)
 
 
@@ -589,6 +588,14 @@ def _copied(arg: Any, device: str) -> Any:
         return arg
     flat = torch.empty(0, dtype=arg.dtype).set_(arg.untyped_storage()).to(device, copy=True)
     return flat.as_strided(arg.shape, arg.stride(), arg.storage_offset())
+
+
+def _sharing(outputs: dict[str, Any], others: list) -> tuple[str, ...]:
+    """The names of the results that lie in the memory of one of the other tensors."""
+    import torch
+
+    tensors = {name: value for name, value in outputs.items() if type(value) is torch.Tensor and value.numel()}
+    return tuple(name for name, value in tensors.items() if any(_shares(value, other) for other in others))
 
 
 def _shares(a: Any, b: Any) -> bool:

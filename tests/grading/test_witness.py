@@ -242,6 +242,24 @@ def test_the_tensors_of_another_call_are_not_those_of_this_one(saving):
 
 
 @pytest.mark.parametrize(
+    "buffer",
+    [
+        ("BUFFER = torch.empty(1 << 20)", "BUFFER[: x.numel()].view(x.shape)"),
+        ("BUFFERS = []", "(BUFFERS or BUFFERS.append(torch.empty(1 << 20)) or BUFFERS)[0][: x.numel()].view(x.shape)"),
+        ("BUFFERS = {}", "BUFFERS.setdefault(x.shape, torch.empty_like(x))"),  # met again in the last call alone
+    ],
+)
+def test_a_result_lies_in_memory_of_its_own_call(buffer):
+    made, used = buffer
+    source = DOUBLE_SOURCE.replace("torch.empty_like(x)", used).replace("\n\n@triton", f"\n{made}\n\n@triton", 1)
+    verdict = judge_source(replace(DOUBLE, traffic=None), source)
+    assert (verdict.state, verdict.diagnosis) == ("fail", "reused-memory"), f"{verdict}\n{verdict.detail}"
+    scratch = source.replace("return y", "return y.clone()")  # memory for something in between is no result
+    verdict = judge_source(replace(DOUBLE, traffic=None), scratch)
+    assert verdict.passed, f"{verdict}\n{verdict.detail}"
+
+
+@pytest.mark.parametrize(
     "forgery",
     [
         "turn[2].append('a%d.0' % case)",  # but the backward pass needs it
