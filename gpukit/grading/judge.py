@@ -412,13 +412,15 @@ class _Run:
         worker.sock.settimeout(_SEND_S)
         with deadline:
             messages.send(worker.sock, message)
-            return wire.receive(worker.sock, deadline)
+            return wire.receive(worker.sock, deadline, worker.allowance)
 
     def _exchange_with_things(self, worker: Worker, args: tuple, deadline: Deadline) -> Reply:
         """As `_exchange`, for arguments that are the judge's: the worker's calls of them come before its reply."""
         things = remote.Things(self.exercise.setup, args)
+        left = replace(worker.allowance)
         said = self._said(worker, things.described, deadline)
         while type(said) is list:
+            worker.allowance = replace(left)  # calls are carried out and not kept
             said = self._said(worker, things.carry_out(said), deadline)
         return replace(messages.read(Reply, said), counts=things.counts)
 

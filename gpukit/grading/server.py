@@ -32,6 +32,7 @@ import threading
 import time
 from pathlib import Path
 
+from gpukit.grading import wire
 from gpukit.grading.fence import Fence
 
 # How a process of ours begins: with this gpukit, also where another one is installed; but no other file beside it may stand for
@@ -103,6 +104,7 @@ class Worker:
 
     def __init__(self, server: Server, pid: int, sock: socket.socket, stdout: int):
         self.server, self.pid, self.sock, self.stdout = server, pid, sock, stdout
+        self.allowance = wire.Allowance()
         self._code: int | None = None
 
     def end(self) -> int:

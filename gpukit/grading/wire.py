@@ -72,20 +72,40 @@ def send(sock: socket.socket, message: Any) -> None:
         sock.sendall(blob)
 
 
+@dataclass
+class Allowance:
+    """How many bytes the other side may still say. What it says is kept until a check ends, and a byte of `text`, which is all
+    but the numbers in tensors, may become 30 bytes of Python's. The most that a right answer says in a check is 0.4 MiB of each."""
+
+    text: int = 8 << 20
+    numbers: int = 64 << 20
+
+    def take(self, text: int, numbers: int) -> None:
+        """Raises Malformed if that is more than is left."""
+        self.text -= text
+        self.numbers -= numbers
+        if self.text < 0:
+            raise Malformed(f"its answers have more than {Allowance.text >> 20} MiB beside the numbers in tensors")
+        if self.numbers < 0:
+            raise Malformed(f"the tensors in its answers have more than {Allowance.numbers >> 20} MiB")
+
+
 class Deadline(Protocol):
     def check(self) -> None:
         """Raises TimeoutError if the other side has had its time."""
 
 
-def receive(sock: socket.socket, deadline: Deadline | None = None) -> Any:
+def receive(sock: socket.socket, deadline: Deadline | None = None, allowance: Allowance | None = None) -> Any:
     """The next message. Raises Closed at the end of the connection, TimeoutError when `deadline` says so, and Malformed for
-    bytes that `send` does not make."""
+    bytes that `send` does not make, or more than the `allowance`."""
     (count,) = struct.unpack("<I", _exactly(sock, 4, deadline))
     if not 1 <= count <= 10_000:
         raise Malformed("it is no message")
     sizes = struct.unpack(f"<{count}Q", _exactly(sock, 8 * count, deadline))
     if sum(sizes) > MAX_FRAME:
         raise Malformed(f"it has more than {MAX_FRAME >> 20} MiB")
+    if allowance is not None:
+        allowance.take(sizes[0], sum(sizes[1:]))
     head, *blobs = (_exactly(sock, size, deadline) for size in sizes)
     try:
         return _decode(json.loads(head.decode()), blobs)
@@ -184,5 +204,6 @@ def _decode(value: Any, blobs: list[bytes]) -> Any:
 
             blob, dtype, shape, stride, offset = data
             raw = torch.frombuffer(blobs[blob], dtype=torch.uint8).clone() if blobs[blob] else torch.empty(0).byte()
+            blobs[blob] = b""  # of one tensor: each that names it would make a copy
             return raw.view(getattr(torch, dtype)).as_strided(shape, stride, offset)
     raise Malformed(f"unknown kind {kind!r}")

@@ -203,7 +203,7 @@ def _plain(output: Any) -> Any:
     """A number is a number, computed with torch or without."""
     if type(output) in (list, tuple):
         return type(output)(map(_plain, output))
-    return output.item() if type(output).__module__ == "torch" and getattr(output, "ndim", 1) == 0 else output
+    return output.item() if type(output).__module__ == "torch" and getattr(output, "ndim", 1) == 0 else _trimmed(output)
 
 
 _ADDRESSED = 8  # programs of each launch on imaginary tensors
@@ -311,7 +311,7 @@ def _seen(args: tuple, outputs: dict[str, Any], replay: dict[str, Any], traced: 
     tensors = {name: value for name, value in outputs.items() if type(value) is torch.Tensor}
     inputs = [arg for arg in args if isinstance(arg, torch.Tensor)]
     return Reply(
-        outputs=outputs,
+        outputs={name: _trimmed(value) for name, value in outputs.items()},
         devices=tuple(str(value.device) for value in tensors.values()),
         aliases=_sharing(tensors, inputs),
         launches=tuple(_launch_facts(launch, job.caches) for launch in own),
@@ -600,6 +600,18 @@ def _sharing(outputs: dict[str, Any], others: list) -> tuple[str, ...]:
 
 def _shares(a: Any, b: Any) -> bool:
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def _trimmed(value: Any) -> Any:
+    """A tensor without the memory around its elements; anything else as it is."""
+    torch = sys.modules.get("torch")  # a plain function may do without
+    if torch is None or type(value) is not torch.Tensor or value.layout != torch.strided:
+        return value
+    span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) if value.numel() else 0
+    if value.untyped_storage().nbytes() <= span * value.itemsize:
+        return value
+    flat = value.detach().as_strided((span,), (1,), value.storage_offset()).clone()
+    return flat.as_strided(value.shape, value.stride(), 0)
 
 
 def _identical(a: Any, b: Any) -> bool:

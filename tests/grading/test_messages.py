@@ -1,6 +1,7 @@
 """What judge and worker say to each other: it arrives as it was sent, and a worker that lies gets a verdict."""
 
 import json
+import resource
 import socket
 import struct
 from dataclasses import dataclass, replace
@@ -121,6 +122,7 @@ def test_what_is_no_reply_is_malformed(name, lie, sockets):
         b'{"tensor": [1, "nn", [2], [1], 0]}',
         b'{"tensor": [1, "load", [2], [1], 0]}',
         b'{"tensor": [0.5, "float32", [2], [1], 0]}',
+        b'{"list": [{"tensor": [1, "float32", [2], [1], 0]}, {"tensor": [1, "float32", [2], [1], 0]}]}',
     ),
 )
 def test_bytes_that_are_no_message_are_malformed(head, sockets):
@@ -138,6 +140,28 @@ def test_sizes_that_no_message_has_are_refused_before_they_are_read(start, socke
     sockets[0].sendall(start)
     with pytest.raises(wire.Malformed):
         wire.receive(sockets[1])
+
+
+SENDS = (
+    "next(x for x in gc.get_objects() if type(x) is socket.socket).sendall"  # what a worker says is said through one
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("x" * 3000, "beside the numbers in tensors"),
+        (torch.zeros(3000, dtype=torch.int8), "the tensors in its answers"),
+    ],
+)
+def test_what_is_said_in_a_check_has_a_limit_in_all(message, said, sockets):
+    allowance = wire.Allowance(text=8192, numbers=8192)
+    for _ in range(2):
+        wire.send(sockets[0], message)
+        wire.receive(sockets[1], allowance=allowance)
+    wire.send(sockets[0], message)
+    with pytest.raises(wire.Malformed, match=said):
+        wire.receive(sockets[1], allowance=allowance)
 
 
 HOSTILE = """
@@ -210,6 +234,33 @@ def test_a_long_string_is_shown_in_part():
     exercise = replace(ADD, expected=lambda a, b: "sum")
     verdict = judge_source(exercise, "def add(a, b):\n    return 'ab' * 10**6\n")
     assert verdict.diagnosis == "values" and len(str(verdict)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ("return 'x' * (1 << 27)", "8 MiB beside the numbers in tensors"),
+        ("return torch.zeros(1 << 25)", "the tensors in its answers have more than 64 MiB"),
+        (
+            "import struct; sock.sendall(struct.pack('<IQ', 1, 3 << 24) + b'[],' * (1 << 24))",
+            "8 MiB beside the numbers in tensors",
+        ),
+    ],
+)
+def test_an_answer_without_measure_is_not_read(body, what, monkeypatch):
+    """The judge needs no memory for it."""
+    monkeypatch.setattr(judging, "lint", lambda *_, **__: None)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    source = f"import torch\n\n\ndef add(a, b):\n    {body if 'return' in body else 'return 1'}\n"
+    verdict = judge_source(ADD, (HOSTILE.format(lie=body) if "sock" in body else "") + source)
+    assert verdict.diagnosis == "malformed" and what in " ".join(str(verdict).split()), str(verdict)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (64 << 10), "KiB"
+
+
+def test_a_tensor_comes_without_the_memory_around_it():
+    source = "import torch\n\nBUFFER = torch.zeros(1 << 25)\n\n\ndef add(a, b):\n    return BUFFER[7:9]\n"
+    verdict = judge_source(replace(ADD, expected=lambda a, b: torch.zeros(2)), source)
+    assert verdict.passed, f"{verdict}\n{verdict.detail}"
 
 
 def test_the_wire_carries_json():
