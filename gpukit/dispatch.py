@@ -30,6 +30,17 @@ def tensors(values: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
+def written(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Those of the tensors that an operation is given in which it writes: x in x.add_(1), `out` in torch.mm(a, b, out=out)."""
+    return tensors(
+        [
+            args[i] if i < len(args) else kwargs.get(argument.name)
+            for i, argument in enumerate(func._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+    )
+
+
 def map_tensors(function: Any, values: Any) -> Any:
     """`values` with each tensor in it replaced by `function(tensor)`."""
     return tree_map_only(torch.Tensor, function, values)

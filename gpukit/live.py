@@ -41,10 +41,16 @@ class watch(dispatch.Mode):
     timeline    a Moment after each operation
 
     A tensor that existed before counts nothing, nor does a view: memory is counted once, however many tensors share it.
+    With `arguments`, the tensors that the code was given, all others from before count as soon as an operation writes to
+    them: they are its memory as well, made earlier.
     """
 
-    def __init__(self, phase: str = "forward"):
+    def __init__(self, phase: str = "forward", arguments: Iterable | None = None):
         super().__init__()
+        self._given = (
+            None if arguments is None else {x.untyped_storage()._cdata for x in dispatch.tensors([*arguments])}
+        )
+        self._before: set[int] = set()  # storages that count nothing so far
         self.bytes = self.peak_bytes = self.largest_bytes = 0
         self.timeline: list[Moment] = []
         self._phase = phase
@@ -58,6 +64,11 @@ class watch(dispatch.Mode):
         op = func.name().removeprefix("aten::").partition(".")[0]
         for tensor in dispatch.tensors((args, kwargs)):
             self._note(tensor, made_here=op == "lift_fresh")  # torch.tensor(a list) is seen there first
+        if self._given is not None:
+            for tensor in dispatch.written(func, args, kwargs):
+                if (key := tensor.untyped_storage()._cdata) in self._before - self._given:
+                    del self._alive[key]
+                    self._note(tensor, made_here=True)
         out = func(*args, **kwargs)
         for tensor in dispatch.tensors(out):
             self._note(tensor, made_here=True)
@@ -70,11 +81,13 @@ class watch(dispatch.Mode):
         if key in self._alive and self._alive[key]() is not None:
             return
         size = storage.nbytes() if made_here else 0
+        (self._before.discard if made_here else self._before.add)(key)
 
         def freed(ref: weakref.ref) -> None:
             self.bytes -= size
             if self._alive.get(key) is ref:
                 del self._alive[key]
+                self._before.discard(key)
 
         self._alive[key] = weakref.ref(storage, freed)
         self.bytes += size

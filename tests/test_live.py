@@ -44,6 +44,22 @@ def test_views_and_what_was_there_before_count_nothing():
     assert view.shape[0] == 4
 
 
+def test_with_arguments_memory_from_before_counts_once_it_is_written():
+    x, table, scratch = floats(4), floats(8), floats(16)
+    with live.watch(arguments=([x],)) as memory:
+        x.add_(1)  # the caller's
+        y = x + table[: x.numel()]  # only read
+        assert memory.bytes == 4 * KIB
+        torch.add(x, y, out=scratch[KIB : 2 * KIB])
+        assert memory.bytes == memory.peak_bytes == 20 * KIB and memory.largest_bytes == 16 * KIB
+        scratch.zero_()  # is counted once
+        assert memory.bytes == 20 * KIB
+        del scratch
+        assert memory.bytes == 4 * KIB
+    del y
+    assert memory.bytes == 0
+
+
 def test_a_tensor_made_of_a_list_is_new():
     numbers = [0.0] * (KIB // 4)
     with live.watch() as memory:

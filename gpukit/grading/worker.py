@@ -155,25 +155,39 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
     from gpukit.grading.host import ALLOCATIONS
     from gpukit.testing import poison
 
+    given = {x.untyped_storage()._cdata for x in dispatch.tensors(args)}
+
     class Fresh(dispatch.Mode):
         """What nobody has written holds NaN, not the zeros of memory that is new. Numbers that Python keeps are memory too:
-        no more of them than were taken out of tensors, and than Python has more objects since the first one."""
+        no more of them than were taken out of tensors, and than Python has more objects since the first one. Integers may be
+        the bits of other numbers, and one object can hold many: each has its size in the tensor, once for its place in an
+        argument, and elsewhere once for its value, since a loop computes the same indices again and again."""
 
-        taken = kept = before = 0
+        taken = kept = before = integer_bytes = 0
+
+        def __init__(self):
+            super().__init__()
+            self.integers: set[tuple] = set()  # (storage, place), or (value,)
 
         def operation(self, func, args, kwargs):
             out = func(*args, **kwargs)
             name = func.name().removeprefix("aten::").partition(".")[0]
-            if name == "_local_scalar_dense" and args[0].is_floating_point():  # integers are indices and counts
+            if name == "_local_scalar_dense" and args[0].is_floating_point():
                 self.before = self.before or sys.getallocatedblocks()
                 self.taken += 1
                 self.kept = max(self.kept, min(self.taken, sys.getallocatedblocks() - self.before))
+            elif name == "_local_scalar_dense":
+                storage = args[0].untyped_storage()._cdata
+                taken = (storage, args[0].storage_offset()) if storage in given else (out,)
+                if taken not in self.integers:
+                    self.integers.add(taken)
+                    self.integer_bytes += args[0].element_size() * (len(self.integers) > _NUMBERS_FREE)
             return poison(out) if name in ALLOCATIONS else out
 
-    with Fresh() as numbers, live.watch() as memory:
+    with Fresh() as numbers, live.watch(arguments=args) as memory:
         output = function(*args)
     touched = _touched(function, args, before, output, job)
-    kept = _NUMBER_BYTES * max(0, numbers.kept - _NUMBERS_FREE)
+    kept = _NUMBER_BYTES * max(0, numbers.kept - _NUMBERS_FREE) + numbers.integer_bytes
     peak, largest = memory.peak_bytes + kept, memory.largest_bytes
     return Reply(output=_plain(output), peak_bytes=peak, largest_bytes=largest, changed=touched)
 

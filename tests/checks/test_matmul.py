@@ -105,6 +105,33 @@ def test_one_dot_product_for_each_element_is_no_tiling():
     assert judge_source(TILES, loops, seed=1).diagnosis == "memory"
 
 
+AS_BITS = """    held = bytearray()
+    for x in (*a.reshape(-1), *b.reshape(-1)):
+        held += (x.view(torch.int16).item() & 0xFFFF).to_bytes(2, "little")
+"""
+IN_OTHER_MEMORY = """    SCRATCH[: a.numel()].view(a.shape).copy_(a)
+"""
+AS_INDICES = """    place = torch.zeros(1, dtype=torch.int64)
+    for _ in range(5000):
+        place.item()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "diagnosis"),
+    [(AS_BITS, "memory"), (IN_OTHER_MEMORY, "memory"), (AS_INDICES, "")],
+    ids=("bits", "scratch", ""),
+)
+def test_what_is_held_counts_wherever_it_lies(body, diagnosis):
+    """As integers in an object of Python's, or in memory that was made when the file was loaded."""
+    begin = "    # BEGIN SOLUTION\n    for m in range(0, M, BLOCK):"
+    source = edited("matmul", (begin, body + begin))
+    found = judge_source(
+        TILES, source.replace("import torch\n", "import torch\n\nSCRATCH = torch.empty(1 << 20)\n", 1), seed=1
+    )
+    assert found.diagnosis == diagnosis, f"{found}\n{found.detail}"
+
+
 def test_a_tensor_is_loaded_as_often_as_its_own_bytes_say():
     """b is twice as large as a here, and loaded once."""
     empty = "    partial = torch.empty(SPLIT_K, M, N, dtype"

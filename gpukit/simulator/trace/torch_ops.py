@@ -92,12 +92,9 @@ def _note_memory(func, args, kwargs, out) -> None:
             if tensor.layout is torch.strided:
                 bounds.note_allocation(tensor)
         return
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[i] if i < len(args) else kwargs.get(argument.name)
-            for tensor in tensors(value):
-                if tensor.layout is torch.strided:
-                    bounds.note_written(tensor)
+    for tensor in dispatch.written(func, args, kwargs):
+        if tensor.layout is torch.strided:
+            bounds.note_written(tensor)
 
 
 class CountOps(dispatch.Mode):
