@@ -722,7 +722,6 @@ WINDOW = KernelExercise(
         "Which is the first key that the first query of a block sees, and which the last that its last query sees?", 32
     ),
     misconceptions=(
-        Misconception("low-precision-sums", when=lambda evidence: evidence.tag("many-blocks")),
         Misconception("no-window", gives=lambda q, k, v, w: _masked(q, k, v)),
         *_one_off(1),
         *_one_off(-1),

@@ -253,7 +253,7 @@ def test_the_figures_of_the_lectures_are_printed_by_cells():
         "312.0",  # A100
         "12.5",  # times, from instructions that do more
         "1,000",  # all four causes together
-        "91,287,092,917",  # parameters for 10^24 FLOPs, 20 tokens each
+        "91,300,000,000",  # parameters, in three digits, for 10^24 FLOPs, 20 tokens each
         "295 with bf16 weights",  # critical batch of an H100
     ):
         assert figure in printed, figure
