@@ -41,6 +41,11 @@ def written(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor
     )
 
 
+def storages(values: Any) -> set[int]:
+    """The keys of the storages in which these tensors lie."""
+    return {tensor.untyped_storage()._cdata for tensor in tensors(values)}
+
+
 def map_tensors(function: Any, values: Any) -> Any:
     """`values` with each tensor in it replaced by `function(tensor)`."""
     return tree_map_only(torch.Tensor, function, values)

@@ -47,9 +47,7 @@ class watch(dispatch.Mode):
 
     def __init__(self, phase: str = "forward", arguments: Iterable | None = None):
         super().__init__()
-        self._given = (
-            None if arguments is None else {x.untyped_storage()._cdata for x in dispatch.tensors([*arguments])}
-        )
+        self._given = None if arguments is None else dispatch.storages([*arguments])
         self._before: set[int] = set()  # storages that count nothing so far
         self.bytes = self.peak_bytes = self.largest_bytes = 0
         self.timeline: list[Moment] = []
@@ -66,7 +64,8 @@ class watch(dispatch.Mode):
             self._note(tensor, made_here=op == "lift_fresh")  # torch.tensor(a list) is seen there first
         if self._given is not None:
             for tensor in dispatch.written(func, args, kwargs):
-                if (key := tensor.untyped_storage()._cdata) in self._before - self._given:
+                key = tensor.untyped_storage()._cdata
+                if key in self._before and key not in self._given:
                     del self._alive[key]
                     self._note(tensor, made_here=True)
         out = func(*args, **kwargs)

@@ -7,7 +7,7 @@ https://github.com/Dao-AILab/flash-attention/blob/main/tests/test_flash_attn.py
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -130,6 +130,11 @@ def poison(tensor: Tensor) -> Tensor:
     return tensor.fill_(torch.iinfo(tensor.dtype).max)
 
 
+def span_of(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements of memory from a tensor's first to its last, what lies between them included. No stride is below 0."""
+    return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+
+
 def guarded(x: Tensor, stride: tuple[int, ...] | None = None, band: int | None = None) -> tuple[Tensor, Callable]:
     """A copy of x inside a poisoned buffer, and a function that raises if anything but the copy's elements was written.
 
@@ -139,7 +144,7 @@ def guarded(x: Tensor, stride: tuple[int, ...] | None = None, band: int | None =
     """
     stride = x.contiguous().stride() if stride is None else stride
     band = max(4096, x.shape[-1] if x.ndim else 1) if band is None else band
-    span = 1 + sum((n - 1) * s for n, s in zip(x.shape, stride, strict=True)) if x.numel() else 0
+    span = span_of(x.shape, stride)
     buffer = poison(torch.empty(span + 2 * band, dtype=x.dtype, device=x.device))
     view = buffer.as_strided(x.shape, stride, band)
     view.copy_(x)

@@ -555,17 +555,12 @@ def _train(
                 options |= {"lr": 1.0, "betas": (0.5, 0.5), "eps": 1.0}
             if twist == "eps-lost":
                 options["eps"] = 1.0
-            if twist == "state-merged":  # what the resumed optimizer did before it was one
-                before, options_before = list(params), options
-                other = [list(state) for state in states], list(steps)
-                states[:], steps[:] = [[torch.zeros_like(p), torch.zeros_like(p)] for _ in params], [0, 0]
-                options = {"lr": 1.0, "betas": (0.5, 0.5), "eps": 1.0}
-                was = list(held)
-                step(i, [g, g])
-                params[:], options = before, options_before
-                for k, has in enumerate(was):
-                    if has:
-                        states[k], steps[k] = other[0][k], other[1][k]
+            if twist == "state-merged":  # the resumed optimizer had taken a step with g before it was one
+                for k in range(2):
+                    if not held[k]:
+                        zero = torch.zeros_like(p)
+                        _, *states[k] = _update(params[k], g, zero, zero, 1, 1.0, 0.5, 0.5, 1.0, 0.0)
+                        steps[k], held[k] = 1, True
             if twist == "live-options":  # what a schedule made of them after the checkpoint
                 options["lr"] = 2 * lr
         step(i, [g, g if turns[i] else None])

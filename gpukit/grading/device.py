@@ -26,7 +26,7 @@ from gpukit.grading.kernel_text import Refused
 from gpukit.simulator.compiler import worker as compiler
 from gpukit.simulator.compiler.compile import JIT_OPTIONS, STRINGS_FOR_ANNOTATIONS
 from gpukit.simulator.interpreter import bounds
-from gpukit.testing import poison
+from gpukit.testing import poison, span_of
 
 _DTYPES = {
     name: getattr(torch, name)
@@ -147,7 +147,7 @@ class Device:
             or not all(type(n) is int and 0 <= n < 1 << 48 for n in numbers)
         ):
             raise Refused("a tensor that cannot be")
-        span = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if 0 not in shape else 0
+        span = span_of(shape, stride)
         if (offset + span) * dtype.itemsize > flat.numel() and span:
             raise Refused("a tensor that leaves its storage")
         whole = torch.empty(0, dtype=dtype, device=flat.device).set_(flat.untyped_storage())

@@ -10,7 +10,8 @@ JSON, which the device (gpukit.grading.device) carries out on the judge's data a
     ["copy", to, from]
     ["launch", launch]                    name and line of each function, what its globals mean, grid, arguments, options
     ["free", ids]                         nothing refers to these storages any more
-    ["backward", y, ids]                  the forward pass has returned y, and nothing refers to these storages any more
+    ["backward", y, ids, left]            the forward pass has returned y, and nothing refers to these storages any more;
+                                          whether another forward pass left tensors behind
 
 A tensor is [id of its storage, dtype, shape, stride, offset]. The arguments of case 3 lie in the storages a3.0, a3.1, ….
 """
@@ -85,14 +86,16 @@ def numbers_kept() -> Iterator[None]:
         torch.tensor = plain
 
 
-def _twin(value: Any) -> Any:
+def _blank(shape, stride, offset: int, nbytes: int, dtype: torch.dtype, device: Any = "cpu") -> torch.Tensor:
+    """A tensor without data in a storage of so many bytes."""
+    return poison(torch.empty(nbytes // dtype.itemsize, dtype=dtype, device=device)).as_strided(shape, stride, offset)
+
+
+def _twin(x: Any) -> Any:
     """A tensor laid out as another one, without its data."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    storage = poison(
-        torch.empty(value.untyped_storage().nbytes() // value.itemsize, dtype=value.dtype, device=value.device)
-    )
-    return storage.as_strided(value.shape, value.stride(), value.storage_offset())
+    if not isinstance(x, torch.Tensor):
+        return x
+    return _blank(x.shape, x.stride(), x.storage_offset(), x.untyped_storage().nbytes(), x.dtype, x.device)
 
 
 def _deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
@@ -134,9 +137,7 @@ class Recorder(dispatch.Mode):
             if isinstance(value, wire.Imaginary):
                 made = value.tensor()
             elif isinstance(value, wire.Layout):
-                dtype = getattr(torch, value.dtype)
-                flat = poison(torch.empty(value.nbytes // dtype.itemsize, dtype=dtype))
-                made = flat.as_strided(value.shape, value.stride, value.offset)
+                made = _blank(value.shape, value.stride, value.offset, value.nbytes, getattr(torch, value.dtype))
             else:
                 return value
             self._remember(made, f"a{self._case}.{next(numbers)}")

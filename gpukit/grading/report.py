@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -140,7 +141,7 @@ class Report:
     def fence(self) -> str:
         return f"fence around each exercise: {_fence()}"
 
-    @property
+    @cached_property
     def release(self) -> str:
         """Which exercises a learner's copy was graded on, as it says itself: a learner could edit that. "" in other folders."""
         told = registry.release(self.root)

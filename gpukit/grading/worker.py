@@ -155,7 +155,7 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
     from gpukit.grading.host import ALLOCATIONS
     from gpukit.testing import poison
 
-    given = {x.untyped_storage()._cdata for x in dispatch.tensors(args)}
+    given = dispatch.storages(args)
 
     class Fresh(dispatch.Mode):
         """What nobody has written holds NaN, not the zeros of memory that is new. Numbers that Python keeps are memory too:
@@ -621,7 +621,9 @@ def _trimmed(value: Any) -> Any:
     torch = sys.modules.get("torch")  # a plain function may do without
     if torch is None or type(value) is not torch.Tensor or value.layout != torch.strided:
         return value
-    span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) if value.numel() else 0
+    from gpukit.testing import span_of
+
+    span = span_of(value.shape, value.stride())
     if value.untyped_storage().nbytes() <= span * value.itemsize:
         return value
     flat = value.detach().as_strided((span,), (1,), value.storage_offset()).clone()

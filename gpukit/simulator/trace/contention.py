@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from gpukit.simulator.trace.levels import LINE_BYTES
+
 if TYPE_CHECKING:
     from gpukit.simulator.compiler.compile import Compiled
     from gpukit.simulator.trace.instructions import Forms
     from gpukit.simulator.trace.recording import Recording
-
-LINE_BYTES = 128
 
 
 @dataclass(frozen=True)
