@@ -10,7 +10,7 @@ launcher's operator and its gradient), _dtypes, _rows (a tensor as rows), _tiles
 blocks), _cast_transpose (operands of products in 8 bits, for gpukit.train). Parts of the large ones: _matmul_choices,
 _matmul_persistent (descriptors), _norm_choices, _norm_backward, _flash_choices, _flash_backward, _flash_descriptors,
 _decode_kernel, _adamw_kernels. In Gluon for Hopper: _hopper (what is shared), _matmul_hopper, _flash_hopper,
-_flash_hopper_backward, _flash_hopper_parts.
+_flash_hopper_forward, _flash_hopper_backward, _flash_hopper_one_pass, _flash_hopper_parts.
 """
 
 try:

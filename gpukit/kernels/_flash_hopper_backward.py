@@ -10,39 +10,17 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
 
 from gpukit.kernels._attention import LOG2E, SIZES
-from gpukit.kernels._flash_hopper_parts import _add_product, _key, _scores, _share, _tile, _unseen, _walk
-from gpukit.kernels._hopper import barriers, blocks_like, fetch, next_slot, put
-
-
-@gluon.jit
-def _fetch_pairs(
-    given, walks,
-    CONSUMERS: gl.constexpr, ROWS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """As `_fetch_all`: for each tile ROWS rows of a and b for each consumer, then block after block of x and y, of `repeat`
-    heads one after the other. For dq a and b are q and do; for dk and dv they are k and v."""
-    a_desc, b_desc, x_desc, y_desc, a_smem, b_smem, x_smem, y_smem, own_ready, own_free, ready, free = given
-    tiles, each, H, repeat, shared, reach = walks
-    TILE: gl.constexpr = CONSUMERS * ROWS
-    slot, phase, own_phase = gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(1)
-    for i in range(0, _share(tiles, each)):
-        row, block = _tile(i, each, gl.cdiv(reach[0], TILE))
-        batch, head = row // H, row % H
-        for c in gl.static_range(CONSUMERS):
-            mbarrier.wait(own_free.index(c), own_phase)
-            mbarrier.expect(own_ready.index(c), 2 * a_desc.block_type.nbytes)
-            fetch(a_desc, [batch, head, block * TILE + c * ROWS, 0], own_ready.index(c), a_smem.index(c))
-            fetch(b_desc, [batch, head, block * TILE + c * ROWS, 0], own_ready.index(c), b_smem.index(c))
-        own_phase ^= 1
-        total, walk = _walk(block * TILE, reach, TILE, BLOCK)
-        for j in range(0, repeat * total):
-            first = _key(j % total, walk, BLOCK)
-            head_xy = head * repeat // shared + j // total
-            mbarrier.wait(free.index(slot), phase)
-            mbarrier.expect(ready.index(slot), 2 * x_desc.block_type.nbytes)
-            fetch(x_desc, [batch, head_xy, first, 0], ready.index(slot), x_smem.index(slot))
-            fetch(y_desc, [batch, head_xy, first, 0], ready.index(slot), y_smem.index(slot))
-            slot, phase = next_slot(slot, phase, STAGES)
+from gpukit.kernels._flash_hopper_parts import (
+    _add_product,
+    _fetch_pairs,
+    _key,
+    _scores,
+    _share,
+    _tile,
+    _unseen,
+    _walk,
+)
+from gpukit.kernels._hopper import barriers, blocks_like, next_slot, put
 
 
 @gluon.jit
@@ -182,10 +160,11 @@ def flash_attention_bwd_q_hopper_kernel(
 
 @gluon.jit
 def _step_dkv(
-    MASKED: gl.constexpr, m, dk, dv, slot, phase, k, v, lse_row, delta_row, T_q, ring, lowest, highest, scale,
-    BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    MASKED: gl.constexpr, m, dk, dv, slot, phase, buffer, ds_phase, k, v, lse_row, delta_row, T_q, ring, sent,
+    lowest, highest, scale, ME: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
-    """What the queries from m on give to dk and dv. Matrices are [keys, queries]."""
+    """What the queries from m on give to dk and dv. Matrices are [keys, queries]. With BUFFERS, ds is sent to those who
+    compute dq."""
     q_smem, do_smem, ready, free = ring
     D: gl.constexpr = k.shape[1]
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [k.shape[0] // 16, 1], [16, BLOCK_M, 16])
@@ -202,18 +181,26 @@ def _step_dkv(
     dv = _add_product(dv, p, do)
     delta = gl.load(delta_row + offs_m, mask=offs_m < T_q, other=0.0)
     dp = warpgroup_mma_wait(1, deps=(dp,))
-    dk = _add_product(dk, p * (dp - delta[None, :]), q)
+    ds = (p * (dp - delta[None, :])).to(q.dtype)
+    dk = _add_product(dk, ds, q)
+    if BUFFERS:
+        ds_smem, ds_ready, ds_free = sent
+        mbarrier.wait(ds_free.index(buffer), ds_phase)
+        ds_smem.index(2 * buffer + ME).store(ds)
+        hopper.fence_async_shared()
+        mbarrier.arrive(ds_ready.index(buffer), count=1)
+        buffer, ds_phase = next_slot(buffer, ds_phase, BUFFERS)
     dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))
     mbarrier.arrive(free.index(slot), count=1)
     slot, phase = next_slot(slot, phase, STAGES)
-    return dk, dv, slot, phase
+    return dk, dv, slot, phase, buffer, ds_phase
 
 
 @gluon.jit
 def _compute_dkv(
-    given, walks, scale,
+    given, sent, done, walks, scale,
     ME: gl.constexpr, CONSUMERS: gl.constexpr, ROWS: gl.constexpr, BLOCK_M: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr,
+    STAGES: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
     lse_ptr, delta_ptr, dk_desc, dv_desc, q_smem, do_smem, k_smem, v_smem, kv_ready, kv_free, ready, free = given
     tiles, each, H, groups, reach = walks
@@ -223,6 +210,7 @@ def _compute_dkv(
     D_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS // 16, 1], [16, D, 16])
     ring = q_smem, do_smem, ready, free
     slot, phase, kv_phase = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
+    buffer, ds_phase = gl.to_tensor(0), gl.to_tensor(1)
     for i in range(0, _share(tiles, each)):
         row, block = _tile(i, each, gl.cdiv(T_k, BLOCK_N))
         total, walk = _walk(block * BLOCK_N, reach, BLOCK_N, BLOCK_M)
@@ -232,21 +220,26 @@ def _compute_dkv(
         dk = gl.zeros([ROWS, D], gl.float32, D_LAYOUT)
         dv = gl.zeros([ROWS, D], gl.float32, D_LAYOUT)
         mbarrier.wait(kv_ready.index(ME), kv_phase)
-        kv_phase ^= 1
         k, v = k_smem.index(ME).reshape([ROWS, D]), v_smem.index(ME).reshape([ROWS, D])
         masked = total - walk[2] // BLOCK_M
+        if BUFFERS:  # keys past the last one, which are 0, could give 0 * inf to dq
+            masked = gl.where((block + 1) * BLOCK_N > T_k, total, masked)
+            highest = gl.where(place < T_q, highest, -1)
         for group in range(0, groups):
             first = (row * groups + group).to(gl.int64) * T_q
             for j in range(0, masked):
-                dk, dv, slot, phase = _step_dkv(
-                    True, _key(j, walk, BLOCK_M), dk, dv, slot, phase, k, v, lse_ptr + first, delta_ptr + first, T_q, ring,
-                    lowest, highest, scale * LOG2E, BLOCK_M, STAGES,
+                dk, dv, slot, phase, buffer, ds_phase = _step_dkv(
+                    True, _key(j, walk, BLOCK_M), dk, dv, slot, phase, buffer, ds_phase, k, v, lse_ptr + first,
+                    delta_ptr + first, T_q, ring, sent, lowest, highest, scale * LOG2E, ME, BLOCK_M, STAGES, BUFFERS,
                 )  # fmt: skip
             for j in range(masked, total):
-                dk, dv, slot, phase = _step_dkv(
-                    False, _key(j, walk, BLOCK_M), dk, dv, slot, phase, k, v, lse_ptr + first, delta_ptr + first, T_q, ring,
-                    lowest, highest, scale * LOG2E, BLOCK_M, STAGES,
+                dk, dv, slot, phase, buffer, ds_phase = _step_dkv(
+                    False, _key(j, walk, BLOCK_M), dk, dv, slot, phase, buffer, ds_phase, k, v, lse_ptr + first,
+                    delta_ptr + first, T_q, ring, sent, lowest, highest, scale * LOG2E, ME, BLOCK_M, STAGES, BUFFERS,
                 )  # fmt: skip
+        if BUFFERS:
+            mbarrier.wait(done, kv_phase)  # dq needs these keys no more
+        kv_phase ^= 1
         k.store((dk * scale).to(k.dtype))  # the block itself is done with
         v.store(dv.to(v.dtype))
         hopper.fence_async_shared()
@@ -282,7 +275,7 @@ def flash_attention_bwd_kv_hopper_kernel(
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
-                (_compute_dkv, (given, walks, scale, 0, 1, ROWS, BLOCK_N, D, STAGES)),
+                (_compute_dkv, (given, None, None, walks, scale, 0, 1, ROWS, BLOCK_N, D, STAGES, 0)),
                 (_fetch_pairs, (fetched, fetching, 1, ROWS, BLOCK_N, STAGES)),
             ],
             [1], [24],
@@ -290,8 +283,8 @@ def flash_attention_bwd_kv_hopper_kernel(
     else:
         gl.warp_specialize(
             [
-                (_compute_dkv, (given, walks, scale, 0, 2, ROWS, BLOCK_N, D, STAGES)),
-                (_compute_dkv, (given, walks, scale, 1, 2, ROWS, BLOCK_N, D, STAGES)),
+                (_compute_dkv, (given, None, None, walks, scale, 0, 2, ROWS, BLOCK_N, D, STAGES, 0)),
+                (_compute_dkv, (given, None, None, walks, scale, 1, 2, ROWS, BLOCK_N, D, STAGES, 0)),
                 (_fetch_pairs, (fetched, fetching, 2, ROWS, BLOCK_N, STAGES)),
             ],
             [4, 1], [REGISTERS, 24],

@@ -3,9 +3,10 @@ how a product is begun."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma
 
 from gpukit.kernels._attention import _ranges
+from gpukit.kernels._hopper import fetch, next_slot
 
 
 @gluon.jit
@@ -44,6 +45,37 @@ def _key(j, walk, BLOCK_N: gl.constexpr):
     start, full_start, full, masked = walk
     n = start + j * BLOCK_N
     return gl.where(j < masked, n + gl.where(n >= full_start, full, 0), full_start + (j - masked) * BLOCK_N)
+
+
+@gluon.jit
+def _fetch_pairs(
+    given, walks,
+    CONSUMERS: gl.constexpr, ROWS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """What one warp does backward, as `_fetch_all` forward: for each tile ROWS rows of a and b for each consumer, then block after block of x and y, of `repeat`
+    heads one after the other. For dq a and b are q and do; for dk and dv they are k and v."""
+    a_desc, b_desc, x_desc, y_desc, a_smem, b_smem, x_smem, y_smem, own_ready, own_free, ready, free = given
+    tiles, each, H, repeat, shared, reach = walks
+    TILE: gl.constexpr = CONSUMERS * ROWS
+    slot, phase, own_phase = gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(1)
+    for i in range(0, _share(tiles, each)):
+        row, block = _tile(i, each, gl.cdiv(reach[0], TILE))
+        batch, head = row // H, row % H
+        for c in gl.static_range(CONSUMERS):
+            mbarrier.wait(own_free.index(c), own_phase)
+            mbarrier.expect(own_ready.index(c), 2 * a_desc.block_type.nbytes)
+            fetch(a_desc, [batch, head, block * TILE + c * ROWS, 0], own_ready.index(c), a_smem.index(c))
+            fetch(b_desc, [batch, head, block * TILE + c * ROWS, 0], own_ready.index(c), b_smem.index(c))
+        own_phase ^= 1
+        total, walk = _walk(block * TILE, reach, TILE, BLOCK)
+        for j in range(0, repeat * total):
+            first = _key(j % total, walk, BLOCK)
+            head_xy = head * repeat // shared + j // total
+            mbarrier.wait(free.index(slot), phase)
+            mbarrier.expect(ready.index(slot), 2 * x_desc.block_type.nbytes)
+            fetch(x_desc, [batch, head_xy, first, 0], ready.index(slot), x_smem.index(slot))
+            fetch(y_desc, [batch, head_xy, first, 0], ready.index(slot), y_smem.index(slot))
+            slot, phase = next_slot(slot, phase, STAGES)
 
 
 @gluon.jit
