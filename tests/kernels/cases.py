@@ -4,9 +4,11 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+import triton
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpukit.kernels import _launch
@@ -202,3 +204,16 @@ def compile_for_hopper(code, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "serialized" not in done.stdout, "ptxas says so if it waits after each product"
     return [int(n) for n in re.findall(r"(\d+) bytes spill", done.stdout)]
+
+
+def spilled_beside_products(tmp_path):
+    """For each kernel that `compile_for_hopper` left there: how many numbers are stored or loaded for want of registers in
+    those pieces of its code, between two jumps, that multiply on the tensor cores. Others run once for a tile."""
+    found = {}
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
+    for cubin in sorted(tmp_path.rglob("*.cubin")):
+        text = subprocess.run([tool, "-c", cubin], capture_output=True, text=True, check=True).stdout
+        pieces = [re.findall(r"\b(HGMMA|STL|LDL)\b", piece) for piece in re.split(r"\bBRA\b|\n\s*\.L", text)]
+        assert any("HGMMA" in piece for piece in pieces) or "dq_from_sums" in cubin.name, cubin.name
+        found[f"{cubin.parent.name}/{cubin.name}"] = sum(len(p) - p.count("HGMMA") for p in pieces if "HGMMA" in p)
+    return found
