@@ -22,6 +22,7 @@ import socket
 import sys
 import tempfile
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -156,29 +157,39 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
     from gpukit.testing import poison
 
     given = dispatch.storages(args)
+    floats = [x for x in dispatch.tensors(args) if x.is_floating_point()]
 
     class Fresh(dispatch.Mode):
         """What nobody has written holds NaN, not the zeros of memory that is new. Numbers that Python keeps are memory too:
         no more of them than were taken out of tensors, and than Python has more objects since the first one. Integers may be
         the bits of other numbers, and one object can hold many: each has its size in the tensor, once for its place in an
-        argument, and elsewhere once for its value, since a loop computes the same indices again and again."""
+        argument, each time where an argument's floats led to it, in whatever memory, and elsewhere once for its value, since
+        a loop computes the same indices again and again."""
 
         taken = kept = before = integer_bytes = 0
 
         def __init__(self):
             super().__init__()
-            self.integers: set[tuple] = set()  # (storage, place), or (value,)
+            self.integers: set[tuple] = set()  # (storage, place), (value,), or an object of its own
+            self.of_floats = weakref.WeakSet(x.untyped_storage() for x in floats)
 
         def operation(self, func, args, kwargs):
             out = func(*args, **kwargs)
             name = func.name().removeprefix("aten::").partition(".")[0]
+            if any(x.untyped_storage() in self.of_floats for x in dispatch.tensors((args, kwargs))):
+                self.of_floats.update(
+                    x.untyped_storage() for x in dispatch.tensors(out) + dispatch.written(func, args, kwargs)
+                )
             if name == "_local_scalar_dense" and args[0].is_floating_point():
                 self.before = self.before or sys.getallocatedblocks()
                 self.taken += 1
                 self.kept = max(self.kept, min(self.taken, sys.getallocatedblocks() - self.before))
             elif name == "_local_scalar_dense":
-                storage = args[0].untyped_storage()._cdata
-                taken = (storage, args[0].storage_offset()) if storage in given else (out,)
+                storage = args[0].untyped_storage()
+                if storage._cdata in given:
+                    taken = storage._cdata, args[0].storage_offset()
+                else:
+                    taken = (object() if storage in self.of_floats else out,)
                 if taken not in self.integers:
                     self.integers.add(taken)
                     self.integer_bytes += args[0].element_size() * (len(self.integers) > _NUMBERS_FREE)

@@ -109,6 +109,12 @@ AS_BITS = """    held = bytearray()
     for x in (*a.reshape(-1), *b.reshape(-1)):
         held += (x.view(torch.int16).item() & 0xFFFF).to_bytes(2, "little")
 """
+AS_BITS_OF = """    held = bytearray()
+    for x in a.reshape(-1).split(64):
+        for byte in COPIED.view(torch.int8):
+            held.append(byte.item() & 0xFF)
+"""
+COPIES = {"clone": "x.clone()", "copy_": "torch.empty(x.shape, dtype=x.dtype).copy_(x)"}
 IN_OTHER_MEMORY = """    SCRATCH[: a.numel()].view(a.shape).copy_(a)
 """
 AS_INDICES = """    place = torch.zeros(1, dtype=torch.int64)
@@ -119,8 +125,13 @@ AS_INDICES = """    place = torch.zeros(1, dtype=torch.int64)
 
 @pytest.mark.parametrize(
     ("body", "diagnosis"),
-    [(AS_BITS, "memory"), (IN_OTHER_MEMORY, "memory"), (AS_INDICES, "")],
-    ids=("bits", "scratch", ""),
+    [
+        (AS_BITS, "memory"),
+        *((AS_BITS_OF.replace("COPIED", copied), "memory") for copied in COPIES.values()),
+        (IN_OTHER_MEMORY, "memory"),
+        (AS_INDICES, ""),
+    ],
+    ids=("bits", *COPIES, "scratch", "indices"),
 )
 def test_what_is_held_counts_wherever_it_lies(body, diagnosis):
     """As integers in an object of Python's, or in memory that was made when the file was loaded."""
