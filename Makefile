@@ -8,6 +8,9 @@ PYTHONS = $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11)
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 # Besides the version in constraints.txt, the kernels are tested on the oldest and the newest that work.
 TRITONS = 3.6.0 3.9.0
+# Of plugins only what the tests use: pytest rewrites each file of a plugin that is found by itself, all of gpukit among them.
+# Tests start Python hundreds of times, and so do not compile it anew each time.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --disable-plugin-autoload -p xdist
 TRITON_TESTS = tests/simulator/test_interpreter.py tests/simulator/test_gluon.py tests/simulator/test_trace.py tests/kernels/test_softmax.py tests/checks/test_answers.py
 
 define SETUP
@@ -34,17 +37,18 @@ test: ## run every test, the saved notebooks included
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/gpukit nb clean --check
-	$(BIN)/python -m pytest tests -n 2 --dist worksteal --durations=15 $(ARGS)
+	$(PYTEST) tests -n 2 --dist worksteal --durations=15 $(ARGS)
 
 prove: ## run notebooks on the solutions, known answers on the checks
 	$(SETUP) --extra dev --last-step "proving the checks"
 	$(BIN)/python -m pytest --nbval notebooks --gpukit-impl=solutions --gpukit-seed=1 -n 2
+	$(BIN)/python -W error::UserWarning -m tests.train.ranks memory_in_bf16
 	$(BIN)/python -m tests.classroom.proved -j 2
 	$(BIN)/gpukit integrity --jobs 2 --seeds 3 --mutants some
 
 test-gpu: ## run the tests that need a GPU
 	$(SETUP) --extra dev --last-step "running the tests that need a GPU"
-	$(BIN)/python -m pytest -m gpu tests -n 8 --dist loadgroup --durations=25 $(ARGS)
+	$(PYTEST) -m gpu tests -n 8 --dist loadgroup --durations=25 $(ARGS)
 
 soak: ## train thousands of steps on a GPU, beside PyTorch
 	$(SETUP) --extra dev --last-step "training beside PyTorch"

@@ -8,7 +8,8 @@ import pytest
 
 @pytest.mark.parametrize("cases", [("equal", "resumed"), ("moved", "full", "lost"), ("memory",)])
 def test_several_processes(cases):
-    """tests/train/ranks.py says what the cases are; each start of Python and PyTorch costs seconds."""
+    """tests/train/ranks.py says what the cases are, of which `make prove` runs one more; each start of Python and PyTorch
+    costs seconds."""
     command = [sys.executable, "-W", "error::UserWarning", "-m", "tests.train.ranks", *cases]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
     assert done.returncode == 0, done.stdout
