@@ -129,11 +129,12 @@ def ordered_kernel(
     pid_m = first + place % rows
     pid_n = place // rows
     # END SOLUTION
-    offs_m = pid_m * BLOCK + tl.arange(0, BLOCK)[:, None]
+    # In 64 bits, because what a number of columns makes of it may be beyond 32.
+    offs_m = pid_m.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None]
     offs_n = pid_n * BLOCK + tl.arange(0, BLOCK)[None, :]
     acc = tl.zeros((BLOCK, BLOCK), tl.float32)
     for k in range(0, K, BLOCK):
-        offs_k = k + tl.arange(0, BLOCK)
+        offs_k = k + tl.arange(0, BLOCK).to(tl.int64)
         a = tl.load(a_ptr + offs_m * K + offs_k[None, :])
         b = tl.load(b_ptr + offs_k[:, None] * N + offs_n)
         acc = tl.dot(a, b, acc, input_precision="ieee")
@@ -162,14 +163,14 @@ def shares_kernel(
     """Program (m, n, share) computes the sums of one tile over one of SPLIT_K shares of K. a and b are contiguous. The
     layout of partial is your choice."""
     share = tl.program_id(2)
-    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
-    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    offs_n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     # BEGIN SOLUTION
     steps = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K)  # whole blocks; the last shares may be shorter, or empty
     first = share * steps * BLOCK_K
     for k in range(first, min(first + steps * BLOCK_K, K), BLOCK_K):
-        offs_k = k + tl.arange(0, BLOCK_K)
+        offs_k = k + tl.arange(0, BLOCK_K).to(tl.int64)  # times N it may be beyond 32 bits
         a = tl.load(a_ptr + offs_m * K + offs_k[None, :], mask=(offs_m < M) & (offs_k[None, :] < K), other=0.0)
         b = tl.load(b_ptr + offs_k[:, None] * N + offs_n, mask=(offs_k[:, None] < K) & (offs_n < N), other=0.0)
         acc = tl.dot(a, b, acc, input_precision="ieee")
@@ -192,8 +193,9 @@ def add_kernel(partial_ptr, c_ptr, size, SPLIT_K: tl.constexpr, BLOCK: tl.conste
 def matmul_split_k(a: Tensor, b: Tensor, SPLIT_K: int) -> Tensor:
     """a [M, K] and b [K, N], contiguous, few rows and a long K -> c [M, N] in their dtype, in two launches, no atomics.
 
-    In general SPLIT_K divides neither K nor the number of blocks of 32 in K. Bound: a is loaded ceil(N / 32) times and b
-    ceil(M / 16) times; SPLIT_K M N partial sums are stored once and loaded once.
+    In general SPLIT_K divides neither K nor the number of blocks of 32 in K. a and b may have more than 2^31 elements; the
+    partial sums are fewer. Bound: a is loaded ceil(N / 32) times and b ceil(M / 16) times; SPLIT_K M N partial sums are
+    stored once and loaded once.
     """
     (M, K), N = a.shape, b.shape[1]
     c = torch.empty(M, N, dtype=a.dtype, device=a.device)
@@ -214,8 +216,9 @@ def linear_gelu_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One program computes one tile of y. All tensors are contiguous."""
-    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
-    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    # In 64 bits, because what K or N makes of it may be beyond 32.
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    offs_n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(0, K, BLOCK_K):
         offs_k = k + tl.arange(0, BLOCK_K)
@@ -250,9 +253,10 @@ def int4_kernel(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One program computes one tile of y and takes GROUP rows of the weight at a time. All tensors are contiguous."""
-    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
-    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    offs_j = tl.arange(0, GROUP // 2)  # rows of packed in one group
+    # In 64 bits, because what K or N makes of it may be beyond 32.
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    offs_n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    offs_j = tl.arange(0, GROUP // 2).to(tl.int64)  # rows of packed in one group
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for group in range(K // GROUP):
         # BEGIN SOLUTION
@@ -274,8 +278,8 @@ def int4_linear(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
 
     packed [K / 2, N] uint8: row j holds row 2 j of the weight in its low four bits and row 2 j + 1 in its high four bits,
     each as q + 8 with q from -8 to 7. scales [K / GROUP, N]: a weight is q times the scale of its group, which is GROUP
-    rows of its column. GROUP is a power of two, at least 32. Bound: packed and scales are loaded once per row of tiles, x
-    once per column of tiles.
+    rows of its column. GROUP is a power of two, at least 32. x and packed may have more than 2^31 elements; scales has fewer.
+    Bound: packed and scales are loaded once per row of tiles, x once per column of tiles.
     """
     (M, K), N = x.shape, packed.shape[1]
     y = torch.empty(M, N, dtype=x.dtype, device=x.device)

@@ -2,7 +2,8 @@
 
 Each docstring says what its function must return, and after "Bound" how much memory traffic and how many launches and
 programs the check allows. Everything outside the gaps is complete: allocation, launch grid, block sizes. BLOCK, BLOCK_M
-and BLOCK_N are powers of two. Other sizes need not be multiples of them.
+and BLOCK_N are powers of two. Other sizes need not be multiples of them. A tensor of one dimension has fewer than 2^31
+elements, so that an offset in it fits into 32 bits.
 """
 
 # What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,

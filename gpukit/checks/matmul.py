@@ -375,6 +375,8 @@ ORDER = KernelExercise(
     cases=_order_cases,
     returns=("c",),
     reference=lambda a, b, GROUP_M, BLOCK: a @ b,
+    # Rows of a and of b begin, and rows of c, beyond 2^31 elements.
+    huge=lambda: (far(3 << 20, 1024), far(1024, 3 << 20), 8, 128),
     traffic=Traffic(reads=_tiles_read, writes=_c_bytes, memory=_c_bytes),
     caches=(_SMS, _L2_BYTES),
     launch_rule=_order_rule,
@@ -466,6 +468,7 @@ SPLIT_K = KernelExercise(
     cases=_split_cases,
     returns=("c",),
     reference=lambda a, b, SPLIT_K: a @ b,
+    huge=lambda: (far(1, 3072), far(3072, 1 << 20), 4),  # rows of b begin beyond 2^31 elements
     traffic=Traffic(reads=_split_reads, writes=_split_writes, launches=2, memory=_split_writes),
     launch_rule=_split_rule,
     misconceptions=(
@@ -562,6 +565,7 @@ EPILOGUE = KernelExercise(
     function="linear_gelu",
     cases=_epilogue_cases,
     reference=ideas.in_float32(_after(lambda z, bias: _gelu(z + bias))),
+    huge=lambda: (far(1 << 20, 3072), far(1 << 20, 3072), far(1 << 20)),
     traffic=Traffic(reads=_linear_reads, writes=_linear_bytes, memory=_linear_bytes),
     launch_rule=ideas.in_registers("the tile is complete in registers when the loop ends: who needs it in memory?"),
     misconceptions=(
@@ -684,6 +688,7 @@ INT4 = KernelExercise(
     function="int4_linear",
     cases=_int4_cases,
     reference=ideas.in_float32(_int4_gives()),
+    huge=lambda: (far(1 << 20, 6144), far(3072, 1 << 20, dtype="uint8"), far(48, 1 << 20)),
     traffic=Traffic(reads=_int4_reads, writes=_int4_bytes, memory=_int4_bytes),
     misconceptions=(
         Misconception("low-precision-sums", when=ideas.rounded_sums),
