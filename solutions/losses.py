@@ -248,8 +248,10 @@ def linear_cross_entropy(
     dweight [V, D].
 
     The mean is over the targets that are not ignore_index; there is at least one. The logits are computed `chunk` tokens at
-    a time; the last chunk may be shorter. The memory must not grow with M, except for dx: no more than a few chunks of
-    logits and their gradients may exist at any time. You need PyTorch's operations alone, autograd included if you like.
+    a time; the last chunk may be shorter. The memory must not grow with M, except for dx. At any time these may exist: dx
+    once (so x is not copied, and dx is not put together from parts); four tensors as large as weight, one of them dweight;
+    seven chunks of logits and their gradients; four chunks of x; and two numbers per token. You need PyTorch's operations
+    alone, autograd included if you like.
     """
     # BEGIN SOLUTION
     count = (target != ignore_index).sum()  # of all chunks: the gradient of each needs it

@@ -335,6 +335,7 @@ def _chunked_cases(rng: Random) -> list[Case]:
         tokens(61, 4, 300, 4, 7, ignored=(5, 6, 40, 59)),
         tokens(30, 8, 300, 1, 299, ignored=(0, 29), scale=500),
         tokens(5, 6, 50, 8, ignored=(2,)),
+        tokens(96, 64, 6, 3),  # dx is larger than everything else that is needed
     ]
 
 
@@ -652,30 +653,56 @@ def _kl_from(least: float, x: Tensor, t: Tensor) -> Tensor:
 
 
 # ----------------------------------------------------------------------------------------------------- memory that is held
-def _memory_rule(case: Case, peak_bytes: int, chunk_at: int) -> tuple[str, str] | None:
-    """Some chunks of logits, some of the tensors that have no tokens in them, twice what has tokens but no classes.
-    chunk_at: which argument says how many tokens a chunk has."""
+_CHUNKS = 7  # of logits and their gradients, at any time
+
+
+def _chunk(case: Case, chunk_at: int) -> int:
+    """Tokens. chunk_at: which argument says how many."""
+    return min(case.args[chunk_at], len(case.args[0]))
+
+
+def _memory_rule(case: Case, peak_bytes: int, chunk_at: int, beside: Callable[[Case], int]) -> tuple[str, str] | None:
+    """Some chunks of logits, and `beside` bytes of other tensors."""
     x, weight, *_ = case.args
-    chunk = case.args[chunk_at]
-    a_chunk = min(chunk, len(x)) * len(weight) * x.element_size()
-    allowed = 7 * a_chunk + 3 * weight.nbytes + 3 * x.nbytes
-    if peak_bytes <= allowed:
+    a_token = len(weight) * x.element_size()
+    a_chunk, logits = _chunk(case, chunk_at) * a_token, len(x) * a_token
+    more = peak_bytes - beside(case)
+    if more <= _CHUNKS * a_chunk:
         return None
-    logits = len(x) * len(weight) * x.element_size()
+    if x.nbytes > 4 * logits:  # more than all that could be made of them
+        return "dx-twice", (
+            f"it held {peak_bytes / 1024:,.1f} KiB at once; x has {x.nbytes / 1024:,.1f}, so has dx, and all logits together "
+            f"have {logits / 1024:,.1f}. What do you hold beside dx that grows with x: a copy of x, the parts of dx while they "
+            "are put together, the gradient of a slice of x, which is as large as x?"
+        )
     held = f"it held {peak_bytes / 1024:,.0f} KiB at once; a chunk of logits is {a_chunk / 1024:,.0f}, "
     held += f"all of them {logits / 1024:,.0f}"
-    if peak_bytes > 1.5 * logits:
+    if more > 1.5 * logits:
         return "all-at-once", f"{held}. What keeps the first chunk, or its graph, alive while the last one is made?"
     return (
         "something-kept",
-        f"{held}. Every chunk is still there: what refers to its memory? A name, a list, a view, or a graph that waits for backward?",
+        f"{held}. What the tensors without logits may take aside, this is as much as {more / a_chunk:.0f} chunks, and {_CHUNKS} "
+        "are enough. What is still there of earlier chunks: a name, a list, a view, a graph that waits for backward? Or "
+        "which tensor is there more often than it must be?",
     )
+
+
+def _beside_watched(case: Case) -> int:
+    """Some of the tensors that have no tokens in them, and of those that have tokens but no classes."""
+    x, weight, *_ = case.args
+    return 3 * weight.nbytes + 3 * x.nbytes
+
+
+def _beside_dx(case: Case) -> int:
+    """dx, tensors as large as weight, chunks of x, numbers per token."""
+    x, weight, *_ = case.args
+    return x.nbytes + 4 * weight.nbytes + (4 * _chunk(case, 3) * x.shape[1] + 2 * len(x)) * x.element_size()
 
 
 def _largest_rule(case: Case, largest_bytes: int) -> tuple[str, str] | None:
     """No tensor of much more than a chunk of logits, but for those that have no tokens or no classes."""
-    x, weight, _, chunk, *_ = case.args
-    a_chunk = min(chunk, len(x)) * len(weight) * x.element_size()
+    x, weight, *_ = case.args
+    a_chunk = _chunk(case, 3) * len(weight) * x.element_size()
     if largest_bytes <= 1.5 * max(a_chunk, x.nbytes, weight.nbytes):
         return None
     return "chunk-too-large", (
@@ -876,7 +903,7 @@ COLUMN = FunctionExercise(
     expected=_evaluated,
     returns=("the mean loss", "the mean logit", "the largest logit"),
     tolerance=1e-6,
-    memory_rule=partial(_memory_rule, chunk_at=4),
+    memory_rule=partial(_memory_rule, chunk_at=4, beside=_beside_watched),
     misconceptions=(
         Misconception("mean-of-means", gives=lambda *args: _evaluated(*args, combine="means")),
         Misconception("last-chunk", gives=_without_the_remainder),
@@ -895,7 +922,7 @@ CHUNKED = FunctionExercise(
     expected=_linear,
     returns=("loss", "dx", "dweight"),
     tolerance=1e-6,
-    memory_rule=partial(_memory_rule, chunk_at=3),
+    memory_rule=partial(_memory_rule, chunk_at=3, beside=_beside_dx),
     largest_rule=_largest_rule,
     misconceptions=(
         Misconception("last-chunk", when=_remainder_lost),
