@@ -31,7 +31,8 @@ def join_most_frequent(
     The pair is the two neighboring tokens that occur most often in the whole text. No pair reaches from one piece into the
     next. In [7, 7, 7] the pair (7, 7) occurs twice, although only one of the two can be joined. Of pairs that occur equally
     often the smaller one is taken: the smaller first number, then the smaller second one. In the result every occurrence of
-    the pair, from left to right, is the token `new`. Where there is no pair at all, the first result is None.
+    the pair, from left to right, is the token `new`. Where there is no pair at all, the first result is None. The caller's
+    lists stay as they are.
     """
     # BEGIN SOLUTION
     counts = Counter()

@@ -274,6 +274,7 @@ ATTEND = FunctionExercise(
     id="kv_cache.attend",
     function="attend",
     returns=("o", "k_cache", "v_cache"),
+    in_place=(3, 4),
     cases=_attend_cases,
     expected=_attended(),
     tolerance=1e-5,

@@ -139,6 +139,7 @@ class FunctionExercise(Exercise):
     tolerance  relative error allowed in a float, in a tensor relative to its largest element; 0 asks for equality
     unit       of the result, shown in the diagnosis
     returns    what the docstring calls the results, where there are several; one name, with {} for the number, for those of a list
+    in_place   positions of the arguments that the function may change. All others stay as they are, also those that it returns
     setup      "module:function" of gpukit, for arguments that are no plain data: called in the judge with the case's, it
                gives the function's arguments, by which the worker knows them only (gpukit.grading.remote), and an object
                whose attributes count what the call did (Reply.counts)
@@ -151,6 +152,7 @@ class FunctionExercise(Exercise):
     tolerance: float = 0.0
     unit: str = ""
     returns: tuple[str, ...] = ()
+    in_place: tuple[int, ...] = ()
     setup: str = ""
     memory_rule: Callable[[Case, int], tuple[str, str] | None] | None = None
     largest_rule: Callable[[Case, int], tuple[str, str] | None] | None = None
@@ -168,7 +170,8 @@ class FunctionExercise(Exercise):
         return int(self.memory_rule is not None)
 
     def job(self, path: str, device: str) -> Job:
-        return Job(path, self.function, "function", setup=self.setup, memory=self.memory_rule is not None)
+        memory = self.memory_rule is not None
+        return Job(path, self.function, "function", in_place=self.in_place, setup=self.setup, memory=memory)
 
     def differs(self, actual: Any, expected: Any) -> Wrong | None:
         return compare.plain(actual, expected, self.tolerance, self.unit, self.returns)

@@ -151,7 +151,7 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
     before = copy.deepcopy(args)
     if not job.memory:
         output = function(*args)
-        return Reply(output=_plain(output), changed=_touched(function, args, before, output, job))
+        return Reply(output=_plain(output), changed=_touched(function, args, before, job))
     from gpukit import dispatch, live
     from gpukit.grading.host import ALLOCATIONS
     from gpukit.testing import poison
@@ -197,7 +197,7 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
 
     with Fresh() as numbers, live.watch(arguments=args) as memory:
         output = function(*args)
-    touched = _touched(function, args, before, output, job)
+    touched = _touched(function, args, before, job)
     kept = _NUMBER_BYTES * max(0, numbers.kept - _NUMBERS_FREE) + numbers.integer_bytes
     peak, largest = memory.peak_bytes + kept, memory.largest_bytes
     return Reply(output=_plain(output), peak_bytes=peak, largest_bytes=largest, changed=touched)
@@ -206,13 +206,12 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
 _NUMBER_BYTES, _NUMBERS_FREE = 32, 64  # of a number in a list; some losses and norms may be kept as numbers
 
 
-def _touched(function: Any, args: tuple, before: tuple, output: Any, job: Job) -> tuple[str, ...]:
-    """The names of the arguments that a plain function left otherwise than it found them, and did not return."""
-    given = output if isinstance(output, list | tuple) else (output,)
+def _touched(function: Any, args: tuple, before: tuple, job: Job) -> tuple[str, ...]:
+    """The names of the arguments that a plain function left otherwise than it found them, and was not to change."""
     return tuple(
         name
-        for name, arg, old in zip(_argument_names(function, args, job), args, before, strict=True)
-        if not any(arg is result for result in given) and not _alike(arg, old)
+        for i, (name, arg, old) in enumerate(zip(_argument_names(function, args, job), args, before, strict=True))
+        if i not in job.in_place and not _alike(arg, old)
     )
 
 
