@@ -349,6 +349,22 @@ def _stochastic_fixed_point(value: float, k: int, u: float) -> float:
     return math.copysign((math.floor(steps) + (u < steps - math.floor(steps))) / 2**k, value)
 
 
+# A difference of these and a count of spacings is rounded.
+_LAST, _QUARTER = math.nextafter(1.0, 0.0), math.nextafter(0.25, 0.0)
+
+
+def _stochastic_difference(value: float, k: int, u: float) -> float:
+    """The count less u, which is rounded, and then up."""
+    steps, unit = _steps(abs(value), k)
+    return math.copysign(math.ldexp(math.ceil(steps - u), unit), value)
+
+
+def _stochastic_sum(value: float, k: int, u: float) -> float:
+    """The count and u, a sum that is rounded, and then down."""
+    steps, unit = _steps(abs(value), k)
+    return math.copysign(math.ldexp(math.floor(steps + u), unit), value)
+
+
 def _stochastic_cases(rng: Random) -> list[Case]:
     cases = []
     for k in (10, 7, 3):
@@ -374,6 +390,12 @@ def _stochastic_cases(rng: Random) -> list[Case]:
             cases.append(case(f"{below!r} to {k} bits, u {u} (just below a power of 2)", below, k, u))
         exact = math.ldexp(2**k + rng.randrange(2**k), rng.randint(-5, 3) - k)
         cases += [case(f"{exact!r} to {k} bits, u {u} (exact)", exact, k, u) for u in (0.0, 0.3, 0.999)]
+        quarter = math.ldexp(2**k + rng.randrange(2**k) + 0.25, rng.choice((-6, 4)) - k)
+        cases += [
+            case(f"{exact!r} to {k} bits, u {_LAST!r} (exact)", exact, k, _LAST),
+            case(f"{below!r} to {k} bits, u {_LAST!r} (just below a power of 2)", below, k, _LAST),
+            case(f"{quarter!r} to {k} bits, u {_QUARTER!r} (u just below the chance)", quarter, k, _QUARTER),
+        ]
     return [
         *cases,
         case("0 to 10 bits, u 0", 0.0, 10, 0.0, tags="zero"),
@@ -401,6 +423,7 @@ STOCHASTIC = FunctionExercise(
         Misconception("inverted", gives=lambda value, k, u: _stochastic(value, k, lambda chance: u >= chance)),
         Misconception("inverted", gives=lambda value, k, u: _stochastic(value, k, lambda chance: 0 < chance < u)),
         Misconception("other-draws", gives=lambda value, k, u: _stochastic(value, k, lambda chance: u >= 1 - chance)),
+        Misconception("other-draws", gives=_stochastic_sum),
         Misconception("other-draws", gives=_stochastic_by_distance),
         Misconception("chance-unscaled", gives=_stochastic_unscaled),
         Misconception("doubled", gives=lambda value, k, u: 2 * _stochastic(value, k, lambda chance: u < chance)),
@@ -415,6 +438,7 @@ STOCHASTIC = FunctionExercise(
             "chance-included",
             gives=lambda value, k, u: _stochastic(value, k, lambda chance: 0 < chance and u <= chance),
         ),
+        Misconception("difference-rounded", gives=_stochastic_difference),
         Misconception("truncated", gives=lambda value, k, u: _stochastic(value, k, lambda chance: False)),
         Misconception("always-up", gives=lambda value, k, u: _stochastic(value, k, lambda chance: chance > 0)),
         Misconception("always-up", gives=lambda value, k, u: _stochastic(value, k, lambda chance: True)),
