@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -209,6 +211,7 @@ STRIDES = KernelExercise(
 
 
 # ---------------------------------------------------------------------------------------------------- matmul.precision
+_SHARES = tuple(digit * 10.0**-place for place in range(2, 7) for digit in (1, 3))  # bounds that somebody may choose
 WAYS = ("ieee", "tf32", "fp16", "bf16", "bf16 sums")
 
 
@@ -271,15 +274,60 @@ def _precision_cases(rng: Random) -> list[Case]:
     return cases
 
 
-def _which(a: Tensor, b: Tensor, c: Tensor, reads: str = "ab") -> str:
-    """reads: the operands that somebody converts."""
-    magnitude = a.abs().double() @ b.abs().double()
+def _fitting(
+    a: Tensor, b: Tensor, c: Tensor, reads: str = "ab", share: float = 2**-20, of: str = "terms", wide: bool = True
+) -> list[str]:
+    """The ways that fit, and at last the one that is named where none does.
+
+    reads   the operands that somebody converts
+    share, of  the bound on the error: which share of the sizes of the terms, of the result, or of 1
+    wide    whether products are computed in float64
+    """
+    size = {
+        "terms": lambda product: a.abs().double() @ b.abs().double(),
+        "result": lambda product: product.abs(),
+        "1": lambda product: product.new_ones(()),
+    }[of]
+    found = []
     for name in WAYS[:-1]:
         left, right = (_read(name, x) if which in reads else x for x, which in ((a, "a"), (b, "b")))
-        error = (c.double() - left.double() @ right.double()).abs()
-        if bool((error <= magnitude * 2**-20).all()):
-            return name
-    return WAYS[-1]
+        product = left.double() @ right.double() if wide else (left @ right).double()
+        if bool(((c.double() - product).abs() <= share * size(product)).all()):
+            found.append(name)
+    return [*found, WAYS[-1]]
+
+
+def _which(a: Tensor, b: Tensor, c: Tensor, **how: Any) -> str:
+    return _fitting(a, b, c, **how)[0]
+
+
+def _another_fits(evidence: Evidence) -> bool:
+    """Every wrong answer is a way that fits, too."""
+    return all(o.reply.output in _fitting(*o.case.args)[:-1] for o in evidence.outcomes if o.wrong)
+
+
+def _by_size(evidence: Evidence) -> bool:
+    """Every answer, right or wrong, is what thresholds on the size of the error give: in one way to measure it, no larger error
+    has an earlier name."""
+
+    def sizes(a: Tensor, b: Tensor, c: Tensor) -> tuple[float, ...]:
+        product, terms = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+        error = (c.double() - product).abs()
+        found = (
+            (error / terms).max(),
+            (error / product.abs()).max(),
+            error.max(),
+            error.mean(),
+            error.max() / c.abs().max(),
+        )
+        return tuple(float(x) if x == x else math.inf for x in found)
+
+    answers = [o.reply.output for o in evidence.outcomes]
+    if not set(answers) <= set(WAYS):
+        return False
+    named = [WAYS.index(answer) for answer in answers]
+    measured = zip(*(sizes(*o.case.args) for o in evidence.outcomes), strict=True)
+    return any([*by] == sorted(by) for by in ([i for _, i in sorted(zip(m, named, strict=True))] for m in measured))
 
 
 def _tf32_rounded(evidence: Evidence) -> bool:
@@ -294,20 +342,13 @@ PRECISION = FunctionExercise(
     cases=_precision_cases,
     expected=_which,
     misconceptions=(
-        Misconception("several-fit", when=only("several-fit")),
-        *(Misconception("one-operand", gives=lambda a, b, c, reads=reads: _which(a, b, c, reads)) for reads in "ab"),
+        Misconception("several-fit", when=_another_fits),
+        *(Misconception("one-operand", gives=partial(_which, reads=reads)) for reads in "ab"),
         Misconception("tf32-is-cut", when=_tf32_rounded),
-        Misconception(
-            "absolute-error",
-            when=lambda evidence: (
-                any("scaled" in case.tags for case in evidence.failed)
-                and not any("tf32" in c.tags for c in evidence.failed)
-            ),
-        ),
-        Misconception(
-            "bitwise", when=lambda evidence: {o.reply.output for o in evidence.outcomes if o.wrong} == {WAYS[-1]}
-        ),
-        Misconception("size-alone", when=lambda evidence: evidence.kind == "values"),
+        *(Misconception("bitwise", gives=partial(_which, share=0.0, wide=wide)) for wide in (True, False)),
+        *(Misconception("absolute-error", gives=partial(_which, share=share, of="1")) for share in _SHARES),
+        *(Misconception("relative-error", gives=partial(_which, share=share, of="result")) for share in _SHARES),
+        Misconception("size-alone", when=_by_size),
     ),
 )
 

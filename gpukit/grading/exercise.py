@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -108,7 +109,14 @@ class Exercise:
 
     def explains(self, gives: Callable[..., Any], outcomes: list[Outcome]) -> bool:
         """Whether a wrong idea gives the learner's results."""
-        return all(self.fits(self.predicts(gives, outcome), outcome) for outcome in self.told_by(outcomes))
+        predict = partial(self.predicts, gives)
+        return all(self.fits(predict(outcome), outcome) for outcome in self.told_by(outcomes)) and self.plausible(
+            predict, outcomes
+        )
+
+    def plausible(self, predict: Callable[[Outcome], Any], outcomes: list[Outcome]) -> bool:
+        """Whether an idea that explains what is wrong may be so where the learner is right, where that was not looked at."""
+        return True
 
     def remark(self, label: str) -> str:
         """What the exercise adds to the judge's own diagnosis of `label`; empty if it adds nothing."""
@@ -321,19 +329,17 @@ class KernelExercise(Exercise):
         """The first that failed: the arithmetic of an idea is as inexact as the learner's."""
         return [outcome for outcome in outcomes if outcome.wrong][:4]
 
-    def explains(self, gives: Callable[..., Any], outcomes: list[Outcome]) -> bool:
-        """Nor may an idea be wrong in most of the cases in which the learner's kernel is right. In a few it may: the learner may
+    def plausible(self, predict: Callable[[Outcome], Any], outcomes: list[Outcome]) -> bool:
+        """An idea may not be wrong in most of the cases in which the learner's kernel is right. In a few it may: the learner may
         have thought of one of them, and a formula has corners of its own."""
-        if not super().explains(gives, outcomes):
-            return False
-        passes = [self._passes(gives, outcome) for outcome in outcomes if not outcome.wrong]
+        passes = [self._passes(predict, outcome) for outcome in outcomes if not outcome.wrong]
         return 2 * sum(passes) >= len(passes)
 
-    def _passes(self, gives: Callable[..., Any], outcome: Outcome) -> bool:
+    def _passes(self, predict: Callable[[Outcome], Any], outcome: Outcome) -> bool:
         """Whether what an idea gives is right in a case, as far as can be told: its formula may not apply there."""
         args, outputs = outcome.case.args, outcome.reply.outputs
         with contextlib.suppress(ArithmeticError, ValueError, TypeError, LookupError, RuntimeError, AttributeError):
-            predicted = self.predicts(gives, outcome)
+            predicted = predict(outcome)
             if compare.same(predicted, outputs):
                 return True
             truths = compare.reference(self.reference, compare.doubled(args), self.gradients)

@@ -137,6 +137,29 @@ def rounded_sums(evidence: Evidence) -> bool:
     return len(rest) < len(failed) and all(map(near, rest))
 
 
+def few_roundings(of: Callable[..., dict[str, tuple[Tensor, Tensor]]], most: float = 1) -> Callable[[Evidence], bool]:
+    """Every wrong case is in 16 bits, and its results are off by what `most` roundings to them lose on the way, or less. `of` gives
+    by name, for arguments in float64, the right result, and by how much it changes if the numbers on the way change by a share
+    of 1."""
+
+    def rounded(evidence: Evidence) -> bool:
+        import torch
+
+        from gpukit.grading import compare
+
+        for outcome in (outcome for outcome in evidence.outcomes if outcome.wrong):
+            dtype = outcome.case.args[0].dtype
+            if outcome.wrong.kind != "values" or dtype.itemsize > 2:
+                return False
+            for name, (right, changes) in of(*compare.doubled(outcome.case.args)).items():
+                error = (outcome.reply.outputs[name].double() - right).abs()
+                if not bool((error <= most * torch.finfo(dtype).eps * changes).all()):
+                    return False
+        return True
+
+    return rounded
+
+
 def only(*tags: str, kind: str = "") -> Callable[[Evidence], bool]:
     """Every case that failed has one of the tags; and the first of them failed by `kind`, if that is given."""
     return lambda evidence: (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 from gpukit.grading.evidence import Evidence, Outcome
@@ -216,14 +216,20 @@ def _two(exercise: Exercise, evidence: Evidence) -> tuple[Misconception, ...]:
                 _together(exercise, a, b, both, outcome)
                 for a, b, outcome in zip(firsts, seconds, outcomes, strict=True)
             ]
-            if any(  # the two change every result in one way: by a sum, or a product, or as one function
-                all(exercise.fits(guess, outcome) for guess, outcome in zip(column, outcomes, strict=True))
-                for column in zip(*guesses, strict=True)
-            ) and any(  # where one of them explains each case alone, they may exclude each other
+            way = next(  # the two change every result in one way: by a sum, or a product, or as one function
+                (
+                    i
+                    for i, column in enumerate(zip(*guesses, strict=True))
+                    if all(exercise.fits(guess, outcome) for guess, outcome in zip(column, outcomes, strict=True))
+                ),
+                None,
+            )
+            if way is not None and any(  # where one of them explains each case alone, they may exclude each other
                 not exercise.fits(a, outcome) and not exercise.fits(b, outcome)
                 for a, b, outcome in zip(firsts, seconds, outcomes, strict=True)
             ):
-                return first, second
+                if exercise.plausible(partial(_guess, exercise, first, second, way), evidence.outcomes):
+                    return first, second
         except _INAPPLICABLE:
             continue
     return ()
@@ -243,6 +249,13 @@ def _together(exercise: Exercise, a: Any, b: Any, both: Callable[..., Any] | Non
     right = exercise.truth(outcome)
     yield _apply(lambda a, b, right: a + b - right, a, b, right)
     yield _apply(lambda a, b, right: a * b / right, a, b, right)
+
+
+def _guess(exercise: Exercise, first: Misconception, second: Misconception, way: int, outcome: Outcome) -> Any:
+    """What two ideas give at once in a case, in the given one of the ways in which they may."""
+    a, b = (exercise.predicts(known.gives, outcome) for known in (first, second))
+    both = _merged(first.gives, second.gives)
+    return next(islice(_together(exercise, a, b, both, outcome), way, None))
 
 
 def _apply(combine: Callable[..., Any], a: Any, b: Any, right: Any) -> Any:

@@ -127,6 +127,14 @@ def test_two_ideas_about_two_outputs():
     assert named(ROWS, lambda x: {"y": 16 * x, "total": x[..., :-1].sum(-1)}, TENSORS) == ["no-rest", "in-bits"]
 
 
+def test_two_ideas_are_not_named_for_one_case_where_they_would_spoil_the_others():
+    def wrong_once(x):
+        return {"y": 16 * x, "total": x[..., :-1].sum(-1)} if len(x) == 1 else {**_rows(x)}
+
+    assert named(ROWS, wrong_once, TENSORS[:1]) == ["no-rest", "in-bits"]
+    assert named(ROWS, wrong_once, TENSORS) == []
+
+
 def test_a_tag_is_told_only_if_it_alone_tells_the_cases_apart():
     def fails(*names):
         return recognize.pattern(seen(COST, lambda n, *rest: -1 if f"{n} of {rest[0]}" in names else cost(n, *rest)))
