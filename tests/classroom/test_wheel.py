@@ -23,9 +23,10 @@ def installed(tmp_path_factory) -> Path:
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
     python = folder / "venv" / "bin" / "python"
-    run(folder, python, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", str(wheel))
+    install = ("install", "--no-deps", "--no-index", "--quiet", wheel)
+    run(folder, sys.executable, "-m", "pip", "--python", python, *install)
     site = next((folder / "venv" / "lib").glob("python*")) / "site-packages"
     # Appended to the search path, and without .pth files of their own: one of them leads to this checkout.
     packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
@@ -33,23 +34,34 @@ def installed(tmp_path_factory) -> Path:
     return python
 
 
-def run(cwd: Path, *call: object, status: int = 0) -> str:
+def run(cwd: Path, *call: object, status: int = 0, **variables: str) -> str:
     """What a command says, run where nothing of this environment leads back to the checkout."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "GPUKIT_IMPL", "VIRTUAL_ENV")}
+    environment |= variables
     done = subprocess.run([str(part) for part in call], cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
-def test_the_colab_notebook_reaches_its_first_check(installed, tmp_path):
-    """Its cells as a shell and a Python of the wheel run them; the installation itself is the fixture's."""
-    cells = json.loads((ROOT / "docs" / "colab.ipynb").read_text())["cells"]
-    install, check = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    pip, init, change = install.splitlines()
-    assert pip == "%pip install --quiet gpukit" and init.startswith("!gpukit ") and change.startswith("%cd ")
-    run(tmp_path, installed.parent / "gpukit", *init.split()[1:])
-    said = run(tmp_path / change.split()[1], installed, "-c", check, status=1)
-    assert "start.bytes_moved: values differ" in said  # the first exercise begins with a wrong answer
+def test_the_colab_notebook_runs_to_a_first_pass(installed, tmp_path):
+    """Its cells in a kernel of the wheel, in their order, in an empty folder, and then what a learner does next: repair the answer
+    and run the check again. pip has no network here, and finds the wheel installed with all that it requires."""
+    notebook = json.loads((ROOT / "docs" / "colab.ipynb").read_text())
+    install, check = (cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+    assert "%pip install" in "".join(install["source"])
+    repair = (
+        'from pathlib import Path\n\npath = Path("../exercises/start.py")\n'
+        f"path.write_text(path.read_text().replace({STUB!r}, {ANSWER!r}))"
+    )
+    notebook["cells"] += [check | {"id": "repair", "source": repair}, check | {"id": "again"}]
+    (tmp_path / "colab.ipynb").write_text(json.dumps(notebook))
+    call = ("nbconvert", "--to", "notebook", "--execute", "--allow-errors", "--inplace", "colab.ipynb")
+    run(tmp_path, installed, "-m", *call, PIP_NO_INDEX="1", PATH=f"{installed.parent}{os.pathsep}{os.environ['PATH']}")
+    cells = json.loads((tmp_path / "colab.ipynb").read_text())["cells"]
+    shown = {cell["id"]: json.dumps(cell["outputs"]) for cell in cells if cell["cell_type"] == "code"}
+    assert "ERROR" not in shown["install"] and "course: gpukit" in shown["install"]
+    assert "start.bytes_moved: values differ" in shown["check"]  # the first exercise begins with a wrong answer
+    assert "PASS start.bytes_moved" in shown["again"]
 
 
 def test_a_first_exercise_passes_where_only_the_wheel_is(installed, tmp_path):
