@@ -69,7 +69,10 @@ def _gpu_alone(config) -> bool:
 def pytest_configure(config):
     """Many processes on few cores: none starts as many threads, or as many processes that compile, as there are cores. What
     the tests compute is small, and threads that wait for each other take more CPU than the work."""
-    os.environ.pop("COLUMNS", None)  # pytest-xdist's processes have no terminal, and are told that it has 80 columns
+    # No terminal reads what tests start. pytest imports readline, which tells every child process of a terminal of 80 columns
+    # without an entry in os.environ; in pytest-xdist's processes there is one.
+    os.environ.pop("COLUMNS", None)
+    os.unsetenv("COLUMNS")
     os.environ.setdefault("OMP_NUM_THREADS", "2" if _gpu_alone(config) else "1")
     if _gpu_alone(config):
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")

@@ -27,6 +27,8 @@ late = {per_day = 0.5, at_most = 2}
 seed = "student"
 secret = "rosebud"
 """
+# Gradescope sets no PYTHONPATH, which would lead to the checkout.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 METADATA = {"created_at": "2026-10-12T06:00:00.123456-07:00", "users": [{"email": "ada@uni.example", "id": 1}]}
 PIP = """#!/bin/sh
 set -e
@@ -52,10 +54,10 @@ def place(tmp_path_factory):
     pip.write_text(PIP)
     pip.chmod(0o755)
     packages = Path(importlib.util.find_spec("torch").origin).parents[1]
-    environment = {**os.environ, "AUTOGRADER": str(place), "PYTHON": sys.executable, "PACKAGES": str(packages)}
+    environment = {**ENVIRONMENT, "AUTOGRADER": str(place), "PYTHON": sys.executable, "PACKAGES": str(packages)}
     subprocess.run(["bash", place / "source" / "setup.sh"], env={**environment, "PIP": "./pip"}, cwd=folder, check=True)
     where = subprocess.check_output(
-        [place / "venv/bin/python", "-P", "-c", "import gpukit; print(gpukit.__file__)"], text=True
+        [place / "venv/bin/python", "-P", "-c", "import gpukit; print(gpukit.__file__)"], env=ENVIRONMENT, text=True
     )
     assert where.startswith(str(place / "source" / "course")), "the zip's package, not the checkout's"
     return place
@@ -72,7 +74,7 @@ def submitted(place: Path, files: dict[str, str], metadata: object = METADATA) -
     return subprocess.run(
         [place / "run_autograder"],
         cwd=place,
-        env={**os.environ, "AUTOGRADER": str(place)},
+        env={**ENVIRONMENT, "AUTOGRADER": str(place)},
         capture_output=True,
         text=True,
     )
