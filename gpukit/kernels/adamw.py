@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -146,7 +147,7 @@ class AdamW(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]],
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -172,10 +173,10 @@ class AdamW(torch.optim.Optimizer):
         }  # fmt: skip
         super().__init__(params, defaults)
 
-    def __getstate__(self) -> dict:
+    def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "max_norm": self.max_norm, "seed": self.seed}
 
-    def __setstate__(self, state: dict) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:  # what torch.optim.AdamW's state does not say
             for name, value in self.defaults.items():
@@ -183,7 +184,7 @@ class AdamW(torch.optim.Optimizer):
         self._buckets: dict = {}
         self._states = 0
 
-    def add_param_group(self, param_group: dict) -> None:
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         self._buckets, self._states = {}, 0
         try:
@@ -222,7 +223,7 @@ class AdamW(torch.optim.Optimizer):
                     "memory; make it contiguous"
                 )
 
-    def load_state_dict(self, state_dict: dict) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if any(group.get("amsgrad") for group in state_dict["param_groups"]):
             raise ValueError("AdamW: amsgrad=True is not supported here; this state needs torch.optim.AdamW")
         super().load_state_dict(state_dict)
@@ -286,7 +287,7 @@ class AdamW(torch.optim.Optimizer):
         return clip if scale is None else clip * scale
 
     @torch.no_grad()
-    def step(self, closure: Callable | None = None):
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One update of all parameters with gradients. Returns what `closure`, if given, returns."""
         loss = None
         if closure is not None:

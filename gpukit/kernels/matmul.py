@@ -426,7 +426,7 @@ class Linear(torch.nn.Linear):
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, activation: str | None = None,
-        precision: str = "ieee", device=None, dtype=None,
+        precision: str = "ieee", device: torch.device | str | None = None, dtype: torch.dtype | None = None,
     ):  # fmt: skip
         _check_options("Linear", activation, precision)
         rows = 2 * out_features if activation == "swiglu" else out_features

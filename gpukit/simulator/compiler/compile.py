@@ -49,7 +49,7 @@ class CompileError(Exception):
     details       everything they said, for a bug report
     """
 
-    def __init__(self, kernel: str, gpu: str, message: str, at=None, details: str = ""):
+    def __init__(self, kernel: str, gpu: str, message: str, at: tuple[str, int] | None = None, details: str = ""):
         self.kernel, self.gpu, self.message, self.details = kernel, gpu, message, details
         self.file, self.line = at or (None, None)
         place = "" if at is None else f", {_file(self.file)}line {self.line}"

@@ -198,7 +198,7 @@ class Trace:
         self._mode.__enter__()
         return self
 
-    def __exit__(self, *exc_info) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._mode.__exit__(*exc_info)
         if layer is not None:
             launches.unwatch(self)
