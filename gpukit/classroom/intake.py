@@ -235,6 +235,11 @@ def _nothing(concept: str, files: list[Member]) -> str:
     if any(Path(name).suffix.lower() in packed.OTHER_ARCHIVES for name in held):
         other = next(name for name in held if Path(name).suffix.lower() in packed.OTHER_ARCHIVES)
         return f"the submission has no {concept}.py; {other} is an archive that is not read: hand in .py files or a zip"
+    lessons = [file.name for file in files if file.path.suffix == ".ipynb" and concept in _plain(file.path.stem)[0]]
+    if lessons:
+        return (
+            f"the submission has no {concept}.py; {lessons[0]} is the lesson: the answers are in exercises/{concept}.py"
+        )
     return f"the submission has no {concept}.py" + ("" if held else "; it is empty")
 
 

@@ -95,6 +95,15 @@ def test_what_is_not_the_learners_is_not_taken(the_class):
     assert one(the_class).files == {"softmax": SOFTMAX}
 
 
+def test_a_notebook_in_the_place_of_the_file_is_named(the_class):
+    write(the_class / "ada" / "notebooks" / "09_softmax-1.ipynb", b"{}")
+    assert one(the_class).refused == {
+        "softmax": "the submission has no softmax.py; notebooks/09_softmax-1.ipynb is the lesson: the answers are in "
+        "exercises/softmax.py",
+        "memory": "the submission has no memory.py",
+    }
+
+
 def test_of_twins_the_newest_name_is_taken_and_the_others_are_named(the_class):
     for name in ("softmax.py", "softmax-1.py", "softmax-10.py", "softmax-9.py"):
         write(the_class / "ada" / name, name.encode())
