@@ -34,6 +34,7 @@ import json
 import math
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import time
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 
 RESULTS = Path(__file__).parent / "results"
 PROVIDERS = ("torch", "compile", "library", "liger", "gpukit")
+FLOATS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+DTYPES = FLOATS | {long: long for long in FLOATS.values()}  # PyTorch's name of each dtype that a command takes
 MODES = ("fwd", "bwd", "fwd+bwd", "wall")
 MODE_WORDS = {"forward": "fwd", "backward": "bwd", "both": "fwd+bwd", **{mode: mode for mode in MODES}}
 # Of a GPU: float64 references of longer tensors would take longer than the measurement. Of the CPU: what it does in 0.1 s.
@@ -178,10 +181,27 @@ def operations() -> dict[str, Op]:
     return found
 
 
+@cache
+def names() -> tuple[str, ...]:
+    """The names of `operations()`, read from their modules' text: PyTorch takes seconds to import."""
+    files = sorted((Path(__file__).parent / "reference").glob("*.py"))
+    return tuple(name for file in files for name in re.findall(r'^    name="(\w+)",$', file.read_text(), re.MULTILINE))
+
+
+def refuse_unknown(op: str, shape: str | None = None, dtype: str = "bf16") -> None:
+    """Raises ValueError for an operation, a shape such as "4096x1024" or a dtype that `gpukit trace` cannot take, at once:
+    PyTorch takes seconds to import."""
+    if op not in names():
+        raise ValueError(f"op must be one of {', '.join(names())}, got {op!r}{did_you_mean(op, names())}")
+    if shape is not None and not all(size.isdecimal() and int(size) for size in shape.lower().split("x")):
+        raise ValueError(f"--shape must be positive numbers with x between them, such as 4096x1024, got {shape!r}")
+    if dtype not in DTYPES:
+        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+
+
 def operation(name: str) -> Op:
     """The operation called `name`. Raises ValueError, which lists them."""
-    if name not in operations():
-        raise ValueError(f"op must be one of {', '.join(operations())}, got {name!r}{did_you_mean(name, operations())}")
+    refuse_unknown(name)
     return operations()[name]
 
 
@@ -728,11 +748,8 @@ def _shapes(text: str) -> list[tuple[int, ...]]:
 
 def command(given: argparse.Namespace) -> int:
     """`gpukit bench`: the exit status, 1 where something was wrong."""
-    import torch
-
-    names = list(operations()) if given.ops == ["all"] else given.ops
     try:
-        ops = [operation(name) for name in names]
+        ops = [operation(name) for name in (names() if given.ops == ["all"] else given.ops)]
         if given.providers and (unknown := set(given.providers) - {p for op in ops for p in (*PROVIDERS, *op.peers)}):
             raise ValueError(f"providers: none of these operations knows {', '.join(sorted(unknown))}")
         _check(given.device, given.graph, given.rep_ms)
@@ -740,6 +757,8 @@ def command(given: argparse.Namespace) -> int:
     except (ValueError, RuntimeError) as error:
         print(f"gpukit: {error}", file=sys.stderr)
         return 2
+    import torch
+
     progress = _Progress(total, given.seconds)
     failed = 0
     for op in ops:

@@ -475,7 +475,7 @@ def _init(args: argparse.Namespace) -> int:
 
 def _bench(args: argparse.Namespace) -> int:
     if not args.ops:
-        return _refuse(f"bench needs an operation, or all: {', '.join(benchmark.operations())}")
+        return _refuse(f"bench needs an operation, or all: {', '.join(benchmark.names())}")
     if args.gpu and not args.show:
         return _refuse(f"--gpu {args.gpu} goes with --show: without it, bench measures the GPU of this machine")
     if not args.show:
@@ -502,6 +502,7 @@ def _trace(args: argparse.Namespace) -> int:
         return 0
     try:
         hardware.gpu(args.gpu)  # before PyTorch and Triton, which take seconds to import
+        benchmark.refuse_unknown(args.op, args.shape, args.dtype)
     except ValueError as error:
         return _refuse(str(error))
     # Before Triton is imported, and also where there is a GPU: it has no part in this.

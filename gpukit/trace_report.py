@@ -16,26 +16,15 @@ from gpukit.accounting import roofline
 from gpukit.op import Cost, Op
 from gpukit.simulator.prediction.predict import Prediction, Step, predict
 
-DTYPES = {
-    "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64,
-    "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64,
-}  # fmt: skip
+DTYPES = {name: getattr(torch, long) for name, long in benchmark.DTYPES.items()}
 
 
 def command(op: str, shape: str | None, dtype: str, gpu: str) -> str:
     """What `gpukit trace` prints. Raises ValueError for what does not fit."""
+    benchmark.refuse_unknown(op, shape, dtype)
     found = benchmark.operation(op)
-    if dtype not in DTYPES:
-        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    sizes = found.bench_shapes[0] if shape is None else _shape(shape)
+    sizes = found.bench_shapes[0] if shape is None else tuple(map(int, shape.lower().split("x")))
     return report(found, sizes, DTYPES[dtype], hardware.gpu(gpu))
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    sizes = text.lower().split("x")
-    if not all(size.isdecimal() and int(size) for size in sizes):
-        raise ValueError(f"--shape must be positive numbers with x between them, such as 4096x1024, got {text!r}")
-    return tuple(map(int, sizes))
 
 
 def report(op: Op, shape: tuple[int, ...], dtype: torch.dtype, gpu: hardware.Gpu) -> str:

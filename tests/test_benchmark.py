@@ -102,6 +102,27 @@ def test_records_are_read_without_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+def test_names_are_known_without_torch():
+    assert benchmark.names() == tuple(benchmark.operations())
+
+
+@pytest.mark.parametrize(
+    "words",
+    (
+        "trace sofmax",
+        "trace softmax --shape 4by4",
+        "trace softmax --dtype int8",
+        "trace softmax --gpu h3000",
+        "bench sofmax",
+        "bench",
+    ),
+)
+def test_a_wrong_argument_is_refused_before_torch_is_imported(words):
+    code = "import sys; from gpukit.cli import main; print(main(sys.argv[1:]), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True)
+    assert done.stdout == "2 False\n" and done.stderr.startswith("gpukit: ")
+
+
 # --------------------------------------------------------------------------------------------------------- a run
 def test_run_on_the_cpu_times_pytorch_and_not_the_interpreter(tmp_path, capsys, device):
     if device != "cpu":
