@@ -42,7 +42,8 @@ def root(start: Path | str | None = None) -> Path:
         if (folder / "notebooks").is_dir() and (folder / "exercises").is_dir():
             return folder
     raise CourseNotFound(
-        f"no folder at or above {start} holds notebooks/ and exercises/: change into the course's folder first"
+        f"no folder at or above {start} holds notebooks/ and exercises/: change into the course's folder first, or lay the "
+        "course out in a new one with gpukit init DIR"
     )
 
 

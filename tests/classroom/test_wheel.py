@@ -68,6 +68,7 @@ def test_a_first_exercise_passes_where_only_the_wheel_is(installed, tmp_path):
     gpukit = installed.parent / "gpukit"
     where = run(tmp_path, installed, "-c", "import gpukit; print(gpukit.__file__)")
     assert where.startswith(str(installed.parents[1])), "the wheel's package, not the checkout's"
+    assert "with gpukit init DIR" in " ".join(run(tmp_path, gpukit, "check", "start", status=2).split())
     assert "next: cd course, then gpukit lab" in run(tmp_path, gpukit, "init", "course")
     made = tmp_path / "course"
     said = copies.read(made)
