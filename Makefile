@@ -6,11 +6,11 @@ BIN = "$(VENV)"/bin
 PYTHONS = $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11)
 # pyproject.toml's requires-python (tests/test_setup.py compares them).
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
-# Besides the version in constraints.txt, the kernels are tested on the oldest and the newest that work.
-TRITONS = 3.6.0 3.9.0
 # Of plugins only what the tests use: pytest rewrites each file of a plugin that is found by itself, all of gpukit among them.
 # Tests start Python hundreds of times, and so do not compile it anew each time.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --disable-plugin-autoload -p xdist
+# Besides the version in constraints.txt, the kernels are tested on the oldest and the newest that work.
+TRITONS = 3.6.0 3.9.0
 TRITON_TESTS = tests/simulator/test_interpreter.py tests/simulator/test_gluon.py tests/simulator/test_trace.py tests/kernels/test_softmax.py tests/checks/test_answers.py
 
 define SETUP

@@ -193,7 +193,12 @@ def _makefile(text: str) -> str:
     targets = {p: found[1] for p in paragraphs if (found := re.match(r"([a-z][\w-]*):", p))}
     kept = [p for p in paragraphs if p not in targets or targets[p] in TARGETS]
     made = re.sub(r"^\.PHONY:.*$", f".PHONY: {' '.join(TARGETS)}", "\n\n".join(kept), flags=re.MULTILINE)
-    return re.sub(r"^# Besides the version.*\n(TRITON.*\n)+", "", made, flags=re.MULTILINE).rstrip("\n") + "\n"
+    return (
+        re.sub(
+            r"^# (Of plugins|Besides the version).*\n(#.*\n)*((PYTEST|TRITON).*\n)+", "", made, flags=re.MULTILINE
+        ).rstrip("\n")
+        + "\n"
+    )
 
 
 def _put(

@@ -22,6 +22,7 @@ import socket
 import sys
 import tempfile
 import traceback
+import tracemalloc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -161,12 +162,12 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
 
     class Fresh(dispatch.Mode):
         """What nobody has written holds NaN, not the zeros of memory that is new. Numbers that Python keeps are memory too:
-        no more of them than were taken out of tensors, and than Python has more objects since the first one. Integers may be
-        the bits of other numbers, and one object can hold many: each has its size in the tensor, once for its place in an
-        argument, each time where an argument's floats led to it, in whatever memory, and elsewhere once for its value, since
-        a loop computes the same indices again and again."""
+        what it has allocated since the first one was taken out of a tensor, but no more than all of them would take in a
+        list. Integers may be the bits of other numbers, and a long one can hold many: each has its size in the tensor, once
+        for its place in an argument, each time where an argument's floats led to it, in whatever memory, and elsewhere once
+        for its value, since a loop computes the same indices again and again."""
 
-        taken = kept = before = integer_bytes = 0
+        taken = integer_bytes = 0
 
         def __init__(self):
             super().__init__()
@@ -181,9 +182,9 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
                     x.untyped_storage() for x in dispatch.tensors(out) + dispatch.written(func, args, kwargs)
                 )
             if name == "_local_scalar_dense" and args[0].is_floating_point():
-                self.before = self.before or sys.getallocatedblocks()
+                if not self.taken:
+                    tracemalloc.start()
                 self.taken += 1
-                self.kept = max(self.kept, min(self.taken, sys.getallocatedblocks() - self.before))
             elif name == "_local_scalar_dense":
                 storage = args[0].untyped_storage()
                 if storage._cdata in given:
@@ -197,8 +198,10 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
 
     with Fresh() as numbers, live.watch(arguments=args) as memory:
         output = function(*args)
+    kept = min(_NUMBER_BYTES * numbers.taken, tracemalloc.get_traced_memory()[1])
+    tracemalloc.stop()
     touched = _touched(function, args, before, job)
-    kept = _NUMBER_BYTES * max(0, numbers.kept - _NUMBERS_FREE) + numbers.integer_bytes
+    kept = max(0, kept - _NUMBER_BYTES * _NUMBERS_FREE) + numbers.integer_bytes
     peak, largest = memory.peak_bytes + kept, memory.largest_bytes
     return Reply(output=_plain(output), peak_bytes=peak, largest_bytes=largest, changed=touched)
 

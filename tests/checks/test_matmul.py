@@ -114,6 +114,10 @@ AS_BITS_OF = """    held = bytearray()
         for byte in COPIED.view(torch.int8):
             held.append(byte.item() & 0xFF)
 """
+AS_PACKED = """    held = bytearray()
+    for x in (*a.reshape(-1), *b.reshape(-1)):
+        held += struct.pack("f", x.item())
+"""
 COPIES = {"clone": "x.clone()", "copy_": "torch.empty(x.shape, dtype=x.dtype).copy_(x)"}
 IN_OTHER_MEMORY = """    SCRATCH[: a.numel()].view(a.shape).copy_(a)
 """
@@ -128,17 +132,20 @@ AS_INDICES = """    place = torch.zeros(1, dtype=torch.int64)
     [
         (AS_BITS, "memory"),
         *((AS_BITS_OF.replace("COPIED", copied), "memory") for copied in COPIES.values()),
+        (AS_PACKED, "memory"),
         (IN_OTHER_MEMORY, "memory"),
         (AS_INDICES, ""),
     ],
-    ids=("bits", *COPIES, "scratch", "indices"),
+    ids=("bits", *COPIES, "packed", "scratch", "indices"),
 )
 def test_what_is_held_counts_wherever_it_lies(body, diagnosis):
     """As integers in an object of Python's, or in memory that was made when the file was loaded."""
     begin = "    # BEGIN SOLUTION\n    for m in range(0, M, BLOCK):"
     source = edited("matmul", (begin, body + begin))
     found = judge_source(
-        TILES, source.replace("import torch\n", "import torch\n\nSCRATCH = torch.empty(1 << 20)\n", 1), seed=1
+        TILES,
+        source.replace("import torch\n", "import struct\n\nimport torch\n\nSCRATCH = torch.empty(1 << 20)\n", 1),
+        seed=1,
     )
     assert found.diagnosis == diagnosis, f"{found}\n{found.detail}"
 

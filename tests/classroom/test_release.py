@@ -110,7 +110,7 @@ def test_its_makefile_has_the_targets_that_work_there(made):
     out, _, _ = made
     text = (out / "Makefile").read_text()
     assert set(re.findall(r"^([a-z][\w-]*):", text, re.MULTILINE)) == {"help", "lab", "grade", "clean"}
-    assert "TRITON" not in text
+    assert "TRITON" not in text and "PYTEST" not in text
     said = subprocess.run(["make", "--no-print-directory"], cwd=out, capture_output=True, text=True, check=True).stdout
     assert re.findall(r"^  ([a-z-]+) ", said, re.MULTILINE) == ["help", "lab", "grade", "clean"]
     assert "CONTRIBUTING" not in (out / "AGENTS.md").read_text()

@@ -25,7 +25,7 @@ import textwrap
 import types
 from collections.abc import Callable
 from concurrent import futures
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -538,13 +538,12 @@ class Packer:
         if id(fn) in self._keys:
             return self._keys[id(fn)]
         key = self._keys[id(fn)] = f"{fn.__name__}#{len(self._keys)}"
-        source, line = _source(fn)
+        source, line, names = _source(fn)
         file = path(fn.__code__.co_filename)
         lines = self.files.setdefault(file, {})
         lines.update({str(line + i): text for i, text in enumerate(source.splitlines(keepends=True))})
         scope = {**fn.__globals__, **inspect.getclosurevars(fn).nonlocals}
         annotations = fn.__globals__.get("__annotations__", {})
-        names = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
         used = sorted((names - set(fn.__code__.co_varnames)) & scope.keys())
         record = self.functions[key] = {
             "name": fn.__name__,
@@ -580,8 +579,9 @@ def path(code_file: str) -> str:
     return code_file if code_file.startswith("<") else os.path.abspath(code_file)
 
 
-def _source(fn) -> tuple[str, int]:
-    """The function from its `def` on, not indented, and the line that is on."""
+@lru_cache(512)  # each launch is packed, and most are of a function that was packed before
+def _source(fn) -> tuple[str, int, frozenset[str]]:
+    """The function from its `def` on, not indented, the line that is on, and the names that it reads or assigns."""
     try:
         block, first = inspect.getsourcelines(fn)
     except OSError:
@@ -590,4 +590,5 @@ def _source(fn) -> tuple[str, int]:
         ) from None
     text = textwrap.dedent("".join(block))
     (node,) = ast.parse(text).body
-    return "".join(text.splitlines(keepends=True)[node.lineno - 1 :]), first + node.lineno - 1
+    names = frozenset(each.id for each in ast.walk(node) if isinstance(each, ast.Name))
+    return "".join(text.splitlines(keepends=True)[node.lineno - 1 :]), first + node.lineno - 1, names
