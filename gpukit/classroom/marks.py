@@ -111,10 +111,10 @@ def penalty(assignment: Assignment, raw: float, days: int) -> float:
 
 def _outcome(graded: Graded | None, expected) -> tuple[str, str]:
     """The state, and a sentence where there is no verdict."""
-    if graded is not None and graded.state != "no-gpu":
+    if graded is not None and graded.state != "skipped":
         return graded.state, ""
     if graded is not None:
-        return NOT_GRADED, "this exercise needs a GPU, which the machine that graded lacks"
+        return NOT_GRADED, "the machine that graded lacks what this exercise needs"
     if expected is None:
         return NOT_GRADED, "this exercise was not part of the last run"
     if not expected.file_hash:

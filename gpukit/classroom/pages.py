@@ -203,7 +203,7 @@ def _misconceptions(rows: Sequence[Marked], every: Sequence[Graded]) -> str:
     seen = {
         (each.student, each.exercise, each.diagnosis)
         for each in every
-        if each.student in students and each.diagnosis and each.state not in ("todo", "no-gpu")
+        if each.student in students and each.diagnosis and each.state not in ("todo", "skipped")
     }
     ever = Counter((exercise, diagnosis) for _, exercise, diagnosis in seen)
     lines = [

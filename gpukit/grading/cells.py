@@ -285,9 +285,9 @@ class Check(Demo):
         # For what later cells see, and nothing else: the verdict stands.
         with contextlib.suppress(Exception):
             super().runtest()
-        if failed := [verdict for verdict in verdicts if verdict.state not in ("pass", "no-gpu")]:
+        if failed := [verdict for verdict in verdicts if verdict.state not in ("pass", "skipped")]:
             raise CellFailed("\n".join(plain(str(verdict)) for verdict in failed))
-        if skipped := [verdict for verdict in verdicts if verdict.state == "no-gpu"]:
+        if skipped := [verdict for verdict in verdicts if verdict.state == "skipped"]:
             pytest.skip(plain(str(skipped[0])).partition("\n")[0])
 
     def reportinfo(self):

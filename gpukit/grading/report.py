@@ -134,8 +134,8 @@ class Report:
 
     @property
     def all_passed(self) -> bool:
-        """Whether nothing failed; an exercise that this machine cannot run (no-gpu) does not count against it."""
-        return not self.interrupted and all(r["state"] in ("pass", "no-gpu") for r in self.rows)
+        """Whether nothing failed; an exercise that this machine cannot run (skipped) does not count against it."""
+        return not self.interrupted and all(r["state"] in ("pass", "skipped") for r in self.rows)
 
     @property
     def fence(self) -> str:
@@ -298,7 +298,7 @@ def markdown(text: str) -> str:
 
 
 def _junit_kind(state: str) -> str:
-    return {"pass": "", "no-gpu": "skipped", "not graded": "skipped", "error": "error", "crashed": "error"}.get(
+    return {"pass": "", "skipped": "skipped", "not graded": "skipped", "error": "error", "crashed": "error"}.get(
         state, "failure"
     )
 

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-STATES = ("pass", "fail", "todo", "error", "timeout", "crashed", "missing", "no-gpu")
+STATES = ("pass", "fail", "todo", "error", "timeout", "crashed", "missing", "skipped")
 # Work that is still to be done is no mistake: a notebook as it is handed out must not be full of red.
 COLORS = {"pass": "#009E73", "todo": "#E69F00"}  # green and amber; every other state is red
 RED = "#D55E00"
