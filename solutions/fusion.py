@@ -1,9 +1,9 @@
 """Fusion: fewer trips to memory for the same arithmetic.
 
-Six exercises; notebooks/08_fusion.ipynb explains them, the last one before the two above it. The first is arithmetic in plain Python. The
-others are kernels, which compute in float32 and write in the dtype of their first input. A bound counts reading or writing
-one whole tensor as one access. All tensors are contiguous. Blocks are powers of two, and no size has to be a multiple of
-its block.
+Seven exercises; notebooks/08_fusion.ipynb explains them, the last one before the two above it. The first is arithmetic in
+plain Python. The others are kernels, one of them in CUDA C++. They compute in float32 and write in the dtype of their first
+input. A bound counts reading or writing one whole tensor as one access. All tensors are contiguous. Blocks are powers of two,
+and no size has to be a multiple of its block.
 """
 
 # What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,
@@ -81,6 +81,41 @@ def gate(x: Tensor) -> Tensor:
     y = torch.empty_like(x)
     gate_kernel[(M,)](x, y, N, BLOCK_N=triton.next_power_of_2(N))
     return y
+
+
+# --------------------------------------------------------------------------------------------------------- fusion.cuda
+def swiglu_cuda() -> str:
+    """The text of a kernel in CUDA C++: y[i] = silu(gate[i]) * up[i] for each i below n, where silu(z) = z / (1 + exp(-z)).
+
+    gate, up and y are arrays of n floats in memory of their own. Each begins at an address that is a multiple of 16 bytes. n is
+    any number, also one beyond 2**33. The kernel is launched with any number of blocks and any number of threads per block, so
+    there may be more threads than elements, or so few that each thread computes many.
+    Bound: gate and up are read once and y is written once, by instructions that move 16 bytes for a thread. Only the last
+    n % 4 elements may be moved one by one.
+
+    This is the kernel of an MLP as in Llama. C++ needs no #include here: float4, make_float4, threadIdx and the others are known.
+    """
+    # BEGIN SOLUTION
+    # STUB: raise NotImplementedError("fusion.cuda")
+    # STUB: return r"""__device__ float silu(float z) { return z / (1.0f + expf(-z)); }
+    # STUB:     extern "C" __global__ void swiglu(const float* gate, const float* up, float* y, long long n) {
+    # STUB:         // what one thread does
+    # STUB:     }
+    # STUB: """
+    return r"""__device__ float silu(float z) { return z / (1.0f + expf(-z)); }
+
+        extern "C" __global__ void swiglu(const float* gate, const float* up, float* y, long long n) {
+            long long step = (long long)gridDim.x * blockDim.x;
+            long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+            for (long long i = first; i < n / 4; i += step) {
+                float4 g = ((const float4*)gate)[i];
+                float4 u = ((const float4*)up)[i];
+                ((float4*)y)[i] = make_float4(silu(g.x) * u.x, silu(g.y) * u.y, silu(g.z) * u.z, silu(g.w) * u.w);
+            }
+            for (long long i = n / 4 * 4 + first; i < n; i += step) y[i] = silu(gate[i]) * up[i];
+        }
+    """
+    # END SOLUTION
 
 
 # ---------------------------------------------------------------------------------------------------- fusion.recompute

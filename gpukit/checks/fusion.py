@@ -7,8 +7,8 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from gpukit.grading import ideas
-from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception, Traffic
+from gpukit.grading import ideas, wire
+from gpukit.grading.exercise import Case, CudaExercise, FunctionExercise, KernelExercise, Misconception, Traffic
 from gpukit.grading.ideas import padding
 from gpukit.grading.inputs import Inputs, case, far, lengths, listed, nbytes, tensor_case
 
@@ -298,6 +298,131 @@ GATE = KernelExercise(
 )
 
 
+# --------------------------------------------------------------------------------------------------------- fusion.cuda
+def _swiglu_cases(rng: Random) -> list[Case]:
+    draw = Inputs(rng)
+
+    def launched(n: int, blocks: int, threads: int, note: str = "", tags: str = "", scale: float = 3.0) -> Case:
+        tags += f" {'open' if n % 4 else ''} {'loops' if blocks * threads < n // 4 else ''}"
+        gate, up = draw.normal(n, scale=scale), draw.normal(n)
+        name = f"n = {n:,}, {blocks} block{'s' if blocks > 1 else ''} of {threads}"
+        return case(listed(name, note), gate, up, blocks, threads, tags=tags)
+
+    special = launched(70, 1, 32, "infinities and NaN", "special")
+    for x in special.args[:2]:
+        x[rng.randrange(8) :: 9] = float("nan")
+        x[rng.randrange(8) :: 11] = float("inf")
+        x[rng.randrange(8) :: 13] = -float("inf")
+    return [
+        launched(4096, 4, 256),
+        launched(1, 1, 32),
+        launched(3, 2, 64),
+        launched(4, 1, 32),
+        launched(1021, 8, 128),
+        launched(20_011, 3, 96),
+        launched(8192, 1, 256),
+        launched(1000, 2, 33),
+        launched(15, 1, 1),
+        launched(515, 2, 1024, "gates around 200", "large", scale=200.0),
+        special,
+    ]
+
+
+def _swiglu(gate: Tensor, up: Tensor, *_: int) -> Tensor:
+    return gate / (1 + (-gate).exp()) * up
+
+
+def _launch_swiglu(gate: Any, up: Any, blocks: int, threads: int) -> tuple[tuple[Any, ...], int, int]:
+    y = gate if isinstance(gate, wire.Imaginary) else gate.new_full(gate.shape, float("nan"))
+    return (gate, up, y, gate.shape[0]), blocks, threads
+
+
+def _swiglu_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
+    """Each element moves once, and only those behind the last float4 one by one."""
+    n = case.args[0].numel()
+    for array in ("gate", "up", "y"):
+        moved = [access for access in launches[0].accesses if access.tensor == array]
+        narrow = [access for access in moved if access.width < 16]
+        every, singly = (sum(access.bytes for access in some) for some in (moved, narrow))
+        did = "stored" if array == "y" else "loaded"
+        lines = ", ".join(str(line) for line in sorted({access.line for access in moved}))
+        times = f"{array} is {did} {every / 4 / n:.3g} times (line {lines})"
+        if every > 4 * n and n % 4 and every - singly == 4 * (n - n % 4):
+            return "everybody-ends", (
+                f"{times}: the elements behind the last float4 are the work of a few threads. Which threads do them in yours?"
+            )
+        if every > 4 * n:
+            return "traffic", f"{times}. Do two threads take one element, or does a thread take one again?"
+        if singly > 4 * (n % 4):
+            worst = max(narrow, key=lambda access: access.bytes)
+            return "not-vectorized", (
+                f"{array} is {did} {worst.width} bytes at a time (line {worst.line}). The compiler does not join accesses for "
+                "you: to what type must a pointer point, so that one access moves 16 bytes?"
+            )
+    return None
+
+
+def _unwritten(first: Callable[..., int], last: Callable[..., int]) -> Callable[[Evidence], bool]:
+    """In each case that is wrong the elements from one index up to another were not written, and no others."""
+
+    def when(evidence: Evidence) -> bool:
+        for outcome in evidence.outcomes:
+            if outcome.wrong:
+                hole = outcome.wrong.expected.isnan()
+                hole[first(*outcome.case.args) : last(*outcome.case.args)] = True
+                if outcome.wrong.kind != "nan" or not bool((outcome.wrong.actual.isnan() == hole).all()):
+                    return False
+        return True
+
+    return when
+
+
+def _size(gate: Tensor, *_: Any) -> int:
+    return gate.numel()
+
+
+def _whole(gate: Tensor, *_: Any) -> int:
+    """The elements in whole float4s."""
+    return gate.numel() // 4 * 4
+
+
+def _once(gate: Tensor, up: Tensor, blocks: int, threads: int) -> int:
+    """The elements that all threads take if each takes one float4."""
+    return 4 * blocks * threads
+
+
+def _first_of_four(gate: Tensor, up: Tensor, *_: int) -> Tensor:
+    """The first element of a float4 stands for all four."""
+    y = _swiglu(gate, up)
+    whole = y[: _whole(gate)].reshape(-1, 4)
+    whole[:] = whole[:, :1].clone()
+    return y
+
+
+_HUGE = (11 << 30) + 3  # floats: in 32 bits the numbers of the last ones are negative, and those of their pieces, too
+
+CUDA = CudaExercise(
+    id="fusion.cuda",
+    function="swiglu_cuda",
+    cases=_swiglu_cases,
+    reference=_swiglu,
+    huge=lambda: (far(_HUGE, dtype="float32"), far(_HUGE, dtype="float32"), _HUGE // 1024 + 1, 256),
+    kernel_name="swiglu",
+    parameters=(("const float*", "gate"), ("const float*", "up"), ("float*", "y"), ("long long", "n")),
+    launch=_launch_swiglu,
+    launch_rule=_swiglu_rule,
+    misconceptions=(
+        Misconception("tail", when=_unwritten(_whole, _size)),
+        Misconception("few-threads", when=_unwritten(lambda *args: _whole(*args) + args[2] * args[3], _size)),
+        Misconception("one-pass", when=_unwritten(_once, _whole)),
+        Misconception("one-pass", when=_unwritten(lambda *args: min(_once(*args), _whole(*args)), _size)),
+        Misconception("swapped", gives=lambda gate, up, *_: _swiglu(up, gate)),
+        Misconception("no-product", gives=lambda gate, *_: _swiglu(gate, 1)),
+        Misconception("first-of-four", gives=_first_of_four),
+    ),
+)
+
+
 # ---------------------------------------------------------------------------------------------------- fusion.recompute
 def _recompute_cases(rng: Random) -> list[Case]:
     make = Inputs(rng)
@@ -550,4 +675,4 @@ DETECTIVE = KernelExercise(
     ),
 )
 
-EXERCISES = [ACCESSES, SIN_COS, GATE, RECOMPUTE, EPILOGUE, DETECTIVE]
+EXERCISES = [ACCESSES, SIN_COS, GATE, CUDA, RECOMPUTE, EPILOGUE, DETECTIVE]

@@ -14,6 +14,7 @@ from gpukit.grading.evidence import Evidence, Outcome
 from gpukit.grading.exercise import Allowed, Case, Exercise
 from gpukit.grading.messages import Failure
 from gpukit.grading.verdict import MAX_LINES
+from gpukit.simulator.cuda import nvrtc
 
 WIDTH = 118
 # Every smaller case was right, and an index is negative.
@@ -121,7 +122,11 @@ class Words:
             return self._found("todo", "todo", text, more)
         if error.fault:
             fault = error.fault
-            first = {"race": "two programs race"}.get(fault.what, f"{fault.kind} outside {fault.tensor}")
+            first = {
+                "race": "two programs race",
+                "endless": "the kernel does not end",
+                "misaligned": f"misaligned {fault.kind} of {fault.tensor}",
+            }.get(fault.what, f"{fault.kind} outside {fault.tensor}")
             code = [f"line {error.line}: {error.source}"] if error.source else []
             wrapped = beyond and "before the start" in fault.text
             why = [_WRAPPED] if wrapped else self._remark(fault.what)
@@ -138,13 +143,53 @@ class Words:
         """Triton's compiler, or ptxas, refuses the kernel. `ran`: the interpreter ran it, as Python."""
         at = f", {self.shown}, line {line}" if line else ""
         text = f"{'right values here, but ' if ran else ''}Triton cannot compile the kernel for {gpu}{at}"
-        lines = self.source.splitlines()
-        code = [f"    {lines[line - 1].strip()}"] if 0 < line <= len(lines) else []
+        code = self._code(line)
         more = ["a check runs kernels as Python; a GPU needs what Triton's compiler takes"] if ran else []
         if "Boolean value of Tensor" in message:
             more = ["an `if` asks for one truth, and this condition is a block: tl.where chooses for each element"]
         more += [_SIXTEEN_BITS] if "Expected dtype ['fp32', 'fp64']" in message else []
         return self._found("fail", "does-not-compile", text, *code, " ".join(message.split())[:300], *more)
+
+    # -- a kernel in CUDA C++ ------------------------------------------------------------------------------------------
+
+    def no_text(self, output: object) -> Diagnosis:
+        kind = getattr(output, "type", type(output).__name__)
+        text = f"{self.exercise.function} returned a {kind}, expected a str: the text of the kernel"
+        return self._found("fail", "type", text)
+
+    def no_compiler(self, why: str) -> Diagnosis:
+        """No fault of the answer, and nothing is known of it."""
+        return self._found("skipped", "no-compiler", f"cannot be judged here: {why}", f"to install it: {nvrtc.INSTALL}")
+
+    def compiler_failed(self, found: Diagnosis) -> Diagnosis:
+        how = "takes longer than a check waits" if found.label == "timeout" else "ends without an answer"
+        text = f"the compiler {how} when it compiles {self.shown}"
+        return self._found(found.state, found.label, text, "a kernel of a few lines takes it a tenth of a second")
+
+    def not_cuda(self, line: int, message: str) -> Diagnosis:
+        """NVRTC refuses the text."""
+        at = f", line {line}" if line else ""
+        text = f"the compiler refuses {self.shown}{at}"
+        return self._found("fail", "does-not-compile", text, *self._code(line), " ".join(message.split())[:300])
+
+    def not_interpreted(self, error: Failure, first: int) -> Diagnosis:
+        """It compiles, and has something in it that the check does not run. `first`: the line before the kernel's first."""
+        line = error.line and first + error.line
+        at = f" ({self.shown}, line {line})" if line else ""
+        said = error.message if error.type == "PtxError" else f"cannot be run here, {error.type}: {error.message}"
+        text = f"the kernel {said}{at}"
+        more = (
+            "the check interprets loads, stores, shared memory, arithmetic, loops and branches of a kernel on one axis"
+        )
+        return self._found("error", "unsupported", text, *self._code(line), more)
+
+    def other_kernel(self, signature: str) -> Diagnosis:
+        text = f"{self.shown} must define one __global__ function, with the arguments that it was handed out with"
+        return self._found("fail", "signature", text, f'extern "C" __global__ void {signature}')
+
+    def _code(self, line: int) -> list[str]:
+        lines = self.source.splitlines()
+        return [f"    {lines[line - 1].strip()}"] if 0 < line <= len(lines) else []
 
     # -- the results ---------------------------------------------------------------------------------------------------
 

@@ -255,46 +255,23 @@ class Allowed:
 
 
 @dataclass(frozen=True)
-class KernelExercise(Exercise):
-    """A function on tensors whose work the learner's own Triton kernel must do.
+class TensorExercise(Exercise):
+    """A function on tensors, or a kernel, whose results are compared with PyTorch's.
 
     reference  plain PyTorch, run by the judge in float64 and in the case's dtype
     gradients  how many leading arguments get a gradient. 0: the function is called and its results compared.
                n > 0: the last argument of each case is dy, the upstream gradient; y and the n gradients are compared
-    in_place   positions of the arguments that the function must change. What they hold afterwards are results like those
-               returned: `reference` gives them behind its own, in this order. The function may then return nothing, or what it changed
     returns    what the docstring calls the results; without it they are y, or y[0], y[1], which reads like an element of y
-    torch_ops  aten operations that the host code may use besides allocation, views and copies
-    traffic    the bound on bytes moved, or None where the exercise does not grade it
     launch_rule  (case, launches) -> (label, sentence) if the launches break a rule of the exercise, else None
     huge       () -> the arguments of one more call, some of them wire.Imaginary, of more than 2^31 elements. A few programs run
                on addresses alone: an offset that was computed in 32 bits leaves its tensor
-    caches     (SMs, bytes of L2) of a GPU in miniature whose SMs hold one program each: a launch then has dram_read_bytes
-               too, what its caches read from memory
     """
 
     reference: Callable[..., Any] = field(kw_only=True)
     gradients: int = 0
-    in_place: tuple[int, ...] = ()
     returns: tuple[str, ...] = ()
-    torch_ops: frozenset[str] = frozenset()
-    traffic: Traffic | None = None
     launch_rule: Callable[[Case, tuple[LaunchFacts, ...]], tuple[str, str] | None] | None = None
     huge: Callable[[], tuple[Any, ...]] | None = None
-    caches: tuple[int, int] | None = None
-
-    kernel: ClassVar[bool] = True
-    watched: ClassVar[bool] = True
-
-    @property
-    def bounds(self) -> int:
-        """No access outside a tensor (which raises), inputs unchanged, the learner's own kernel, which compiles; then what it
-        may cost."""
-        return 4 + (self.traffic is not None) + (self.launch_rule is not None)
-
-    def job(self, path: str, device: str) -> Job:
-        upstream = f"d{self.returns[0]}" if self.returns else "dy"
-        return Job(path, self.function, device, self.gradients, self.in_place, caches=self.caches, upstream=upstream)
 
     def compare(self, case: Case, reply: Reply) -> Wrong | None:
         """How the results are not the right ones."""
@@ -377,3 +354,81 @@ class KernelExercise(Exercise):
             if how := compare.rounded(reply.outputs, truths, singles, self.returns, gradients=self.gradients > 0):
                 return "rounded-early", f"{_ROUNDED_EARLY}. Computed in float32 and rounded once, {how}"
         return self.launch_rule(case, reply.launches) if self.launch_rule else None
+
+
+@dataclass(frozen=True)
+class KernelExercise(TensorExercise):
+    """A function on tensors whose work the learner's own Triton kernel must do.
+
+    in_place   positions of the arguments that the function must change. What they hold afterwards are results like those
+               returned: `reference` gives them behind its own, in this order. The function may then return nothing, or what it changed
+    torch_ops  aten operations that the host code may use besides allocation, views and copies
+    traffic    the bound on bytes moved, or None where the exercise does not grade it
+    caches     (SMs, bytes of L2) of a GPU in miniature whose SMs hold one program each: a launch then has dram_read_bytes
+               too, what its caches read from memory
+    """
+
+    in_place: tuple[int, ...] = ()
+    torch_ops: frozenset[str] = frozenset()
+    traffic: Traffic | None = None
+    caches: tuple[int, int] | None = None
+
+    kernel: ClassVar[bool] = True
+    watched: ClassVar[bool] = True
+
+    @property
+    def bounds(self) -> int:
+        """No access outside a tensor (which raises), inputs unchanged, the learner's own kernel, which compiles; then what it
+        may cost."""
+        return 4 + (self.traffic is not None) + (self.launch_rule is not None)
+
+    def job(self, path: str, device: str) -> Job:
+        upstream = f"d{self.returns[0]}" if self.returns else "dy"
+        return Job(path, self.function, device, self.gradients, self.in_place, caches=self.caches, upstream=upstream)
+
+
+@dataclass(frozen=True)
+class CudaExercise(TensorExercise):
+    """A function that returns the text of a kernel in CUDA C++. The judge has the text compiled and launches the kernel on the
+    cases (gpukit.simulator.cuda); nothing of the learner's Python runs then.
+
+    kernel_name  of the one __global__ function
+    parameters   its parameters: type and name of each
+    launch       (*args) -> the values of the parameters, the number of blocks and that of threads per block
+    result       the parameter that the kernel writes, a tensor of NaN; it changes no other
+    """
+
+    kernel_name: str = field(kw_only=True)
+    parameters: tuple[tuple[str, str], ...] = field(kw_only=True)
+    launch: Callable[..., tuple[tuple[Any, ...], int, int]] = field(kw_only=True)
+    result: str = "y"
+
+    kernel: ClassVar[bool] = False
+    watched: ClassVar[bool] = False
+
+    @property
+    def bounds(self) -> int:
+        """No access that is misaligned or outside a tensor (which raises), inputs unchanged; then what it may cost."""
+        return 2 + (self.launch_rule is not None)
+
+    @property
+    def signature(self) -> str:
+        return f"{self.kernel_name}({', '.join(' '.join(each) for each in self.parameters)})"
+
+    def job(self, path: str, device: str) -> Job:
+        return Job(path, self.function, "function")
+
+    def launching(self, ptx: str) -> Job:
+        return Job("", self.kernel_name, "ptx", source=ptx)
+
+    def launches(self, kernels: Any) -> bool:
+        """Whether there is one kernel, and it takes what `launch` gives. kernels: [[name, [types in PTX]]]"""
+        bits = {"float": 32, "int": 32, "long long": 64}
+        wanted = [64 if kind.endswith("*") else bits[kind] for kind, _ in self.parameters]
+        return [(name, [int(kind[1:]) for kind in kinds]) for name, kinds in kernels] == [(self.kernel_name, wanted)]
+
+    def launched(self, *args: Any) -> dict[str, Any]:
+        """The launch of a case, as data."""
+        values, blocks, threads = self.launch(*args)
+        names = [name for _, name in self.parameters]
+        return {"names": names, "values": values, "blocks": blocks, "threads": threads, "result": self.result}

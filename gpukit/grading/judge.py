@@ -28,18 +28,19 @@ from pathlib import Path
 from typing import Any
 
 from gpukit import course
-from gpukit.grading import messages, registry, remote, wire
+from gpukit.grading import cuda_text, messages, registry, remote, wire
 from gpukit.grading.check_cells import protect_imports
 from gpukit.grading.diagnose import Diagnosis, Words
 from gpukit.grading.evidence import Outcome
 from gpukit.grading.example import offer
-from gpukit.grading.exercise import Case, Exercise
+from gpukit.grading.exercise import Case, CudaExercise, Exercise
 from gpukit.grading.lint import lint
 from gpukit.grading.messages import Failure, Job, Reply
 from gpukit.grading.registry import exercise as find
 from gpukit.grading.server import Deadline, Server, ServerFailed, ServerGone, Worker
 from gpukit.grading.verdict import CheckFailed, Shown, Verdict
 from gpukit.simulator.compiler import compile as compiler
+from gpukit.simulator.cuda import nvrtc
 
 COMPILED_FOR = ("a100-80gb", "h100-sxm")  # a pass means that the kernels compile for these, sm_80 and sm_90
 COMPILE_S = 60
@@ -52,8 +53,8 @@ _servers: dict[str, Server] = {}
 def check(exercise_id: str) -> None:
     """Check one exercise, `gpukit.check("softmax.fused")`, or all exercises of a concept, `gpukit.check("softmax")`.
 
-    One exercise: shows a line and returns if your answer passes or is not written yet, and raises CheckFailed with the
-    diagnosis if it is wrong. A concept: shows one line for each exercise and how many of them pass.
+    One exercise: shows a line and returns if your answer passes, is not written yet or cannot be judged on this machine, and
+    raises CheckFailed with the diagnosis if it is wrong. A concept: shows one line for each exercise and how many of them pass.
 
     Raises UnknownExercise, naming the nearest id.
     """
@@ -62,7 +63,7 @@ def check(exercise_id: str) -> None:
     if ids != [exercise_id]:
         count = f"{sum(verdict.passed for verdict in verdicts)} of {len(verdicts)} exercises pass"
         Shown([*((verdict.state, verdict.line) for verdict in verdicts), ("", count)]).show()
-    elif verdicts[0].state in ("pass", "todo"):
+    elif verdicts[0].state in ("pass", "todo", "skipped"):
         Shown([(verdicts[0].state, f"{verdicts[0]}{offer(verdicts[0])}")]).show()
     else:
         raise CheckFailed(verdicts[0])
@@ -214,7 +215,12 @@ class _Run:
         count, cases = len(cases), [*cases, *again]
         doubt: _Doubt | None = None
         try:
-            outcomes = self._run_apart(server, cases) if self.exercise.kernel else self._run_cases(server, "cpu", cases)
+            if isinstance(self.exercise, CudaExercise):
+                outcomes = self._run_cuda(server, cases)
+            else:
+                outcomes = (
+                    self._run_apart(server, cases) if self.exercise.kernel else self._run_cases(server, "cpu", cases)
+                )
         except _Doubt as found:  # what is wrong with it shows where the learner's Python sees the data
             doubt, seen, self.detail = found, self.detail, ""  # what it printed was about tensors without data
             outcomes = self._run_cases(server, "cpu", cases)
@@ -227,8 +233,9 @@ class _Run:
                 raise self.say.reuses_memory(outcome)
         if self.exercise.kernel:
             self.passed = self.total - 1
-            if self.beyond:
-                raise self._raised(*self.beyond, beyond=True)
+        if self.beyond:
+            raise self._raised(*self.beyond, beyond=True)
+        if self.exercise.kernel:
             self._compiles(outcome.reply for outcome in outcomes)
         if doubt:
             self.detail += seen
@@ -332,6 +339,61 @@ class _Run:
                     far = self._far()
                     self._addresses(ask(far.args, far), far)
             return outcomes
+
+    def _run_cuda(self, server: Server, cases: list[Case]) -> list[Outcome]:
+        """The learner's function gives a text, another process compiles it, and a third one launches the kernel. The second may
+        be led astray by the text, and all that it can do is to send other instructions."""
+        text = self._text(server)
+        begin = self.source.find(text)
+        first = self.source.count("\n", 0, begin) if begin >= 0 else 0
+        say = self.say if begin >= 0 else replace(self.say, shown=f"the text of {self.exercise.function}", source=text)
+        if refused := cuda_text.refused(text):
+            line, what, instead = refused
+            raise say.forbidden(first + line, what, instead)
+        with self._compiling(server, say) as ask:
+            if error := ask(Job(str(nvrtc.find() or ""), "", "nvrtc")).error:
+                self.detail += error.traceback
+                raise say.no_compiler(error.message)
+            compiled = ask(text)
+            if error := compiled.error:
+                self.detail += error.traceback
+                raise say.not_cuda(error.line and first + error.line, error.message)
+        with self._asking(server) as (ask, _):
+            told = ask(self.exercise.launching(str(compiled.output)), None)
+            if told.error:
+                raise say.not_interpreted(told.error, first)
+            if not self.exercise.launches(told.output):
+                raise say.other_kernel(self.exercise.signature)
+            self.say = say
+            outcomes: list[Outcome] = []
+            for case in cases:
+                self._note(outcomes, case, _moved(ask(self.exercise.launched(*case.args), case), first, say))
+            if self.exercise.huge and not any(outcome.wrong for outcome in outcomes):
+                far = self._far()
+                self._addresses(_moved(ask(self.exercise.launched(*far.args), far), first, say), far)
+            return outcomes
+
+    def _text(self, server: Server) -> str:
+        """What the learner's function returns."""
+        with self._asking(server) as (ask, worker), _folder(worker) as folder:
+            loaded = ask(self.exercise.job(self._written(folder), "cpu"), None)
+            if loaded.missing:
+                raise self.say.no_function()
+            reply = loaded if loaded.error else ask((), None)
+            if reply.error:
+                raise self._raised(reply.error, None)
+            if not isinstance(reply.output, str):
+                raise self.say.no_text(reply.output)
+            return reply.output.replace("\r\n", "\n")
+
+    @contextlib.contextmanager
+    def _compiling(self, server: Server, say: Words) -> Iterator[Callable[[Any], Reply]]:
+        """A fresh worker for the compiler. That it dies, or needs too long, is the text's fault."""
+        try:
+            with self._asking(server) as (ask, _):
+                yield lambda message: ask(message, None)
+        except Diagnosis as found:
+            raise say.compiler_failed(found) if found.label in ("timeout", "crashed") else found from None
 
     def _written(self, folder: str) -> str:
         path = Path(folder) / f"{self.exercise.concept}.py"
@@ -578,6 +640,21 @@ def _one_thread() -> Iterator[None]:
     finally:
         if torch:
             torch.set_num_threads(before)
+
+
+def _moved(reply: Reply, first: int, say: Words) -> Reply:
+    """A reply about a kernel's text, whose first line is that behind line `first` of the file. Raises Diagnosis."""
+    if not reply.error:
+        launches = (
+            replace(x, accesses=tuple(replace(a, line=first + a.line) for a in x.accesses)) for x in reply.launches
+        )
+        return replace(reply, launches=tuple(launches))
+    error = reply.error
+    if not error.fault:
+        raise say.not_interpreted(error, first)
+    line = error.line and first + error.line
+    lines = say.source.splitlines()
+    return Reply(error=replace(error, line=line, source=lines[line - 1].strip() if 0 < line <= len(lines) else ""))
 
 
 def _server(device: str) -> Server:

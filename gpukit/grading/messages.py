@@ -22,7 +22,8 @@ class Job:
 
     how     "function" for plain Python, "cpu" for a kernel in the interpreter, "cuda" for one on the GPU; "host" for its
             Python on tensors without data and "device" for what that asked for; "compile" for neither file nor function:
-            its cases are launches and the GPUs that they are compiled for
+            its cases are launches and the GPUs that they are compiled for. For a kernel in CUDA C++ "nvrtc", whose case is the
+            text and whose path is the compiler's, and "ptx", which has the compiled text as its source and launches as cases
     memory  whether to count the bytes of the tensors that are alive
     upstream  what the exercise calls the upstream gradient, the last argument where `gradients` are asked for
     source, tape, uploads  a device's: the file's text, what the host did when it loaded it, and whether it may bring numbers
@@ -44,7 +45,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Fault:
-    """An access outside a tensor ("out-of-bounds") or two programs at one address ("race"), as the interpreter told it."""
+    """An access outside a tensor ("out-of-bounds") or two programs at one address ("race"), as the interpreter told it; of a
+    kernel in CUDA C++ also an access that is "misaligned" and a kernel that is "endless"."""
 
     what: str
     text: str
@@ -75,6 +77,7 @@ class AccessFacts:
     line: int
     bytes: int
     sectors: int  # of 32 bytes
+    width: int = 0  # bytes that one instruction moves for a thread; 0 where the compiler decides
 
 
 @dataclass(frozen=True)

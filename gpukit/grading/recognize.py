@@ -33,6 +33,8 @@ TAGS = {
     "several": "in which a name is called at several levels",
     "nested": "with calls inside calls",
     "tail": "whose row length is not a power of two",
+    "open": "whose n is not a multiple of 4",
+    "loops": "with fewer threads than float4s",
     "strided": "whose input is not contiguous",
     "large": "with large values",
     "masked": "with -inf in a row",

@@ -143,7 +143,26 @@ def _compile(args: tuple[tuple[str, ...], tuple[str, ...]]) -> Reply:
     return Reply(error=failure)
 
 
-_BEGIN = {"host": _begin_host, "device": _begin_device, "compile": _begin_compiler}
+def _begin_nvrtc(job: Job) -> tuple[Callable[[Any], Reply], Reply]:
+    """The compiler is loaded before it sees a text: whether there is one does not depend on the text."""
+    from gpukit.simulator.cuda import nvrtc
+
+    nvrtc.load(job.path)
+    return lambda text: Reply(output=nvrtc.to_ptx(text, job.path)), Reply()
+
+
+def _begin_ptx(job: Job) -> tuple[Callable[[Any], Reply], Reply]:
+    """The one kernel of a compiled text; the reply says what it is called and takes."""
+    from gpukit.simulator.cuda import ptx
+
+    kernels = ptx.read(job.source)
+    found = [[kernel.name, [kind for kind, _ in kernel.params]] for kernel in kernels]
+    return lambda told: _call_in_ptx(kernels[0], told), Reply(output=found)
+
+
+_BEGIN = {
+    "host": _begin_host, "device": _begin_device, "compile": _begin_compiler, "nvrtc": _begin_nvrtc, "ptx": _begin_ptx,
+}  # fmt: skip
 
 
 def _call_function(function: Any, args: tuple, job: Job) -> Reply:
@@ -416,6 +435,36 @@ def _call_on_device(device: Any, twins: list, told: tuple[tuple, str], job: Job)
     return _seen(args, outputs, replays[0], traced, job, **own)
 
 
+def _call_in_ptx(kernel: Any, told: dict[str, Any]) -> Reply:
+    """One launch, interpreted. On imaginary tensors only the first and the last block run."""
+    import torch
+
+    from gpukit.simulator.cuda.machine import Array, Launch
+
+    names, values, blocks = told["names"], told["values"], told["blocks"]
+    imaginary = _imaginary(values)
+    arguments, before = [], {}
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, wire.Imaginary):
+            meta = value.tensor()
+            value = Array(name, meta.nbytes, None, meta.itemsize)
+        elif isinstance(value, torch.Tensor):
+            before[name] = value.clone()
+            value = Array(name, value.nbytes, value.view(torch.uint8).numpy(), value.itemsize)
+        arguments.append(value)
+    launch = Launch(kernel, blocks, told["threads"], arguments, [0, blocks - 1] if imaginary else None)
+    accesses = tuple(AccessFacts(a.kind, a.array, a.line, a.bytes, a.sectors, a.width) for a in launch.run())
+    if imaginary:
+        return Reply()
+    tensors = {name: value for name, value in zip(names, values, strict=True) if isinstance(value, torch.Tensor)}
+    moved = {kind: sum(a.bytes for a in accesses if a.kind == kind) for kind in ("load", "store")}
+    sizes = {name: value.nbytes for name, value in tensors.items()}
+    facts = LaunchFacts(kernel.name, (blocks,), blocks, moved["load"], moved["store"], 0, 0, accesses, sizes, 0)
+    result = told["result"]
+    changed = tuple(name for name in tensors if name != result and not _identical(tensors[name], before[name]))
+    return Reply(outputs={result: tensors[result]}, changed=changed, launches=(facts,))
+
+
 def _saved(device: Any, names: list[str], args: tuple) -> tuple[tuple[str, int], ...]:
     """What the forward pass kept, beside the upstream gradient, which comes later. A host may lie about where that pass ends,
     but y is complete there; otherwise all that there was counts as kept."""
@@ -677,6 +726,10 @@ def _describe(error: BaseException, path: str) -> Failure:
         line = error.lineno or 0
     if isinstance(error, Refused):
         line = error.line  # of a text that was read and not run
+    if type(error).__module__.startswith("gpukit.simulator.cuda."):
+        line = getattr(error, "line", 0)  # of the kernel's text
+        if hasattr(error, "what"):
+            fault = Fault(error.what, f"{error.what}: {error}", error.kind, error.tensor, line)
     if fault and fault.line:
         line = fault.line  # inside the kernel, where the frames end at its launch
     return Failure(

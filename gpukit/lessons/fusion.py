@@ -301,6 +301,29 @@ def what_the_times_say() -> Markdown:
     return Markdown(text)
 
 
+def grid_stride() -> Picture:
+    """Which thread of a small grid takes which piece of an array, round by round, and what is left at the end."""
+    threads, pieces, left = 4, 10, 3
+    colors = (style.READS, style.COMPUTE, style.WRITES, style.NEUTRAL)
+    with diagram.canvas(20, 4.4) as ax:
+        for i in range(pieces):
+            x = 0.2 + 1.7 * i
+            diagram.box(ax, x, 1.4, 1.7, 1.2, f"thread {i % threads}", colors[i % threads], size=9, bold=True)
+            diagram.text(ax, x + 0.85, 3.0, f"piece {i}", size=9)
+            if i % threads == 0:
+                diagram.text(ax, x, 0.8, f"round {i // threads + 1}", align="left", bold=True)
+        for i in range(left):
+            x = 0.2 + 1.7 * pieces + 0.5 * i
+            diagram.box(ax, x, 1.4, 0.5, 1.2, str(i % threads), colors[i % threads], size=9, bold=True)
+        diagram.text(ax, 0.2 + 1.7 * pieces + 0.25 * left, 3.0, "left over", size=9)
+        diagram.text(ax, 10, 3.9, "one array of 43 floats in memory; a piece is 16 bytes, 4 floats", size=10)
+    return diagram.picture(
+        ax, alt="43 floats as ten pieces of four and three that are left over. Four threads: in round 1 they take pieces 0 to "
+        "3, in round 2 pieces 4 to 7, in round 3 threads 0 and 1 take pieces 8 and 9. Threads 0, 1 and 2 take one float each "
+        "of those that are left over.",
+    )  # fmt: skip
+
+
 def sin_cos_times() -> Table:
     rows = []
     for name, provider in (("op by op", "torch"), ("torch.compile", "compile"), ("Triton", "triton")):

@@ -14,7 +14,7 @@ import gpukit
 from gpukit import benchmark, course, hardware
 from gpukit.accounting import fusion as graphs
 from gpukit.accounting.fusion import Graph, Move, Op
-from gpukit.checks.fusion import ACCESSES, DETECTIVE, EPILOGUE, EXERCISES, GATE
+from gpukit.checks.fusion import ACCESSES, CUDA, DETECTIVE, EPILOGUE, EXERCISES, GATE
 from gpukit.grading.diagnose import Words
 from gpukit.grading.judge import judge_source
 from gpukit.grading.stubs import clear
@@ -283,11 +283,19 @@ def solution() -> str:
 def test_cases_hold_what_breaks_kernels(exercise):
     cases = exercise.cases(random.Random(1))
     tags = set().union(*(case.tags for case in cases))
-    assert {"float32", "float16", "bfloat16"} <= tags
+    assert exercise is CUDA or {"float32", "float16", "bfloat16"} <= tags
     sizes = [case.args[0].numel() for case in cases]
     assert max(sizes) <= 1 << 16 and any(size & (size - 1) for size in sizes)
     if exercise is not EPILOGUE:
         assert 1 in sizes
+
+
+def test_a_kernel_in_cuda_meets_every_kind_of_grid():
+    grids = [(case.args[0].numel(), case.args[2] * case.args[3], case.args[3]) for case in CUDA.cases(random.Random(1))]
+    assert {n % 4 for n, _, _ in grids} == {0, 1, 2, 3}
+    assert any(threads < n % 4 for n, threads, _ in grids), "fewer threads than elements are left"
+    assert any(threads > n for n, threads, _ in grids) and any(16 * threads < n for n, threads, _ in grids)
+    assert any(per_block % 32 for _, _, per_block in grids), "a warp that is not full"
 
 
 def test_detective_starts_from_working_code_that_moves_five_times_the_bytes():
