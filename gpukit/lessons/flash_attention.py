@@ -621,11 +621,15 @@ def what_the_times_say() -> Markdown:
     try:
         wide, narrow = ((4, 16, 4096, size) for size in (128, 64))
         full, causal = (_took(op, "fwd", wide)["gpukit"] for op in ("flash_attention", "flash_attention_causal"))
-        small, back = _took("flash_attention", "fwd", narrow)["gpukit"], _took("flash_attention", "bwd", wide)
+        small = _took("flash_attention", "fwd", narrow)["gpukit"]
+        back, small_back = (_took("flash_attention", "bwd", shape) for shape in (wide, narrow))
     except (FileNotFoundError, KeyError):
         return _NOTHING
     again, before = by_length()["gpukit", "fwd", TOKENS], _took("flash_attention", "fwd", SHAPE)["gpukit"]
-    peers = min((row for name, row in back.items() if name != "gpukit"), key=lambda row: row.median_ms)
+    peers, small_peers = (
+        min((row for name, row in rows.items() if name != "gpukit"), key=lambda row: row.median_ms)
+        for rows in (back, small_back)
+    )
     share = {
         name: row.flops / row.median_ms / 1e-3 / PEAK
         for name, row in (("wide", full), ("narrow", small), ("back", back["gpukit"]))
@@ -637,13 +641,15 @@ def what_the_times_say() -> Markdown:
         "computed whole, and half "
         "of each is thrown away; besides, programs have walks of different lengths, and some SMs have nothing to do at "
         f"the end. D = 64 reaches only {share['narrow']:.0%}: every score costs one exponential, whatever D is, and "
-        "with D = 64 there are half as many FLOPs of products to hide it behind. Backward, our two kernels reach "
-        f"{share['back']:.0%} of the peak and take {back['gpukit'].median_ms / peers.median_ms:.2f} times as long as the "
-        "best of the others. "
-        "The peak is compared with the five products that are needed. Our two kernels compute seven, since each computes "
-        f"the scores and dP for itself; counted with all seven they run at {share['back'] * 7 / 5:.0%} of the peak. At the "
-        "same rate per product they would take 1.4 times as long as a kernel with five: that is the price of having no "
-        "atomics. SDPA takes nearly the same times as cuDNN, which is the kernel that PyTorch chooses here. Compare only times of one table. In the table by length, "
+        "with D = 64 there are half as many FLOPs of products to hide it behind. Backward, our kernel reaches "
+        f"{share['back']:.0%} of the peak for D = 128 and takes {back['gpukit'].median_ms / peers.median_ms:.2f} times as long "
+        f"as the best of the others; for D = 64, {small_back['gpukit'].median_ms / small_peers.median_ms:.2f} times. It computes "
+        "the five products that are needed: a program has a block of keys, and adds what its keys give to dQ to sums in memory, "
+        "by atomic additions. For D = 128 its blocks have only 32 queries, for want of registers, and the tensor cores wait for "
+        "shared memory. Kernels without atomics, yours among them, compute seven products, since the one for dQ and the one for "
+        "dK and dV each compute the scores and dP for themselves: at the same rate per product they take 1.4 times as long. "
+        "Atomic additions come in another order each time, and a floating-point sum depends on the order; with "
+        "`torch.use_deterministic_algorithms(True)`, and for short sequences, our kernels compute seven products too. SDPA takes nearly the same times as cuDNN, which is the kernel that PyTorch chooses here. Compare only times of one table. In the table by length, "
         f"measured on another day, our kernel takes {again.median_ms:.2f} ms for one text of {TOKENS:,} tokens and not "
         f"{before.median_ms:.2f}, and cuDNN is slower by about the same share."
     )
