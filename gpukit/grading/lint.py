@@ -100,6 +100,10 @@ class _Refused(Exception):
             self.instead = f"is {text.removesuffix(keys[-1])}{meant[0]} meant?" if meant else _LISTED
 
 
+# Decorators of torch and functools below which a method is a method.
+_BINDING = {"no_grad", "enable_grad", "inference_mode", "cached_property", "cache", "lru_cache"}
+
+
 class _File:
     """A learner's file. `away` are ways out of tensors that this exercise does not allow, with what to use instead."""
 
@@ -121,16 +125,25 @@ class _File:
         self.decorators: set[int] = set()  # what stands above a class of the file, a call's function included
         self.named: set[int] = set()  # annotations, and what a class inherits from
         self.classes: set[str] = set()
-        self.setters: set[str] = set()  # methods that set attributes of their first argument
+        self.setters: set[str] = set()  # methods that set attributes of their first argument, Python's own ones apart
+        self.static_setters: set[str] = (
+            set()
+        )  # those that get the object as an argument, as ctx of an autograd.Function
+        self.of_classes: set[int] = set()  # names of the class that a classmethod is called on
         self.own: set[str] = set()  # what may follow a dot because the file gives it its meaning
         self.roots: dict[str, str] = {}  # name in the file -> what it was imported as
         self.twice: set[str] = set()  # names that mean a module and something else that was imported
         self.in_class: set[int] = set()  # imports that make a module an attribute
+        self.at_class_level: set[int] = set()  # names in the body of a class itself, where a method is a function
         self.selves: set[int] = set()  # names of a method's own object
         self.aliases: dict[int, list[str]] = {}  # the values of F = torch.nn.functional -> F
         self.local: set[int] = set()  # names that were imported, where a function has its own of that name
         self._note_definitions()
         self._note_imports()
+        for owner in self._all(ast.ClassDef):
+            for node in owner.body:
+                if isinstance(node, ast.FunctionDef):
+                    self._note_method(node)
         self._note_places()
         self._note_shadows()
 
@@ -153,6 +166,10 @@ class _File:
             if getattr(node.func, "id", getattr(node.func, "attr", "")) == "namedtuple":
                 self.own.update(_words(node.args[1:]))
         self.shown.update(id(node.value) for node in self._all(ast.FormattedValue))
+        self.asked.update(id(node.exc) for node in self._all(ast.Raise))
+        self.asked.update(
+            id(each) for node in self._all(ast.ExceptHandler) if node.type for each in _spread([node.type])
+        )
         for node in self._all(ast.ClassDef):
             self._note_class(node)
             for above in node.decorator_list:
@@ -165,7 +182,6 @@ class _File:
         for inner in node.body:
             if isinstance(inner, ast.FunctionDef):
                 self.own.add(inner.name)
-                self._note_method(inner)
             elif isinstance(inner, ast.ClassDef):
                 self.own.add(inner.name)
             else:
@@ -176,12 +192,15 @@ class _File:
 
     def _note_method(self, node: ast.FunctionDef) -> None:
         first = [*node.args.posonlyargs, *node.args.args][:1]
-        if not first:
+        if not first or not all(self._binds(decorator) for decorator in node.decorator_list):
             return
-        bound = any(isinstance(name, ast.Name) and name.id == "classmethod" for name in node.decorator_list)
+        kinds = {name.id for name in node.decorator_list if isinstance(name, ast.Name)}
+        bound, static = "classmethod" in kinds, "staticmethod" in kinds
         for inner in ast.walk(node):
             if isinstance(inner, ast.Name) and inner.id == first[0].arg:
                 self.selves.add(id(inner))
+                if bound:
+                    self.of_classes.add(id(inner))
             elif (
                 isinstance(inner, ast.Attribute)
                 and isinstance(inner.value, ast.Name)
@@ -189,8 +208,16 @@ class _File:
             ):
                 if isinstance(inner.ctx, ast.Store):
                     self.own.add(inner.attr)
-                if isinstance(inner.ctx, ast.Store) and not bound:
-                    self.setters.add(node.name)
+                if isinstance(inner.ctx, ast.Store) and not bound and node.name not in METHODS:
+                    (self.static_setters if static else self.setters).add(node.name)
+
+    def _binds(self, decorator: ast.expr) -> bool:
+        """Whether a method below a decorator still gets its own object. The file's functions can give it any other."""
+        named = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if isinstance(named, ast.Name):
+            return named.id in ("property", "classmethod", "staticmethod") and named.id not in self._defined
+        module, _, name = (self._path(named) or "").rpartition(".")
+        return module in ("torch", "functools") and name in _BINDING
 
     def _note_imports(self) -> None:
         meant: dict[str, set[str]] = {}
@@ -214,6 +241,8 @@ class _File:
             for node in _inside(owner.body):
                 if isinstance(node, _IMPORTS):
                     self.in_class.add(id(node))
+                elif isinstance(node, ast.Name):
+                    self.at_class_level.add(id(node))
                 for _, value in _bindings(node):
                     self.aliases.pop(id(value), None)
 
@@ -353,6 +382,9 @@ class _File:
             raise _Refused("type as a value", instead="type(x) where the type of a value is meant")
         if not isinstance(node.ctx, ast.Load):
             return
+        self._class_as_value(node, node.id)
+        if id(node) in self.at_class_level and node.id in self.setters | self.static_setters:
+            raise _Refused(f"the method {node.id} under another name", instead=f"self.{node.id}(...), in a method")
         path = self._path(node)
         self._from_text(node, path)
         if path in _PACKAGES and id(node) not in self.bases:
@@ -394,15 +426,28 @@ class _File:
         if node.attr == "format":
             return self._format(node)
         self._read(node.attr, node.value)
-        if (
-            ((isinstance(node.value, ast.Name) and node.value.id in self.classes) or _is_type(node.value))
-            and node.attr in self.setters
-            and node.attr not in METHODS
-        ):
+        self._class_as_value(node, node.attr)
+        if node.attr == "__init__" and id(node) not in self.called:
+            raise _Refused(f"{ast.unparse(node)} as a value", instead="super().__init__()")
+        if node.attr in self.static_setters:
+            raise _Refused(ast.unparse(node), instead=".apply(...), which calls it with a context of its own")
+        if node.attr in self.setters and self._is_class(node.value):
             raise _Refused(
                 ast.unparse(node), instead="a method that sets attributes is called on an object, not on its class"
             )
         return None
+
+    def _is_class(self, node: ast.expr) -> bool:
+        """Whether an expression is a class of the file's, as far as its text says."""
+        named = getattr(node, "id", getattr(node, "attr", "")) in self.classes
+        return named or id(node) in self.of_classes or _is_type(node)
+
+    def _class_as_value(self, node: ast.expr, name: str) -> None:
+        """A class under another name, of which a method could be called with any object to set attributes of."""
+        if not self.setters or not (name in self.classes or id(node) in self.of_classes):
+            return
+        if not (self._stays(node) or id(node) in self.named or id(node) in self.decorators):
+            raise _Refused(f"the class {name} as a value", instead=f"{name}(...), written out where an object is made")
 
     def _read(self, name: str, of: ast.expr | None = None) -> None:
         """Whether .name may follow an expression."""
@@ -424,8 +469,7 @@ class _File:
         """Whether .__init__ is asked of a class or super(), and not of an object that somebody else's would fill anew."""
         if id(of) not in self.bases:
             return False
-        name = getattr(getattr(of, "func", None), "id", getattr(of, "id", ""))
-        return name in self.classes or self._is_super(of) or bool(self._path(of))
+        return self._is_super(of) or bool(self._path(of)) or self._is_class(of)
 
     def _set(self, node: ast.Attribute, path: str | None) -> None:
         """An assignment to x.name, however it is written."""
@@ -472,6 +516,9 @@ class _File:
 
     def _call(self, node: ast.Call) -> None:
         name = getattr(node.func, "id", "")
+        if getattr(node.func, "attr", "") == "__init__" and not self._is_super(node.func.value):
+            if not (node.args and id(node.args[0]) in self.selves - self.of_classes):
+                raise _Refused(f"{ast.unparse(node.func)} of another object", instead="super().__init__()")
         if name == "getattr":
             text = node.args[1] if len(node.args) > 1 else None
             if not (isinstance(text, ast.Constant) and isinstance(text.value, str) and text.value.isidentifier()):
@@ -494,7 +541,7 @@ class _File:
             if keyword.arg and keyword.arg.startswith("__"):
                 raise _Refused(f"{keyword.arg} as a keyword", keyword.arg)
 
-    def _stays(self, node: ast.Call) -> bool:
+    def _stays(self, node: ast.expr) -> bool:
         """Whether the class that type(x) gives is compared with classes, called, asked for its name or shown, so that no name
         and no function of the file's gets it: the type of a class makes classes, and some read names from text."""
         return any(id(node) in places for places in (self.shown, self.called, self.bases, self.asked, self._compared))

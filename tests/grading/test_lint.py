@@ -158,6 +158,11 @@ ODD = [
     "import enum\nclass K(enum.IntEnum):\n    A = 1\nx: enum.Enum = K.A\nK(1), isinstance(x, enum.Enum)",
     "from dataclasses import dataclass\nfrom functools import total_ordering\n@total_ordering\n@dataclass(frozen=True)\nclass C:\n    x: int\n    def __lt__(self, other):\n        return self.x < other.x",
     "import dataclasses\n@dataclasses.dataclass(eq=False)\nclass C:\n    x: int = 1\ndataclasses.replace(C(), x=2)",
+    "import torch\nclass A:\n    def __init__(self, x):\n        self.sum, self._x = x, x\n    @property\n    def x(self):\n"
+    "        return self._x\n    @torch.no_grad()\n    def step(self):\n"
+    "        self.mean = 1\n    @classmethod\n    def of(cls, x):\n        made = cls(x)\n        made.step()\n        return made\n"
+    "def f(a: A) -> A:\n    return A.of(a.x) if isinstance(a, A) else A(1)",
+    "class Wrong(ValueError):\n    def note(self):\n        self.sum = 1\ntry:\n    raise Wrong\nexcept Wrong as wrong:\n    wrong.note()",
     "import torch\nclass M(torch.nn.Module):\n    def __init__(self):\n        super(M, self).__init__()\n    def __call__(self, x):\n        return super().__call__(x)",
     "class D(dict):\n    def __getitem__(self, key):\n        return super().__getitem__(key) + 1\n    def __setitem__(self, key, value):\n        super(D, self).__setitem__(key, value)",
     "import torch\nlayers = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Sequential()])\nlayers[0].register_buffer('b', None)",
@@ -437,6 +442,37 @@ BLOCKS = [
     "class A:\n    f_globals = 1\nx = 0\nx.f_globals",
     "class A:\n    _gpu = 1\nx = 0\nmatch x:\n    case object(_gpu=g): pass",
     "class A:\n    def f(self):\n        self.p = 2\nclass B(A): pass\nB.f(0)",
+    # A method that sets attributes, with an object that is not of its class.
+    *(
+        f"import torch\nclass A:\n    def f(self):\n        self.sum = print\n{way}"
+        for way in (
+            "B = A\nB.f(torch.Tensor)",
+            "for k in [A]:\n    k.f(torch.Tensor)",
+            "[A][0].f(torch.Tensor)",
+            "getattr(A, 'f')(torch.Tensor)",
+            "def g():\n    return A\ng().f(torch.Tensor)",
+            "def g(k):\n    k.f(torch.Tensor)\ng(A)",
+            "def g(k=A):\n    k.f(torch.Tensor)\ng()",
+            "list(map(lambda k: k.f(torch.Tensor), (A,)))",
+            "match A:\n    case k:\n        k.f(torch.Tensor)",
+            "(k := A).f(torch.Tensor)",
+            "    g = f\nA.g(torch.Tensor)",
+            "    @classmethod\n    def g(cls):\n        cls.f(torch.Tensor)\nA.g()",
+            "    @classmethod\n    def g(cls):\n        return cls\nA.g().f(torch.Tensor)",
+            "class B:\n    class C(A): pass\nB.C.f(torch.Tensor)",
+            "class B:\n    class C(A): pass\nD = B.C\nD.f(torch.Tensor)",
+            "super(A, A()).f.__func__(torch.Tensor)",
+        )
+    ),
+    "import torch\nclass A:\n    def __init__(self):\n        self.sum = print\nA.__init__(torch.Tensor)",
+    "import torch\nclass A:\n    def __init__(self):\n        self.sum = print\nf = A.__init__\nf(torch.Tensor)",
+    "import torch\nclass A(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        ctx.sum = x\n"
+    "A.forward(torch.Tensor, print)",
+    "import torch\nclass A:\n    @staticmethod\n    def f(self):\n        self.sum = print\nA().f(torch.Tensor)",
+    "import torch\ndef d(g):\n    g(torch.Tensor)\nclass A:\n    @d\n    def f(self):\n        self.sum = print",
+    "import torch\nclass P:\n    def setter(self, g):\n        g(torch.Tensor)\np = P()\nclass A:\n    @p.setter\n"
+    "    def f(self):\n        self.sum = print",
+    "import torch\ndef property(g):\n    g(torch.Tensor)\nclass A:\n    @property\n    def f(self):\n        self.sum = print",
     "class A:\n    def f(self):\n        self.p = 2\ntype(A()).f(0)",
     "class A:\n    def _C(self): pass\nx = 0\nx._C",
     "if 0:\n    eval = 1\neval('1')",
