@@ -276,7 +276,7 @@ def latencies() -> Picture:
         for row, name in enumerate(PLACES):
             ns = latency_ns(name)
             ax.barh(row, ns, 0.6, color=style.READS)
-            style.label(ax, ns, row, f"{ns:.0f} ns, {ns * g.boost_mhz / 1e3:.0f} cycles")
+            style.label(ax, ns, row, f"{ns:.0f} ns, {ns * g.boost_mhz / 1e3:.0f} cycles", bbox=style.CLEAR)
         ax.set_yticks(range(3), [f"{name}\n{size}" for name, size in zip(PLACES, sizes, strict=True)], fontsize=9)
         ax.set(ylim=(2.6, -0.6), xlim=(0, 1.35 * latency_ns("global memory")))
         style.axes(ax, x="from a load to its value (ns)", grid="x")

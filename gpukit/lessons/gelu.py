@@ -364,7 +364,7 @@ def bars(op: str, shape: tuple[int, int] = SHAPE) -> Picture:
             names = [p for p in _NAMES if p in took]
             for row, p in enumerate(names):
                 ax.barh(row, took[p], 0.65, color=colours.get(p, style.YOURS))
-                style.label(ax, took[p], row, f"{took[p]:.0f}")
+                style.label(ax, took[p], row, f"{took[p]:.0f}", bbox=style.CLEAR)
             ax.set_yticks(range(len(names)), [_NAMES[p] for p in names])
             ax.set(xlim=(0, 1.18 * max(took.values())), ylim=(len(names) - 0.4, -0.6))
             ax.set_title(_MODES[mode], fontsize=10)

@@ -78,7 +78,7 @@ def steps(preset: str, folder: Path | str = "h200") -> Picture | Missing:
         edge = 1.03 * max(*measured, *modelled)  # of the text, which the dashed lines must not cross
         for place, row, value, expected in zip(places, found, measured, modelled, strict=True):
             share = f"   MFU {float(row['mfu']):.0%}" if row["mfu"] else ""
-            style.label(ax, edge, place, f"{value:,.0f}{share}", va="center")
+            style.label(ax, edge, place, f"{value:,.0f}{share}", va="center", bbox=style.CLEAR)
             if expected:
                 ax.plot([expected, expected], [place - 0.4, place + 0.4], color=style.BOUND, ls="--", lw=1.5)
         ax.set_yticks(places, [row["rung"] for row in found])

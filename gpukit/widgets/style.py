@@ -51,6 +51,7 @@ COLOURS = {
 }
 
 INK = "#262626"
+CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # bbox of a text: the card's white, so no line crosses it
 MAX_PNG_BYTES = 100_000
 _DPI = 100  # of the shown size; the file holds twice as many pixels, for screens that can show them
 

@@ -170,7 +170,7 @@ class Versus:
             ax.set_xticks([*x.values()], [f"{v:,}" for v in x.values()], minor=False)
             ax.minorticks_off()
             ax.set_ylim(0, top)
-            style.names(ax, ends)
+            style.names(ax, ends, bbox=style.CLEAR)
         return style.picture(fig, alt=f"{self.title}. {self.sentence}")
 
     @property
