@@ -56,7 +56,8 @@ def block() -> Picture:
         for i, (name, notebook, colour) in enumerate(parts):
             y = len(parts) - 1 - i
             ax.barh(y, 4.2, 0.72, left=0.9, color=style.COLOURS[colour.lower()], alpha=0.85)
-            ax.text(1.05, y, name, va="center", color="white", fontweight="bold")
+            ink = style.INK if colour == "NEUTRAL" else "white"
+            ax.text(1.05, y, name, va="center", color=ink, fontweight="bold")
             if notebook:
                 ax.text(5.25, y, f"notebook {notebook}", va="center", color=style.INK)
         ax.plot([0.72, 0.72], [1.7, 10.3], color=style.INK, lw=1.5)
@@ -318,9 +319,12 @@ def ring(gpus: int = 4) -> Picture:
             for share in range(gpus):
                 for each in range(gpus):
                     n = state[share][each]
-                    colour = style.COMPUTE if n == gpus else style.READS
-                    ax.barh(share, 0.9, 0.9, left=each + 0.05, color=colour, alpha=0.25 + 0.75 * n / gpus)
-                    ax.text(each + 0.5, share, n, ha="center", va="center", color="white", fontsize=9)
+                    # Blues pale enough for dark digits.
+                    colour, alpha, ink = style.READS, 0.15 + 0.5 * n / gpus, style.INK
+                    if n == gpus:
+                        colour, alpha, ink = style.COMPUTE, 1.0, "white"
+                    ax.barh(share, 0.9, 0.9, left=each + 0.05, color=colour, alpha=alpha)
+                    ax.text(each + 0.5, share, n, ha="center", va="center", color=ink, fontsize=9)
             ax.set_title(name, fontsize=9)
             ax.set_xticks([i + 0.5 for i in range(gpus)], range(gpus), fontsize=8)
             ax.set_yticks(range(gpus), range(gpus), fontsize=8)

@@ -152,7 +152,7 @@ def matrices(name: str) -> Picture:
         for part, width in shapes:
             wide = unit * width / h
             colour = style.WRITES if part in ("gate", "up", "down") else style.READS
-            diagram.box(ax, x, 0.8, wide + 0.12, unit + 0.12, part if wide > 0.8 else "", colour, bold=True, size=9)
+            diagram.box(ax, x, 0.8, wide + 0.12, unit + 0.12, part if wide > 0.8 else "", colour, bold=True, size=8)
             if wide <= 0.8:
                 diagram.text(ax, x + wide / 2 + 0.06, 0.5, part, size=9, bold=True)
             diagram.text(ax, x + wide / 2 + 0.06, 2.3, _in_h(width / h), size=9)
