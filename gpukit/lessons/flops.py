@@ -518,7 +518,7 @@ def schedules() -> Picture:
             style.label(ax, 0.6 * trillions, plan.rate(plan.steps * 3 // 5), f"for {trillions} T", dx=dx, dy=dy)
         ax.axvline(apart, color=style.BOUND, ls="--")
         style.label(ax, apart, 0.15, f"5% apart from {apart:.1f} T on", dx=8)
-        style.axes(ax, x="tokens (10^12)", y="rate (share of peak)")
+        style.axes(ax, x="tokens (trillions)", y="rate (share of peak)")
     return style.picture(fig, alt=f"Cosines for 15 and for 18 T tokens, 5% apart from {apart:.1f} T on.")
 
 

@@ -146,7 +146,7 @@ class Versus:
             ax.set_yticks(range(len(shapes)), [by(s) for s in shapes])
             ax.set(xlim=(0, 1.08 * bound), ylim=(len(shapes) - 0.5, -0.5))
             ax.tick_params(axis="y", length=0)
-            fig.legend(loc="outside upper left", ncols=4)
+            fig.legend(loc="outside upper left", ncols=6, columnspacing=1.2, handlelength=1.5)
         return style.picture(fig, alt=f"{self.title}. {self.sentence}")
 
     def _lines(self, axis: int, shapes: Sequence[tuple[int, ...]]) -> style.Picture:
