@@ -424,7 +424,11 @@ STRIDED = KernelExercise(
     function="softmax_strided",
     cases=_strided_cases,
     reference=ideas.reference("softmax.library", 1),
-    huge=lambda: (far(2, 65536, 49152, transposed=True),),
+    # Each offset alone is beyond 2^31: that of a column, of c, of b, of a. A stride that is itself beyond comes in 64 bits.
+    huge=lambda: [
+        (far(2, 65536, 49152, transposed=True),),
+        *((far(*shape, 65536),) for shape in ((1, 1, 49152), (1, 49152, 1), (49152, 1, 1))),
+    ],
     traffic=Traffic(reads=1, writes=1),
     misconceptions=(
         Misconception("contiguous-assumed", gives=_as_if_contiguous),

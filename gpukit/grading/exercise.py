@@ -263,15 +263,15 @@ class TensorExercise(Exercise):
                n > 0: the last argument of each case is dy, the upstream gradient; y and the n gradients are compared
     returns    what the docstring calls the results; without it they are y, or y[0], y[1], which reads like an element of y
     launch_rule  (case, launches) -> (label, sentence) if the launches break a rule of the exercise, else None
-    huge       () -> the arguments of one more call, some of them wire.Imaginary, of more than 2^31 elements. A few programs run
-               on addresses alone: an offset that was computed in 32 bits leaves its tensor
+    huge       () -> the arguments of one more call, or a list of several, some of them wire.Imaginary, of more than 2^31
+               elements. A few programs run on addresses alone: an offset that was computed in 32 bits leaves its tensor
     """
 
     reference: Callable[..., Any] = field(kw_only=True)
     gradients: int = 0
     returns: tuple[str, ...] = ()
     launch_rule: Callable[[Case, tuple[LaunchFacts, ...]], tuple[str, str] | None] | None = None
-    huge: Callable[[], tuple[Any, ...]] | None = None
+    huge: Callable[[], tuple[Any, ...] | list[tuple[Any, ...]]] | None = None
 
     def compare(self, case: Case, reply: Reply) -> Wrong | None:
         """How the results are not the right ones."""

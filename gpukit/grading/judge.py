@@ -276,17 +276,17 @@ class _Run:
                 self._note(outcomes, case, reply)
                 if looked and outcomes[-1].wrong:
                     raise self._doubt(outcomes[-1].wrong.text, case)
-            if far and not any(outcome.wrong for outcome in outcomes):
-                case = self._far()
-                self._addresses(ask((case.args, far), case), case)
+            if not any(outcome.wrong for outcome in outcomes):
+                for case, tape in far:
+                    self._addresses(ask((case.args, tape), case), case)
             return outcomes
 
-    def _tapes(self, server: Server, cases: list[Case]) -> tuple[list[str], str, bool]:
-        """What the host asks for: when it is loaded and in each case; on addresses alone; and whether it looked at numbers,
+    def _tapes(self, server: Server, cases: list[Case]) -> tuple[list[str], list[tuple[Case, str]], bool]:
+        """What the host asks for: when it is loaded and in each case; in those on addresses alone; and whether it looked at numbers,
         which it may in some exercises. Raises _Doubt if it cannot go on without them."""
         from gpukit.grading.host import decoys
 
-        looked, far = False, ""
+        looked, far = False, []
         with self._asking(server) as (ask, worker), _folder(worker) as folder:
             loaded = ask(self.exercise.job(self._written(folder), "host"), None)
             if loaded.error:
@@ -303,10 +303,10 @@ class _Run:
                     if operation not in self.exercise.torch_ops:
                         raise self._doubt(f"line {line} runs {operation}, which is none of your kernels", case)
                 tapes.append(reply.tape)
-            if self.exercise.huge:
-                case = self._far()
+            for case in self._far():
                 reply = ask(decoys(case.args), case)
-                far = reply.tape  # none where something goes wrong, which proves nothing
+                if reply.tape:  # none where something goes wrong, which proves nothing
+                    far.append((case, reply.tape))
                 # But a grid that no GPU takes is as wrong as an address outside.
                 if reply.error and reply.error.message.startswith("the grid's axis"):
                     self.beyond = reply.error, case
@@ -334,9 +334,8 @@ class _Run:
             outcomes: list[Outcome] = []
             for case in cases:
                 self._note(outcomes, case, ask(case.args, case))
-            if device == "cpu" and self.exercise.kernel and self.exercise.huge:
-                if not any(outcome.wrong for outcome in outcomes):
-                    far = self._far()
+            if device == "cpu" and self.exercise.kernel and not any(outcome.wrong for outcome in outcomes):
+                for far in self._far():
                     self._addresses(ask(far.args, far), far)
             return outcomes
 
@@ -368,9 +367,9 @@ class _Run:
             outcomes: list[Outcome] = []
             for case in cases:
                 self._note(outcomes, case, _moved(ask(self.exercise.launched(*case.args), case), first, say))
-            if self.exercise.huge and not any(outcome.wrong for outcome in outcomes):
-                far = self._far()
-                self._addresses(_moved(ask(self.exercise.launched(*far.args), far), first, say), far)
+            if not any(outcome.wrong for outcome in outcomes):
+                for far in self._far():
+                    self._addresses(_moved(ask(self.exercise.launched(*far.args), far), first, say), far)
             return outcomes
 
     def _text(self, server: Server) -> str:
@@ -442,15 +441,18 @@ class _Run:
         finally:
             self.detail = printed.decode(errors="replace") + self.detail
 
-    def _far(self) -> Case:
-        """One more call, on tensors beyond 2^31 elements, of which only the addresses are looked at."""
-        args = self.exercise.huge()
-        shapes = ", ".join(f"{list(arg.shape)} {arg.dtype}" for arg in args if isinstance(arg, wire.Imaginary))
-        return Case(f"{shapes}, addresses only", args)
+    def _far(self) -> list[Case]:
+        """The calls on tensors beyond 2^31 elements, of which only the addresses are looked at."""
+        given = self.exercise.huge() if self.exercise.huge else []
+        found = []
+        for args in given if isinstance(given, list) else [given]:
+            shapes = ", ".join(f"{list(arg.shape)} {arg.dtype}" for arg in args if isinstance(arg, wire.Imaginary))
+            found.append(Case(f"{shapes}, addresses only", args))
+        return found
 
     def _addresses(self, reply: Reply, far: Case) -> None:
-        """What is wrong there is said after everything else."""
-        if reply.error:
+        """What is wrong there is said after everything else, and of several the first."""
+        if reply.error and not self.beyond:
             self.beyond = reply.error, far
 
     def _raised(self, error: Failure, case: Case | None, beyond: bool = False) -> Diagnosis:

@@ -182,7 +182,7 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
     class Fresh(dispatch.Mode):
         """What nobody has written holds NaN, not the zeros of memory that is new. Numbers that Python keeps are memory too:
         what it has allocated since the first one was taken out of a tensor, but no more than all of them would take in a
-        list. Integers may be the bits of other numbers, and a long one can hold many: each has its size in the tensor, once
+        list. Integers may be the bits of other numbers, and long integers can hold many: each has its size in the tensor, once
         for its place in an argument, each time where an argument's floats led to it, in whatever memory, and elsewhere once
         for its value, since a loop computes the same indices again and again."""
 
