@@ -440,11 +440,19 @@ def _twice_scaled(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *rest: Any) 
     return _reference(q / math.sqrt(q.shape[-1]), k, v, lengths, *rest)
 
 
-def _huge_decode() -> tuple:
-    """The batch's offset is in 64 bits in the stub; so it is the tokens that lie far apart."""
+def _huge_decode() -> list[tuple]:
+    """The offset of a token, of a batch element, of a head and of a column alone is beyond 2^31."""
     import torch
 
-    return far(1, 1 << 18, 128), *(far(1, 100, 1 << 18, 128),) * 2, torch.full((1,), 100, dtype=torch.int32)
+    def given(B: int, H: int, T: int, order: tuple[int, ...] = ()) -> tuple:
+        return far(B, H, 128), *(far(B, T, H, 128, order=order),) * 2, torch.full((B,), min(T, 100), dtype=torch.int32)
+
+    return [
+        given(1, 1 << 18, 100),
+        given(4096, 64, 100),
+        given(1, 1 << 18, 100, (0, 2, 1, 3)),
+        given(4096, 64, 100, (3, 0, 1, 2)),
+    ]
 
 
 def _cached_bytes(k: Tensor, lengths: Tensor) -> int:

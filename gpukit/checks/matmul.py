@@ -193,7 +193,14 @@ STRIDES = KernelExercise(
     returns=("c",),
     reference=lambda a, b, BLOCK: a @ b,
     # A column of b begins, and a row of c, beyond 2^31 elements.
-    huge=lambda: (far(1, 3 << 20, 1024, transposed=True), far(1, 1024, 3 << 20, transposed=True), 64),
+    huge=lambda: [  # the offset of each dimension of a and b alone is beyond 2^31
+        (a, b, 64)
+        for a, b in (
+            (far(1, 3 << 20, 1024, transposed=True), far(1, 1024, 3 << 20, transposed=True)),
+            (far(1, 3 << 20, 1024), far(1, 1024, 3 << 20)),
+            (far(1 << 15, 256, 512), far(1 << 15, 512, 256)),
+        )
+    ],
     traffic=Traffic(reads=_products_read, writes=_products_bytes, memory=_products_bytes),  # memory: no copy of a or b
     misconceptions=(
         Misconception("low-precision-sums", when=ideas.rounded_sums),

@@ -775,7 +775,15 @@ ROPE = KernelExercise(
     function="rope",
     cases=_rope_cases,
     reference=_rope,
-    huge=lambda: (far(3, 160, 131072, 128), far(131072, 64), far(131072, 64), far(3, 160, 131072, 128)),
+    huge=lambda: [  # the offset of h, of b, of t and of a column alone is beyond 2^31
+        (x, far(x.shape[2], 64), far(x.shape[2], 64), x)
+        for x in (
+            far(3, 160, 131072, 128),
+            far(1 << 18, 96, 1, 128),
+            far(1, 96, 1 << 18, 128, order=(0, 2, 1, 3)),
+            far(1, 1, 1 << 26, 128, transposed=True),
+        )
+    ],
     gradients=1,
     traffic=Traffic(  # the tables once for each token and pass
         reads=lambda x, cos, sin, dy: nbytes(x, dy) + 2 * len(x) * nbytes(cos, sin),

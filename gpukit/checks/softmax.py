@@ -478,7 +478,7 @@ BACKWARD = KernelExercise(
     function="softmax",
     cases=_backward_cases,
     reference=ideas.reference("softmax.library", 1),
-    huge=lambda: (far(49152, 65536), far(49152, 65536)),
+    huge=lambda: [(far(49152, 65536), far(49152, 65536, transposed=way)) for way in (False, True)],
     gradients=1,
     traffic=Traffic(reads=3, writes=2, launches=2, saved=1),  # forward: x, y; backward: y and dy, dx
     misconceptions=(

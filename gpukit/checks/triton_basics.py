@@ -273,7 +273,9 @@ MUL_RELU = KernelExercise(
     function="mul_relu",
     cases=_mul_relu_cases,
     reference=_mul_relu,
-    huge=lambda: (far(65536, 49152, transposed=True), far(49152), far(65536, 49152)),
+    huge=lambda: [
+        (far(65536, 49152, transposed=not way), far(49152), far(65536, 49152, transposed=way)) for way in (False, True)
+    ],
     gradients=1,
     traffic=Traffic(  # w once for each row of tiles, in both passes
         reads=lambda x, w, dy: 3 * nbytes(x) + 2 * cdiv(len(x), 16) * nbytes(w),

@@ -29,19 +29,19 @@ class Foreign:
 
 @dataclass(frozen=True)
 class Imaginary:
-    """A tensor that has addresses and no memory behind them; `dtype` is a name such as "float16". It is contiguous, or its
-    last two dimensions are transposed in memory."""
+    """A tensor that has addresses and no memory behind them; `dtype` is a name such as "float16". It has no gaps; `order` lists
+    its dimensions from the outermost in memory to the innermost (empty: contiguous)."""
 
     shape: tuple[int, ...]
     dtype: str
-    transposed: bool = False
+    order: tuple[int, ...] = ()
 
     def tensor(self) -> Tensor:
         import torch
 
-        shape = (*self.shape[:-2], *self.shape[:-3:-1]) if self.transposed else self.shape
-        made = torch.empty(shape, dtype=getattr(torch, self.dtype), device="meta")
-        return made.mT if self.transposed else made
+        order = self.order or tuple(range(len(self.shape)))
+        made = torch.empty([self.shape[i] for i in order], dtype=getattr(torch, self.dtype), device="meta")
+        return made.permute([order.index(i) for i in range(len(order))])
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _encode(value: Any, blobs: list[bytes]) -> Any:
     if kind is dict:
         return {"dict": [[_encode(key, blobs), _encode(item, blobs)] for key, item in value.items()]}
     if kind is Imaginary:
-        return {"imaginary": [value.dtype, value.transposed, *value.shape]}
+        return {"imaginary": [value.dtype, list(value.order), *value.shape]}
     if kind is Layout:
         return {"layout": [value.dtype, list(value.shape), list(value.stride), value.offset, value.nbytes]}
     if kind is Foreign:
@@ -192,8 +192,8 @@ def _decode(value: Any, blobs: list[bytes]) -> Any:
         case "dict":
             return {_decode(key, blobs): _decode(item, blobs) for key, item in data}
         case "imaginary":
-            dtype, transposed, *shape = data
-            return Imaginary(tuple(shape), dtype, transposed)
+            dtype, order, *shape = data
+            return Imaginary(tuple(shape), dtype, tuple(order))
         case "layout":
             dtype, shape, stride, offset, nbytes = data
             return Layout(dtype, tuple(shape), tuple(stride), offset, nbytes)

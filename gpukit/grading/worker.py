@@ -264,9 +264,7 @@ def _imaginary(args: tuple) -> bool:
 
 def _on_meta(arg: Any) -> Any:
     """An imaginary tensor as one that has addresses and no memory."""
-    import torch
-
-    return torch.empty(arg.shape, dtype=getattr(torch, arg.dtype), device="meta") if _imaginary((arg,)) else arg
+    return arg.tensor() if _imaginary((arg,)) else arg
 
 
 def _on_addresses(call: Callable[[], Any]) -> Reply:
