@@ -27,8 +27,10 @@ late = {per_day = 0.5, at_most = 2}
 seed = "student"
 secret = "rosebud"
 """
-# Gradescope sets no PYTHONPATH, which would lead to the checkout.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+# Gradescope sets no PYTHONPATH, which would lead to the checkout. The zip's folder stays as it was unpacked.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+    "PYTHONDONTWRITEBYTECODE": "1"
+}
 METADATA = {"created_at": "2026-10-12T06:00:00.123456-07:00", "users": [{"email": "ada@uni.example", "id": 1}]}
 PIP = """#!/bin/sh
 set -e

@@ -590,5 +590,6 @@ def _source(fn) -> tuple[str, int, frozenset[str]]:
         ) from None
     text = textwrap.dedent("".join(block))
     (node,) = ast.parse(text).body
-    names = frozenset(each.id for each in ast.walk(node) if isinstance(each, ast.Name))
-    return "".join(text.splitlines(keepends=True)[node.lineno - 1 :]), first + node.lineno - 1, names
+    source = "".join(text.splitlines(keepends=True)[node.lineno - 1 :])
+    names = frozenset(each.id for each in ast.walk(ast.parse(source)) if isinstance(each, ast.Name))  # no decorator's
+    return source, first + node.lineno - 1, names
