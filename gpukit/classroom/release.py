@@ -193,12 +193,8 @@ def _makefile(text: str) -> str:
     targets = {p: found[1] for p in paragraphs if (found := re.match(r"([a-z][\w-]*):", p))}
     kept = [p for p in paragraphs if p not in targets or targets[p] in TARGETS]
     made = re.sub(r"^\.PHONY:.*$", f".PHONY: {' '.join(TARGETS)}", "\n\n".join(kept), flags=re.MULTILINE)
-    return (
-        re.sub(
-            r"^# (Of plugins|Besides the version).*\n(#.*\n)*((PYTEST|TRITON).*\n)+", "", made, flags=re.MULTILINE
-        ).rstrip("\n")
-        + "\n"
-    )
+    for_tests = r"^# (Of plugins|Besides the version).*\n(#.*\n)*((PYTEST|TRITON).*\n)+"
+    return re.sub(for_tests, "", made, flags=re.MULTILINE).rstrip("\n") + "\n"
 
 
 def _put(

@@ -469,7 +469,7 @@ class _File:
         """Whether .__init__ is asked of a class or super(), and not of an object that somebody else's would fill anew."""
         if id(of) not in self.bases:
             return False
-        return self._is_super(of) or bool(self._path(of)) or self._is_class(of)
+        return self._is_super(of) or bool(self._path(of)) or (self._is_class(of) and not _is_type(of))
 
     def _set(self, node: ast.Attribute, path: str | None) -> None:
         """An assignment to x.name, however it is written."""

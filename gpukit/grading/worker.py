@@ -215,10 +215,12 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
                     self.integer_bytes += args[0].element_size() * (len(self.integers) > _NUMBERS_FREE)
             return poison(out) if name in ALLOCATIONS else out
 
-    with Fresh() as numbers, live.watch(arguments=args) as memory:
-        output = function(*args)
-    kept = min(_NUMBER_BYTES * numbers.taken, tracemalloc.get_traced_memory()[1])
-    tracemalloc.stop()
+    try:
+        with Fresh() as numbers, live.watch(arguments=args) as memory:
+            output = function(*args)
+        kept = min(_NUMBER_BYTES * numbers.taken, tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
     touched = _touched(function, args, before, job)
     kept = max(0, kept - _NUMBER_BYTES * _NUMBERS_FREE) + numbers.integer_bytes
     peak, largest = memory.peak_bytes + kept, memory.largest_bytes

@@ -80,10 +80,10 @@ def _constants(config: HopperConfig) -> dict:
     }  # fmt: skip
 
 
-def _programs(config: HopperConfig, x: Tensor) -> tuple[int, int]:
+def _programs(consumers: int, per_sm: int, x: Tensor) -> tuple[int, int]:
     """How many programs for tiles of x [B, H, T, D], and how many tiles a program gets at a time."""
     B, H, T, _ = x.shape
-    tiles, places = -(-T // (config.CONSUMERS * ROWS)) * B * H, multiprocessors(x.device) * config.PER_SM
+    tiles, places = -(-T // (consumers * ROWS)) * B * H, multiprocessors(x.device) * per_sm
     each = 2 if tiles >= 2 * places else 1  # one long and one short walk, where there are enough of both
     return min(-(-tiles // each), places), each
 
@@ -93,7 +93,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, left: int, 
     FORWARD."""
     B, H, T_q, D = q.shape
     config = FORWARD[D]
-    programs, each = _programs(config, q)
+    programs, each = _programs(config.CONSUMERS, config.PER_SM, q)
     launch(
         flash_attention_fwd_hopper_kernel, programs,
         lse, _descriptor(q, ROWS), _descriptor(k, config.BLOCK_N), _descriptor(v, config.BLOCK_N), _descriptor(o, ROWS),
@@ -122,7 +122,7 @@ def backward_in_one(
     BLOCK_M, stages, buffers, _ = BACKWARD[D]
     blocks = -(-T_q // BLOCK_M)
     sums = torch.zeros(B * H * blocks * BLOCK_M * D, dtype=torch.float32, device=q.device)
-    programs, each = _programs(HopperConfig(2, BLOCK_M, stages, 1), k)
+    programs, each = _programs(2, 1, k)
     launch(
         flash_attention_bwd_hopper_kernel, programs,
         lse, delta, sums, _descriptor(q, BLOCK_M), _descriptor(do, BLOCK_M), _descriptor(k, ROWS), _descriptor(v, ROWS),
@@ -144,7 +144,7 @@ def backward_in_two(
     B, H, T_q, D = q.shape
     _, H_kv, T_k, _ = k.shape
     config = BACKWARD_Q[D]
-    programs, each = _programs(config, q)
+    programs, each = _programs(config.CONSUMERS, config.PER_SM, q)
     launch(
         flash_attention_bwd_q_hopper_kernel, programs,
         lse, delta, _descriptor(q, ROWS), _descriptor(do, ROWS), _descriptor(k, config.BLOCK_N),
@@ -152,7 +152,7 @@ def backward_in_two(
         B, H, H // H_kv, T_q, T_k, left, right, each, scale, D=D, **_constants(config),
     )  # fmt: skip
     config = BACKWARD_KV[D]
-    programs, each = _programs(config, k)
+    programs, each = _programs(config.CONSUMERS, config.PER_SM, k)
     launch(
         flash_attention_bwd_kv_hopper_kernel, programs,
         lse, delta, _descriptor(q, config.BLOCK_N), _descriptor(do, config.BLOCK_N), _descriptor(k, ROWS),

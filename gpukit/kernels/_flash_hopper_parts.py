@@ -52,8 +52,8 @@ def _fetch_pairs(
     given, walks,
     CONSUMERS: gl.constexpr, ROWS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """What one warp does backward, as `_fetch_all` forward: for each tile ROWS rows of a and b for each consumer, then block after block of x and y, of `repeat`
-    heads one after the other. For dq a and b are q and do; for dk and dv they are k and v."""
+    """What one warp does backward, as `_fetch_all` forward: for each tile ROWS rows of a and b for each consumer, then block
+    after block of x and y, of `repeat` heads one after the other. For dq a and b are q and do; for dk and dv they are k and v."""
     a_desc, b_desc, x_desc, y_desc, a_smem, b_smem, x_smem, y_smem, own_ready, own_free, ready, free = given
     tiles, each, H, repeat, shared, reach = walks
     TILE: gl.constexpr = CONSUMERS * ROWS
