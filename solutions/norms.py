@@ -294,6 +294,7 @@ def rope_kernel(
     offs_h = tl.arange(0, BLOCK_H)[:, None].to(tl.int64)  # BLOCK_H >= H; 64 bits for what strides make of it
     offs_d = tl.arange(0, BLOCK_D)[None, :].to(tl.int64)  # BLOCK_D >= HALF
     # BEGIN SOLUTION
+    stride_xd = tl.cast(stride_xd, tl.int64)  # HALF of them may be beyond 2^31 elements
     mask = (offs_h < H) & (offs_d < HALF)
     cos = tl.load(cos_ptr + t * HALF + offs_d, mask=offs_d < HALF, other=0.0)
     sin = tl.load(sin_ptr + t * HALF + offs_d, mask=offs_d < HALF, other=0.0)

@@ -781,7 +781,7 @@ ROPE = KernelExercise(
             far(3, 160, 131072, 128),
             far(1 << 18, 96, 1, 128),
             far(1, 96, 1 << 18, 128, order=(0, 2, 1, 3)),
-            far(1, 1, 1 << 26, 128, transposed=True),
+            far(1, 1, 3 << 24, 128, transposed=True),
         )
     ],
     gradients=1,
