@@ -182,9 +182,10 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     added = command(
         "validate",
         _validate,
-        "what the simulator says beside what was measured; exit status 1 for a row outside its bar without a reason",
+        "what the simulator says beside what was measured, on kernels held back first; exit status 1 where these are outside "
+        "their bars, or another row is without a reason",
     )
-    added.add_argument("--gpu", default="h200", help="a GPU with recorded measurements (default: %(default)s)")
+    added.add_argument("--gpu", help="a GPU with recorded measurements (default: all of them)")
     added.add_argument("--misses", action="store_true", help="only the rows outside their bars")
 
     memory_command(command("memory", _pencil, "what a training step, or serving, holds on each GPU, and why"))
@@ -529,28 +530,15 @@ def _cheatsheet(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    from gpukit.validation import times, traffic
+    from gpukit.validation import report
 
+    if args.gpu is None:
+        return report.show(report.recorded(), not args.misses, missing=False)
     try:
         gpu = hardware.gpu(args.gpu).key
     except ValueError as error:
         return _refuse(str(error))
-    parts = {
-        "TRAFFIC": (lambda: traffic.read(traffic.RESULTS / gpu / "traffic.csv"), traffic.text),
-        "TIMES": (lambda: times.read(gpu), times.text),
-    }
-    recorded, unexplained = 0, False
-    for title, (read, text) in parts.items():
-        print(f"{title}, simulated and measured on {gpu}")
-        try:
-            rows = read()
-        except FileNotFoundError as error:
-            print(f"nothing is recorded: {error}\n")
-            continue
-        recorded += 1
-        unexplained |= any(row.unexplained for row in rows)
-        print(f"{text(rows, not args.misses)}\n")
-    return int(unexplained or not recorded)
+    return report.show([gpu], not args.misses, missing=True)
 
 
 def _pencil(args: argparse.Namespace) -> int:

@@ -587,7 +587,7 @@ def test_where_nothing_can_be_written_is_a_sentence(real_course, shell, status, 
 def test_validate_prints_what_is_recorded(capsys):
     assert cli.main(["validate"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("TRAFFIC, simulated and measured on h200\nkernel")
+    assert "TRAFFIC, simulated and measured on h200\nkernel" in out
     assert re.search(r"\n\d+ rows judged: \d+ within their bar", out)
     assert "TIMES, simulated and measured on h200\n" in out
     assert cli.main(["validate", "--misses"]) == 0
@@ -611,7 +611,7 @@ def test_validate_without_measurements(capsys, monkeypatch, tmp_path):
     assert cli.main(["validate", "--gpu", "H200"]) == 0
     assert "TIMES, simulated and measured on h200\nnothing is recorded: no such file: " in capsys.readouterr().out
     assert cli.main(["validate", "--gpu", "t4"]) == 1
-    assert capsys.readouterr().out.count("nothing is recorded") == 2
+    assert capsys.readouterr().out.count("nothing is recorded") == 6
     assert cli.main(["validate", "--gpu", "h3000"]) == 2
     assert "no GPU is called 'h3000'" in capsys.readouterr().err
 

@@ -7,6 +7,9 @@ counters           Nsight Compute's side; under_ncu launches the kernels for it
 own_file           a file of one's own beside Nsight Compute: `gpukit trace --ncu FILE.py`
 times              predicted beside measured times; timed_kernels are the kernels, and what measures a machine's rates
 values             the interpreter's numbers beside a GPU's
+new_kernels        kernels that the simulator was not built with, to be timed and counted like the others
+halves             the split of these in two: on one half the model is improved, the one held back has the bars
+report             what `gpukit validate` prints of all this
 
 `python -m gpukit.validation` prints and measures traffic and values, `python -m gpukit.validation.times` times.
 """

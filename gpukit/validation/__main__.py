@@ -7,12 +7,16 @@ python -m gpukit.validation --measure DIR    on a GPU: run every kernel under nc
 python -m gpukit.validation --again DIR      trace again, without a GPU, and hold it against DIR/measured.json
 python -m gpukit.validation --again          the same against what the table itself holds
 
+With --kernels new all of them are about gpukit.validation.new_kernels, and the table is halves_traffic.csv. Then --measure
+only runs ncu: measured.json is to be traced with --again DIR.
+
 What is traced depends a little on the compiler: trace again with the Triton that measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import json
 import os
@@ -35,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--again", metavar="DIR", nargs="?", type=Path, const=Path(), help="trace again; against DIR, or the table"
     )
+    parser.add_argument("--compiled", action="store_true", help="all kernels are in Triton's cache: compile none first")
     parser.add_argument("--workers", type=int, default=max(1, min(12, (os.cpu_count() or 2) - 2)))
     parser.add_argument("--seconds", type=float, default=240, help="how long ncu may take (default: 240)")
     args = parser.parse_args(argv)
@@ -50,12 +55,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", metavar="TEXT", default="", help="kernels whose name contains this")
     parser.add_argument("--gpu", default="h200", help="whose table to show (default: h200)")
     parser.add_argument("--misses", action="store_true", help="show only rows outside their bars")
+    parser.add_argument(
+        "--kernels", choices=traffic.KERNELS, default="counted", help="which kernels (default: counted)"
+    )
 
 
 def show(args: argparse.Namespace) -> int:
     """Print the recorded table: 0, 1 if a row outside its bar has no reason, 2 if there is no such table."""
     try:
-        rows = [row for row in traffic.read(traffic.RESULTS / args.gpu / "traffic.csv") if args.only in row.kernel]
+        rows = [row for row in traffic.read(_table(args.gpu, args)) if args.only in row.kernel]
     except FileNotFoundError as error:
         print(error, file=sys.stderr)
         return 2
@@ -70,11 +78,21 @@ def _print(rows: list[traffic.Row], args: argparse.Namespace) -> int:
     return int(any(row.unexplained for row in rows))
 
 
-def _names(only: str) -> list[str]:
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # names only: nothing is launched in this process
-    from gpukit.validation.counted_kernels import CASES
+def _table(gpu: str, args: argparse.Namespace) -> Path:
+    return traffic.RESULTS / gpu / traffic.KERNELS[args.kernels][1]
 
-    return [name for name in CASES if only in name]
+
+def _module(args: argparse.Namespace) -> str:
+    return traffic.KERNELS[args.kernels][0]
+
+
+def _cases(args: argparse.Namespace) -> dict:
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # names only: nothing is launched in this process
+    return importlib.import_module(_module(args)).CASES
+
+
+def _names(args: argparse.Namespace) -> list[str]:
+    return [name for name in _cases(args) if args.only in name]
 
 
 def _measure(args: argparse.Namespace) -> int:
@@ -99,19 +117,24 @@ def _measure(args: argparse.Namespace) -> int:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
     say(", ".join(facts.values()))
-    names = _names(args.only)
+    names, module = _names(args), _module(args)
     traced: dict[str, dict] = {}
     half = max(1, args.workers // 2)
     thread = threading.Thread(target=lambda: traced.update(simulated_counts.trace_all(names, facts["gpu"], half)))
-    thread.start()  # needs no GPU, so it goes on beside ncu
+    if args.kernels == "counted":
+        thread.start()  # needs no GPU, so it goes on beside ncu
     runs: list[dict] = []
     try:
-        counters.warm(names, half, say)
-        runs = counters.measure(names, say, args.seconds)
+        if not args.compiled:
+            counters.warm(names, half, say, module)
+        runs = counters.measure(names, say, args.seconds, module)
         (folder / "measured.json").write_text(json.dumps({"facts": facts, "runs": runs}))
-        _values(folder, facts["gpu"], say)
+        if args.kernels == "counted":
+            _values(folder, facts["gpu"], say)
     except Exception as error:
         say(f"measuring failed: {error!r}")
+    if args.kernels == "new":
+        return 0 if runs else 1
     thread.join()
     return _compare(folder, facts, runs, traced, args, say)
 
@@ -137,7 +160,7 @@ def _again(args: argparse.Namespace) -> int:
         print(f"{args.again} holds no measurement: no measured.json", file=sys.stderr)
         return 2
     kept = json.loads(path.read_text())
-    traced = simulated_counts.trace_all(_names(args.only), kept["facts"]["gpu"], args.workers)
+    traced = simulated_counts.trace_all(_names(args), kept["facts"]["gpu"], args.workers, _module(args))
     return _compare(args.again, kept["facts"], kept["runs"], traced, args, print)
 
 
@@ -151,10 +174,10 @@ def _compare(folder: Path, facts: dict, runs: list[dict], traced: dict[str, dict
         for counter in counters.JUDGED
         if (value := counters.judged(measured[name], counter)) is not None
     }
-    rows = _rows(good, values, facts)
+    rows = _rows(good, values, facts, args)
     traffic.write(rows, folder / "traffic.csv")
     if rows and not args.only:
-        traffic.write(rows, traffic.RESULTS / facts["gpu"] / "traffic.csv")
+        traffic.write(rows, _table(facts["gpu"], args))
     lost = sorted({*traced} - {*measured})
     say(f"{len(measured)} kernels measured, {len(good)} traced, {len(rows)} rows")
     if lost:
@@ -164,7 +187,7 @@ def _compare(folder: Path, facts: dict, runs: list[dict], traced: dict[str, dict
 
 def _refresh(args: argparse.Namespace) -> int:
     """Trace again what the recorded table holds, and write it."""
-    path = traffic.RESULTS / args.gpu / "traffic.csv"
+    path = _table(args.gpu, args)
     old = traffic.read(path)
     facts = {name: getattr(old[0], name) for name in ("gpu", "triton", "date")}
     here = importlib.metadata.version("triton")
@@ -174,11 +197,11 @@ def _refresh(args: argparse.Namespace) -> int:
     for name in {row.kernel for row in old}:
         parts = [values.get((name, f"dram_{way}_bytes"), 0.0) for way in ("read", "write")]
         values[name, "dram_bytes"] = sum(parts)
-    names = [name for name in _names(args.only) if (name, "l2_read_sectors") in values]
-    good = _traced_well(simulated_counts.trace_all(names, facts["gpu"], args.workers), print)
-    new = _rows(good, values, facts)
+    names = [name for name in _names(args) if (name, "l2_read_sectors") in values]
+    good = _traced_well(simulated_counts.trace_all(names, facts["gpu"], args.workers, _module(args)), print)
+    new = _rows(good, values, facts, args)
     kept = [row for row in old if row.kernel not in good]
-    order = {name: i for i, name in enumerate(_names(""))}
+    order = {name: i for i, name in enumerate(_cases(args))}
     rows = sorted([*new, *kept], key=lambda row: order.get(row.kernel, len(order)))
     traffic.write(rows, path)
     return _print([row for row in rows if args.only in row.kernel], args)
@@ -191,15 +214,16 @@ def _traced_well(traced: dict[str, dict], say) -> dict[str, dict]:
     return {name: entry for name, entry in traced.items() if "error" not in entry}
 
 
-def _rows(traced: dict[str, dict], measured: dict[tuple[str, str], float], facts: dict) -> list[traffic.Row]:
-    from gpukit.validation.counted_kernels import CASES
-
+def _rows(
+    traced: dict[str, dict], measured: dict[tuple[str, str], float], facts: dict, args: argparse.Namespace
+) -> list[traffic.Row]:
+    cases = _cases(args)
     return [
         traffic.row(
-            name, counter, count, measured[name, counter], CASES[name].aligned, facts["gpu"], facts["triton"],
+            name, counter, count, measured[name, counter], cases[name].aligned, facts["gpu"], facts["triton"],
             facts["date"],
         )
-        for name in CASES
+        for name in cases
         if name in traced
         for counter, count in traced[name]["counts"].items()
         if (name, counter) in measured and (measured[name, counter] or count)

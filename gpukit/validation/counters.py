@@ -64,7 +64,34 @@ launch__shared_mem_config_size launch__occupancy_limit_registers launch__occupan
 launch__occupancy_limit_warps launch__occupancy_limit_blocks launch__waves_per_multiprocessor
 launch__grid_size launch__block_size
 """
-WANTED = list(dict.fromkeys([*(n for names in JUDGED.values() for n in names), *_FURTHER.split()]))
+# How busy each unit was, and what warps waited for: what ncu shows as the breakdown of its throughputs, and its stalls.
+_UNITS = """
+sm__inst_issued sm__issue_active sm__inst_executed sm__inst_executed_pipe_lsu sm__inst_executed_pipe_xu
+sm__inst_executed_pipe_adu sm__inst_executed_pipe_uniform sm__inst_executed_pipe_alu sm__inst_executed_pipe_fma
+sm__inst_executed_pipe_fmaheavy sm__inst_executed_pipe_fp16 sm__pipe_alu_cycles_active sm__pipe_fma_cycles_active
+sm__pipe_fmaheavy_cycles_active sm__pipe_shared_cycles_active sm__pipe_fp64_cycles_active sm__pipe_tensor_cycles_active
+sm__mio_inst_issued sm__mio2rf_writeback_active sm__mio_pq_read_cycles_active sm__mio_pq_write_cycles_active
+l1tex__data_bank_reads l1tex__data_bank_writes l1tex__data_pipe_lsu_wavefronts l1tex__f_wavefronts l1tex__lsuin_requests
+l1tex__lsu_writeback_active l1tex__m_l1tex2xbar_req_cycles_active l1tex__m_xbar2l1tex_read_sectors l1tex__throughput
+lts__d_sectors lts__d_sectors_fill_device lts__d_atomic_input_cycles_active lts__lts2xbar_cycles_active
+lts__xbar2lts_cycles_active lts__t_sectors lts__t_tag_requests lts__throughput dram__cycles_active dram__throughput
+"""
+_STALLS = """
+barrier branch_resolving dispatch_stall drain gmma imc_miss lg_throttle long_scoreboard math_pipe_throttle membar
+mio_throttle no_instruction not_selected selected short_scoreboard sleeping tex_throttle wait
+"""
+_OF_UNITS = (".avg.pct_of_peak_sustained_elapsed", "_per_issue_active.ratio")
+WANTED = list(
+    dict.fromkeys(
+        [
+            *(n for names in JUDGED.values() for n in names),
+            *_FURTHER.split(),
+            *(f"{unit}{_OF_UNITS[0]}" for unit in _UNITS.split()),
+            *(f"smsp__average_warps_issue_stalled_{why}{_OF_UNITS[1]}" for why in _STALLS.split()),
+        ]
+    )
+)
+COUNTED = "gpukit.validation.counted_kernels"  # the module whose CASES are meant where none is named
 _FLAGS = "--profile-from-start off --cache-control all --clock-control none --csv --page raw --print-units base".split()
 _AT_ONCE = 30  # cases in one process: what it has seen is printed when it ends
 _ATTEMPTS = 4  # processes that may break
@@ -104,14 +131,22 @@ def environment(*first: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "0"}
 
 
-def warm(names: list[str], workers: int, say: Callable[[str], None]) -> None:
+def warm(names: list[str], workers: int, say: Callable[[str], None], module: str = COUNTED) -> None:
     """Compile everything once, side by side, into Triton's own cache: under ncu it is one process."""
 
     def run(i: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             chosen = Path(folder) / "todo.json"
             chosen.write_text(json.dumps(names[i::workers]))
-            command = [sys.executable, "-m", "gpukit.validation.under_ncu", f"{folder}/log", "warm", str(chosen)]
+            command = [
+                sys.executable,
+                "-m",
+                "gpukit.validation.under_ncu",
+                module,
+                f"{folder}/log",
+                "warm",
+                str(chosen),
+            ]
             subprocess.run(command, env=environment(), capture_output=True, timeout=240)
 
     begin = time.monotonic()
@@ -120,8 +155,8 @@ def warm(names: list[str], workers: int, say: Callable[[str], None]) -> None:
     say(f"compiled and launched once: {time.monotonic() - begin:.0f} s")
 
 
-def measure(names: list[str], say: Callable[[str], None], seconds: float = 240) -> list[dict]:
-    """Run ncu over the cases. One dictionary for each process, of which there are several if a kernel breaks one: `log`,
+def measure(names: list[str], say: Callable[[str], None], seconds: float = 240, module: str = COUNTED) -> list[dict]:
+    """Run ncu over cases of a module. One dictionary for each process, of which there are several if a kernel breaks one: `log`,
     what was begun, ended and failed, and `rows`, the kernels that ncu saw, with every counter."""
     ncu = find_ncu()
     counters = known_counters(ncu, say)
@@ -132,7 +167,7 @@ def measure(names: list[str], say: Callable[[str], None], seconds: float = 240) 
         with tempfile.TemporaryDirectory() as folder:
             log, chosen = Path(folder) / "log.jsonl", Path(folder) / "todo.json"
             chosen.write_text(json.dumps(part))
-            target = ["gpukit.validation.under_ncu", str(log), "measure", str(chosen)]
+            target = ["gpukit.validation.under_ncu", module, str(log), "measure", str(chosen)]
             begin = time.monotonic()
             status, output, text = profile(ncu, counters, target, max(20, end - begin))
             entries = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
@@ -146,8 +181,10 @@ def measure(names: list[str], say: Callable[[str], None], seconds: float = 240) 
             continue
         broken += 1
         if not rows and len(counters) > len(ESSENTIAL):
-            say(f"{output}\n{text[-1500:]}\nno kernel was measured: asking for the essential counters only")
-            counters = ESSENTIAL
+            of_units = [name for name in counters if name.endswith(_OF_UNITS)]
+            less = "those of units and stalls left out" if of_units else "the essential ones only"
+            say(f"{output}\n{text[-1500:]}\nno kernel was measured: asking for fewer counters, {less}")
+            counters = [name for name in counters if name not in of_units] if of_units else ESSENTIAL
             left = part + left
             continue
         say(output)

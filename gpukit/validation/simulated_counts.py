@@ -3,6 +3,7 @@ processes of their own, since Triton reads TRITON_INTERPRET when it is imported.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ import sys
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+
+from gpukit.validation.counters import COUNTED
 
 COUNTERS = (
     "l1_read_sectors",
@@ -23,13 +26,12 @@ COUNTERS = (
 )
 
 
-def trace_case(name: str, gpu: str, compiled: bool = True) -> dict:
+def trace_case(name: str, gpu: str, compiled: bool = True, module: str = COUNTED) -> dict:
     """Counts of one case, summed over its launches, and facts, as plain data. Needs the interpreter."""
     import gpukit
     from gpukit import hardware
-    from gpukit.validation.counted_kernels import CASES
 
-    case, machine = CASES[name], hardware.gpu(gpu)
+    case, machine = importlib.import_module(module).CASES[name], hardware.gpu(gpu)
     begin = time.perf_counter()
     with hardware.imagined(machine):  # grids of a fixed size and configurations are made for this GPU
         launch = case.prepare("meta" if case.sample else "cpu")
@@ -58,7 +60,7 @@ def count(traffic, counter: str) -> int:
     return sum(site.l1_sectors for site in traffic.sites if site.kind == kind and site.via == "lsu")
 
 
-def trace_all(names: list[str], gpu: str, workers: int) -> dict[str, dict]:
+def trace_all(names: list[str], gpu: str, workers: int, module: str = COUNTED) -> dict[str, dict]:
     """Case -> what trace_case says, or {"case", "error"}."""
     env = {
         **os.environ,
@@ -69,7 +71,7 @@ def trace_all(names: list[str], gpu: str, workers: int) -> dict[str, dict]:
     }
 
     def run(part: list[str]) -> list[dict]:
-        command = [sys.executable, "-m", "gpukit.validation.simulated_counts", gpu]
+        command = [sys.executable, "-m", "gpukit.validation.simulated_counts", gpu, module]
         done = subprocess.run(command, input=json.dumps(part), capture_output=True, text=True, env=env)
         found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
         named = {entry["case"] for entry in found}
@@ -85,10 +87,10 @@ def trace_all(names: list[str], gpu: str, workers: int) -> dict[str, dict]:
 
 
 def main() -> None:
-    gpu = sys.argv[1]
+    gpu, module = sys.argv[1:]
     for name in json.loads(sys.stdin.read()):
         try:
-            entry = trace_case(name, gpu)
+            entry = trace_case(name, gpu, module=module)
         except Exception:
             entry = {"case": name, "error": traceback.format_exc()[-1500:]}
         print(json.dumps(entry), flush=True)

@@ -5,6 +5,8 @@ python -m gpukit.validation.times --measure FILE.csv  on a GPU: time every case 
 python -m gpukit.validation.times --again FILE.csv    predict each case of FILE.csv anew, on any machine, and write
                                                       times.csv and machine.csv among the results
 
+With --kernels new all of them are about gpukit.validation.new_kernels, and the table is halves.csv.
+
 Times are medians with a cold L2 (gpukit.timing), inputs random, the GPU at whatever clock it chooses.
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib
 import importlib.metadata
 import multiprocessing
 import os
@@ -30,6 +33,11 @@ from pathlib import Path
 from gpukit import hardware, tables
 
 RESULTS = Path(__file__).parents[1] / "results"
+# What --kernels chooses -> the module with the cases, and the table among the results.
+KERNELS = {
+    "timed": ("gpukit.validation.timed_kernels", "times.csv"),
+    "new": ("gpukit.validation.new_kernels", "halves.csv"),
+}
 LEAST_US = 50  # shorter ones are shown and not judged: launching is too much of them
 MEDIAN_BAR, WORST_BAR = 0.15, 0.35  # of |predicted / measured - 1|
 # Why a case is further off than WORST_BAR. One that is not has no reason here.
@@ -91,9 +99,9 @@ class MachineRow:
 # ---- the tables ---------------------------------------------------------------------------------------------------
 
 
-def read(gpu: str = "h200") -> list[Row]:
-    """The rows of gpukit/results/<gpu>/times.csv. Raises FileNotFoundError with what to run."""
-    path = RESULTS / gpu / "times.csv"
+def read(gpu: str = "h200", kernels: str = "timed") -> list[Row]:
+    """The rows of gpukit/results/<gpu>/times.csv, or of halves.csv. Raises FileNotFoundError with what to run."""
+    path = RESULTS / gpu / KERNELS[kernels][1]
     if not path.exists():
         raise FileNotFoundError(
             f"no such file: {path}; on a machine with that GPU run: python -m gpukit.validation.times --measure FILE"
@@ -156,40 +164,53 @@ def text(rows: list[Row], everything: bool = True) -> str:
     return "\n".join([*lines, "", *misses, *([""] if misses else []), summary])
 
 
+# ---- the kernels --------------------------------------------------------------------------------------------------
+
+
+def _cases(kernels: str) -> dict:
+    return importlib.import_module(KERNELS[kernels][0]).CASES
+
+
+def _rates(kernels: str) -> dict:
+    return getattr(importlib.import_module(KERNELS[kernels][0]), "RATES", {})
+
+
+def _work(name: str, kernels: str):
+    return (_cases(kernels).get(name) or _rates(kernels)[name]).prepare("cuda")
+
+
 # ---- predicting ---------------------------------------------------------------------------------------------------
 
 
-def predict_case(name: str, gpu: str) -> tuple[float, str]:
+def predict_case(name: str, gpu: str, kernels: str = "timed") -> tuple[float, str]:
     """µs and the limiting resource. Needs the interpreter."""
     from gpukit.simulator.prediction.predict import predict
-    from gpukit.validation.timed_kernels import CASES
 
-    case = CASES[name]
+    case = _cases(kernels)[name]
     prediction = predict(case.prepare("meta"), gpu=gpu, sample=case.sample)
     return prediction.time_us, prediction.limit
 
 
-def _predict_one(name: str, gpu: str) -> tuple[float, str] | str:
+def _predict_one(name: str, gpu: str, kernels: str) -> tuple[float, str] | str:
     try:
-        return predict_case(name, gpu)
+        return predict_case(name, gpu, kernels)
     except Exception:
         return traceback.format_exc()
 
 
-def _again(path: Path, only: str, workers: int) -> int:
+def _again(path: Path, only: str, workers: int, kernels: str) -> int:
     if not path.exists():
         print(f"no such file: {path}", file=sys.stderr)
         return 2
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-    from gpukit.validation.timed_kernels import CASES, RATES
-
+    cases, rates = _cases(kernels), _rates(kernels)
     measured = [row for row in _read(path, _Raw) if not row.error]
     by_name = {row.name: row for row in measured}
-    names = [name for name in CASES if name in by_name and only in name]
+    names = [name for name in cases if name in by_name and only in name]
     rows, failed = [], 0
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         gpus = [by_name[name].gpu for name in names]
-        for name, found in zip(names, pool.map(_predict_one, names, gpus), strict=True):
+        for name, found in zip(names, pool.map(_predict_one, names, gpus, [kernels] * len(names)), strict=True):
             if isinstance(found, str):
                 failed += 1
                 print(f"{name}: {found}", file=sys.stderr)
@@ -207,10 +228,10 @@ def _again(path: Path, only: str, workers: int) -> int:
         return 2
     gpu = rows[0].gpu
     if not only:
-        write(rows, RESULTS / gpu / "times.csv")
-        if rates := _machine_rows(by_name, RATES):
-            write(rates, RESULTS / gpu / "machine.csv")
-        rows = read(gpu)
+        write(rows, RESULTS / gpu / KERNELS[kernels][1])
+        if constants := _machine_rows(by_name, rates):
+            write(constants, RESULTS / gpu / "machine.csv")
+        rows = read(gpu, kernels)
     print(text(rows))
     return int(failed > 0)
 
@@ -248,22 +269,21 @@ class _Raw:
     error: str
 
 
-def _measure(path: Path, only: str, workers: int, seconds: float) -> int:
+def _measure(path: Path, only: str, workers: int, seconds: float, kernels: str) -> int:
     import torch
-
-    from gpukit.validation.timed_kernels import CASES, RATES
 
     if not torch.cuda.is_available():
         print("--measure needs an NVIDIA GPU, and PyTorch sees none", file=sys.stderr)
         return 2
     begin = time.monotonic()
-    names = [name for name in [*RATES, *CASES] if only in name]
+    names = [name for name in [*_rates(kernels), *_cases(kernels)] if only in name]
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerow(f.name for f in fields(_Raw))
 
     def child(what: str, given: list[str], limit: float) -> None:
         command = [sys.executable, "-m", "gpukit.validation.times", what, str(path), "--seconds", f"{limit:.0f}"]
+        command += ["--kernels", kernels]
         try:
             subprocess.run([*command, "--names", "|".join(given)], env=_environment(), timeout=limit + 20)
         except subprocess.TimeoutExpired:
@@ -288,7 +308,7 @@ def _measure(path: Path, only: str, workers: int, seconds: float) -> int:
     for row in rows:
         if row.error:
             print(f"{row.name}: {row.error}")
-    for row in _machine_rows({row.name: row for row in good}, RATES):
+    for row in _machine_rows({row.name: row for row in good}, _rates(kernels)):
         print(f"{row.name:<40}{row.value:>14,.4g} {row.unit}")
     return int(len(good) < len(names))
 
@@ -298,17 +318,15 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "0"}
 
 
-def _warm(names: list[str], seconds: float) -> int:
+def _warm(names: list[str], seconds: float, kernels: str) -> int:
     import torch
-
-    from gpukit.validation.timed_kernels import CASES, RATES
 
     begin = time.monotonic()
     for name in names:
         if time.monotonic() - begin > seconds:
             break
         try:
-            work = (CASES.get(name) or RATES[name]).prepare("cuda")
+            work = _work(name, kernels)
             work()
             torch.cuda.synchronize()
             del work
@@ -318,12 +336,11 @@ def _warm(names: list[str], seconds: float) -> int:
     return 0
 
 
-def _time(path: Path, names: list[str], seconds: float) -> int:
+def _time(path: Path, names: list[str], seconds: float, kernels: str) -> int:
     """In a process of its own: what breaks the CUDA context ends it, and the next one goes on."""
     import torch
 
     from gpukit.timing import time_ms
-    from gpukit.validation.timed_kernels import CASES, RATES
 
     begin = time.monotonic()
     device = torch.cuda.get_device_name()
@@ -341,9 +358,11 @@ def _time(path: Path, names: list[str], seconds: float) -> int:
                 break
             times, error = (0.0, 0.0, 0.0), ""
             try:
-                work = (CASES.get(name) or RATES[name]).prepare("cuda")
+                work = _work(name, kernels)
                 work()
                 torch.cuda.synchronize()
+                if hasattr(work, "wrong"):
+                    error = work.wrong()
                 running = time.monotonic()
                 timing = time_ms(work)
                 times = tuple(1e3 * ms for ms in (timing.median_ms, timing.p20_ms, timing.p80_ms))
@@ -413,20 +432,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--gpu", default="h200", help="whose table to show (default: h200)")
     parser.add_argument("--workers", type=int, default=max(1, min(12, (os.cpu_count() or 2) - 2)))
     parser.add_argument("--seconds", type=float, default=120, help="how long measuring may take (default: 120)")
+    parser.add_argument("--kernels", choices=KERNELS, default="timed", help="which kernels (default: timed)")
     for own in ("--warm", "--time"):
         parser.add_argument(own, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--names", default="", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.warm is not None:
-        return _warm(args.names.split("|"), args.seconds)
+        return _warm(args.names.split("|"), args.seconds, args.kernels)
     if args.time is not None:
-        return _time(args.time, args.names.split("|"), args.seconds)
+        return _time(args.time, args.names.split("|"), args.seconds, args.kernels)
     if args.measure is not None:
-        return _measure(args.measure, args.only, args.workers, args.seconds)
+        return _measure(args.measure, args.only, args.workers, args.seconds, args.kernels)
     if args.again is not None:
-        return _again(args.again, args.only, args.workers)
+        return _again(args.again, args.only, args.workers, args.kernels)
     try:
-        print(table(args.gpu))
+        print(text(read(args.gpu, args.kernels)))
     except FileNotFoundError as error:
         print(error, file=sys.stderr)
         return 2

@@ -16,6 +16,11 @@ from gpukit import tables
 from gpukit.validation.reasons import REASONS
 
 RESULTS = Path(__file__).parents[1] / "results"
+# What --kernels chooses -> the module with the cases, and the table among the results.
+KERNELS = {
+    "counted": ("gpukit.validation.counted_kernels", "traffic.csv"),
+    "new": ("gpukit.validation.new_kernels", "halves_traffic.csv"),
+}
 # counter -> the deviation allowed on aligned and on unaligned kernels, and the least that is judged: below, a percentage
 # says little, as the kernel's own code is fetched too, some 10 KB of it.
 BARS = {

@@ -1,4 +1,6 @@
-"""Launches the kernels on a GPU, one by one; `python -m gpukit.validation.under_ncu FOLDER [NAMES]` runs under ncu.
+"""Launches the kernels on a GPU, one by one; `python -m gpukit.validation.under_ncu MODULE LOG HOW NAMES` runs under ncu.
+
+MODULE has the CASES, and the file NAMES those to launch; HOW is `warm` or `measure`.
 
 Only the launches between cudaProfilerStart and cudaProfilerStop are measured, one for each line `begin` of the log. A
 kernel that fails costs itself; if it takes the CUDA context with it, the rest are left to a second process.
@@ -6,6 +8,7 @@ kernel that fails costs itself; if it takes the CUDA context with it, the rest a
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -15,10 +18,10 @@ from pathlib import Path
 os.environ["TRITON_INTERPRET"] = "0"
 
 
-def main(log: Path, names: list[str], measure: bool) -> int:
+def main(module: str, log: Path, names: list[str], measure: bool) -> int:
     import torch
 
-    from gpukit.validation.counted_kernels import CASES
+    cases = importlib.import_module(module).CASES
 
     def note(**entry) -> None:
         with log.open("a") as file:
@@ -27,7 +30,7 @@ def main(log: Path, names: list[str], measure: bool) -> int:
     cudart = torch.cuda.cudart()
     for name in names:
         try:
-            launch = CASES[name].prepare("cuda")
+            launch = cases[name].prepare("cuda")
             for _ in range(1 + measure):
                 launch()
             torch.cuda.synchronize()
@@ -51,5 +54,5 @@ def main(log: Path, names: list[str], measure: bool) -> int:
 
 
 if __name__ == "__main__":
-    folder, how, chosen = Path(sys.argv[1]), sys.argv[2], json.loads(Path(sys.argv[3]).read_text())
-    sys.exit(main(folder, chosen, how == "measure"))
+    given, log_file, how, chosen = sys.argv[1:]
+    sys.exit(main(given, Path(log_file), json.loads(Path(chosen).read_text()), how == "measure"))

@@ -220,8 +220,8 @@ def test_a_measurement_is_looked_at_again_without_a_gpu(tmp_path, capsys, monkey
     assert (rows[0].traced, rows[0].measured) == (65_536, 65_600)
     assert rows[2].ratio == pytest.approx(2_097_152 / 2_100_000, rel=1e-3)
 
-    def in_this_process(names, gpu, workers):
-        return {name: simulated_counts.trace_case(name, gpu) for name in names}
+    def in_this_process(names, gpu, workers, module):
+        return {name: simulated_counts.trace_case(name, gpu, module=module) for name in names}
 
     monkeypatch.setattr(simulated_counts, "trace_all", in_this_process)
     old = [dataclasses.replace(r, traced=1, ratio=0.0) for r in rows]

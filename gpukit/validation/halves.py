@@ -1,0 +1,77 @@
+"""The kernels that the simulator was not built with, in two halves: what was fixed on one is reported on the other.
+
+A coin decided before anything of them was measured or predicted: a kernel is held back where the SHA-256 of its name, as a
+number, is odd, and open where it is even. The model may be looked at and fixed on open kernels alone. Bars are on the half
+held back, and on each GPU by itself.
+
+The kernels: gpukit.validation.new_kernels. Recorded in gpukit/results/<gpu>/halves.csv and halves_traffic.csv.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+
+from gpukit import tables
+from gpukit.validation import times, traffic
+
+HALVES = ("held", "open")
+TITLES = {"held": "KERNELS HELD BACK", "open": "OPEN KERNELS"}
+# The largest |predicted / measured - 1| allowed: in the median, of nine kernels in ten, and of all.
+BARS = {"median": 0.08, "90th percentile": 0.25, "worst": 0.35}
+# (case, gpu) -> why its time is off by more than BARS["worst"].
+REASONS: dict[tuple[str, str], str] = {}
+
+
+def half(name: str) -> str:
+    """`held` or `open`: how the coin fell for this name."""
+    return HALVES[hashlib.sha256(name.encode()).digest()[-1] % 2 == 0]
+
+
+def of(rows: list, which: str) -> list:
+    """The rows of one half, of times or of traffic."""
+    return [row for row in rows if half(getattr(row, "case", None) or row.kernel) == which]
+
+
+def deviations(rows: list[times.Row]) -> dict[str, float]:
+    """The three figures of BARS over the rows of times.LEAST_US and more; there must be one."""
+    found = sorted(abs(row.ratio - 1) for row in rows if row.judged)
+    return dict(
+        zip(BARS, (statistics.median(found), found[math.ceil(0.9 * len(found)) - 1], found[-1]), strict=True)
+    )  # fmt: skip
+
+
+def outside(rows: list[times.Row]) -> list[str]:
+    """The names of the bars that these rows break; none where no row is judged."""
+    if not any(row.judged for row in rows):
+        return []
+    return [name for name, value in deviations(rows).items() if value > BARS[name]]
+
+
+def text(rows: list[times.Row], everything: bool = True) -> str:
+    """The times of one half, a reason for each miss, and the three figures beside their bars."""
+    misses = [row for row in rows if row.judged and abs(row.ratio - 1) > BARS["worst"]]
+    cells = [
+        [
+            row.case, row.limit, f"{row.predicted_us:,.1f}", f"{row.measured_us:,.1f}", f"{row.ratio:.2f}",
+            "MISS" if row in misses else "" if row.judged else "not judged",
+        ]
+        for row in (rows if everything else misses)
+    ]  # fmt: skip
+    titles = ["case", "limit", "predicted (us)", "measured (us)", "ratio", ""]
+    lines = tables.aligned([titles, *cells], right=range(2, 6), rules=[1])
+    reasons = [f"{row.case}: {REASONS.get((row.case, row.gpu), 'reason not known')}" for row in misses]
+    judged = sum(row.judged for row in rows)
+    if not judged:
+        return "\n".join([*lines, "", f"no case of {times.LEAST_US} us and more"])
+    figures = ", ".join(f"{name} {value:.1%} (bar {BARS[name]:.0%})" for name, value in deviations(rows).items())
+    broken = outside(rows)
+    verdict = f"OUTSIDE: {', '.join(broken)}" if broken else "within all bars"
+    summary = f"{judged} cases of {times.LEAST_US} us and more, predicted times are off by: {figures}; {verdict}"
+    return "\n".join([*lines, "", *reasons, *([""] if reasons else []), summary])
+
+
+def traffic_rows(gpu: str) -> list[traffic.Row]:
+    """Raises FileNotFoundError where that GPU has none."""
+    return traffic.read(traffic.RESULTS / gpu / traffic.KERNELS["new"][1])

@@ -1,0 +1,88 @@
+"""The kernels of the two halves are right, the coin is the recorded one, and bars are on the half held back."""
+
+import dataclasses
+import hashlib
+
+import pytest
+import torch
+import triton
+
+from gpukit import cli
+from gpukit.validation import halves, report, times, traffic
+from gpukit.validation.new_kernels import CASES
+from gpukit.validation.new_kernels.case import Work
+
+needs_the_interpreter = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
+KINDS = (
+    "dependent walks", "overlapping loads", "ragged sizes", "interleaved", "transposed operands", "causal attention",
+    "atomics", "gathers", "small grids", "persistent loops", "sums across programs", "int8 and fp8 products",
+    "several launches",
+)  # fmt: skip
+
+
+@needs_the_interpreter
+@pytest.mark.parametrize("name", CASES)
+def test_a_kernel_computes_what_pytorch_does(name):
+    torch.manual_seed(0)
+    assert CASES[name].build("cpu", **CASES[name].small).wrong() == ""
+
+
+def test_a_wrong_result_is_noticed():
+    y = torch.ones(3)
+    assert Work(lambda: y.add_(1), y, lambda: torch.ones(3)).wrong() == "", "results are cleared first"
+    assert "off by 1," in Work(lambda: y.add_(2), y, lambda: torch.ones(3)).wrong()
+    assert "off by nan" in Work(lambda: y.add_(float("nan")), y, lambda: torch.ones(3)).wrong()
+
+
+def test_the_coin_is_the_one_that_was_tossed():
+    """A new name is a new toss, and a kernel that is renamed could change sides: these are the names that were measured."""
+    held = [name for name in sorted(CASES) if halves.half(name) == "held"]
+    assert (len(CASES), len(held)) == (68, 33)
+    assert hashlib.sha256("\n".join(held).encode()).hexdigest()[:16] == "ebd5571b2e3f554c"
+    assert {case.kind for case in CASES.values()} >= set(KINDS)
+
+
+def row(case: str, ratio: float, measured: float = 100.0) -> times.Row:
+    return times.Row(case, measured * ratio, measured, ratio, "L2", "h200", "2.11", "3.6.0", "3.6.0", "2026-01-01")
+
+
+HELD = [name for name in CASES if halves.half(name) == "held"][:10]
+OPEN = next(name for name in CASES if halves.half(name) == "open")
+
+
+def test_bars_of_the_median_of_nine_in_ten_and_of_the_worst():
+    good = [row(name, 1.07) for name in HELD]
+    assert halves.outside(good) == [] == halves.outside([row("short", 9.0, measured=20)])
+    assert halves.outside([*good[:9], row(HELD[9], 1.34)]) == []
+    assert halves.outside([*good[:9], row(HELD[9], 0.6)]) == ["worst"]
+    assert halves.outside([*good[:8], row(HELD[8], 1.3), row(HELD[9], 1.3)]) == ["90th percentile"]
+    assert halves.outside([row(name, 0.9) for name in HELD]) == ["median"]
+    assert halves.outside([*good, row("short", 9.0, measured=20)]) == [], "launches of 50 µs and more"
+    assert "reason not known" in halves.text([*good, row("far", 2.0)])
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    for module in (times, traffic):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    return tmp_path
+
+
+def test_the_half_held_back_comes_first_and_decides(results, capsys):
+    rows = [row(OPEN, 3.0), *(row(name, 1.05) for name in HELD)]
+    for gpu in ("h100-sxm", "h200"):
+        times.write([dataclasses.replace(each, gpu=gpu) for each in rows], results / gpu / "halves.csv")
+    counted = traffic.row(HELD[0], "l2_write_sectors", 10_400, 10_000, False, "h200", "3.6.0", "2026-01-01")
+    traffic.write([counted], results / "h200" / "halves_traffic.csv")
+    assert report.recorded() == ["h200", "h100-sxm"]
+    assert cli.main(["validate"]) == 0, "what is open may be far off"
+    out = capsys.readouterr().out
+    titles = [line for line in out.splitlines() if "simulated and measured" in line]
+    assert titles[0] == "TIMES OF KERNELS HELD BACK, simulated and measured on h200" and HELD[0] in out
+    assert [title.startswith("TIMES OF OPEN") for title in titles].index(True) == 3, "both GPUs, and traffic, before it"
+    assert "median 5.0% (bar 8%), 90th percentile 5.0% (bar 25%), worst 5.0% (bar 35%); within all bars" in out
+    times.write([row(name, 1.2) for name in HELD], results / "h100-sxm" / "halves.csv")
+    assert cli.main(["validate", "--misses"]) == 1 and "OUTSIDE: median" in capsys.readouterr().out
+    assert cli.main(["validate", "--gpu", "h200"]) == 0 and "nothing is recorded" in capsys.readouterr().out
+    traffic.write([dataclasses.replace(counted, ratio=1.2)], results / "h200" / "halves_traffic.csv")
+    assert cli.main(["validate", "--gpu", "h200"]) == 1
