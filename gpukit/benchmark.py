@@ -10,7 +10,7 @@ An operation is measured as soon as a module of gpukit/reference holds its `Op`.
     compile   torch.compile of op.reference
     library   op.library, PyTorch's own fused call
     gpukit    gpukit.kernels.<op.kernel or op.name>
-    others    op.peers, by name: {"liger": "liger_kernel.ops.softmax:LigerSoftmaxFunction.apply", "sdpa-cudnn": cudnn}
+    others    op.peers, by name: {"quack": "quack.softmax:softmax", "sdpa-cudnn": cudnn}
 
 where a peer is a function that takes the reference's arguments (import a package that may be missing inside it), or
 "module:name" of one; a peer called like one of the first four takes its place ("compile": what to compile). It measures
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from gpukit.timing import Timing
 
 RESULTS = Path(__file__).parent / "results"
-PROVIDERS = ("torch", "compile", "library", "liger", "gpukit")
+PROVIDERS = ("torch", "compile", "library", "gpukit")
 FLOATS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 DTYPES = FLOATS | {long: long for long in FLOATS.values()}  # PyTorch's name of each dtype that a command takes
 MODES = ("fwd", "bwd", "fwd+bwd", "wall")
@@ -208,8 +208,7 @@ def operation(name: str) -> Op:
 def providers_of(op: Op) -> tuple[str, ...]:
     """The names of everything that can compute `op`, ours last."""
     peers = [name for name in op.peers if name not in PROVIDERS]
-    liger = ["liger"] if "liger" in op.peers else []
-    return "torch", "compile", "library", *liger, *peers, "gpukit"
+    return "torch", "compile", "library", *peers, "gpukit"
 
 
 def provider(op: Op, name: str) -> Callable | None:
@@ -669,15 +668,21 @@ def counts_flops(row: Row) -> bool:
     return row.flops > 100 * row.bytes
 
 
+def best_peer(rows: Iterable[Row]) -> Row | None:
+    """The fastest of these rows that is neither a kernel of this project (gpukit, gpukit-inplace) nor the learner's, or None.
+    What a claim of speed is measured by is decided here alone: by everything that was recorded, whatever a table shows."""
+    others = (row for row in rows if not row.provider.startswith("gpukit") and row.provider != "yours")
+    return min(others, key=lambda row: row.median_ms, default=None)
+
+
 def summary(rows: Sequence[Row]) -> str:
     """By shape: how much faster gpukit is than the best of the others, and which share of the copy rate it reaches."""
     copy = next((row.gbps for row in rows if row.op == "copy"), None)
     lines = []
     for ours in [row for row in rows if row.provider == "gpukit"]:
-        others = [row for row in rows if row.what[2:] == ours.what[2:] and row.op == ours.op and row is not ours]
+        best = best_peer(row for row in rows if row.what[2:] == ours.what[2:] and row.op == ours.op)
         text = f"{ours.op} {ours.mode} {ours.dtype} {shape_name(ours.shape)}: {ours.median_ms * 1e3:.1f} µs"
-        if others:
-            best = min(others, key=lambda row: row.median_ms)
+        if best:
             text += f", {best.median_ms / ours.median_ms:.2f} x as fast as {best.provider}"
         if copy and not counts_flops(ours):
             text += f", {ours.gbps / copy:.2f} of the copy rate"

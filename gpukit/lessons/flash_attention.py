@@ -626,10 +626,7 @@ def what_the_times_say() -> Markdown:
     except (FileNotFoundError, KeyError):
         return _NOTHING
     again, before = by_length()["gpukit", "fwd", TOKENS], _took("flash_attention", "fwd", SHAPE)["gpukit"]
-    peers, small_peers = (
-        min((row for name, row in rows.items() if name != "gpukit"), key=lambda row: row.median_ms)
-        for rows in (back, small_back)
-    )
+    peers, small_peers = (benchmark.best_peer(rows.values()) for rows in (back, small_back))
     share = {
         name: row.flops / row.median_ms / 1e-3 / PEAK
         for name, row in (("wide", full), ("narrow", small), ("back", back["gpukit"]))

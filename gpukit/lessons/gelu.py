@@ -330,7 +330,7 @@ _NAMES = {
     "torch": "by hand",
     "compile": "torch.compile",
     "library": "PyTorch",
-    "liger": "Liger",
+    "liger-triton": "Liger in Triton",
     "gpukit": "this course",
 }
 _MODES = {"fwd": "forward", "bwd": "backward", "fwd-graph": "forward, graph", "bwd-graph": "backward, graph"}
@@ -355,7 +355,7 @@ def times(op: str, shape: tuple[int, int] = SHAPE) -> Table:
 def bars(op: str, shape: tuple[int, int] = SHAPE) -> Picture:
     """The rows of `times` that the GPU alone decides: in a CUDA graph if there is one."""
     modes = [m if _rows(op, m, shape) else m[:3] for m in ("fwd-graph", "bwd-graph")]
-    colours = {"torch": style.NEUTRAL, "compile": style.WASTE, "library": style.PEER, "liger": style.COMPUTE}
+    colours = {"torch": style.NEUTRAL, "compile": style.WASTE, "library": style.PEER, "liger-triton": style.COMPUTE}
     with style.use():
         fig, panels = style.figure(1, 2, width=9.5, height=2.7)
         said = []
@@ -402,7 +402,7 @@ def _layer_us(provider: str, mode: str) -> float:
 def budget() -> Table:
     """The SwiGLU of a layer of Llama-3-8B, forward and backward."""
     rows = []
-    for p in ("torch", "library", "liger", "compile", "gpukit"):
+    for p in ("torch", "library", "liger-triton", "compile", "gpukit"):
         fwd, bwd = (_layer_us(p, mode) for mode in ("fwd", "bwd"))
         rows.append((_NAMES[p], fwd, bwd, fwd + bwd))
     columns = {"SwiGLU": "", "forward": "µs", "backward": "µs", "together": "µs"}

@@ -19,6 +19,7 @@ from gpukit.lessons.course_map import course_map as _map
 from gpukit.simulator.trace.tracer import Trace
 from gpukit.widgets import memory_charts, style
 from gpukit.widgets.style import Picture, Table
+from gpukit.widgets.versus import NAMES as PROVIDERS
 from gpukit.widgets.versus import by
 
 SHAPE = M, V = 4096, 128_256  # tokens of the promise, and Llama 3's vocabulary
@@ -31,7 +32,7 @@ NAMES = {
     "torch": "single operations",
     "library": "PyTorch",
     "compile": "torch.compile",
-    "liger": "Liger",
+    "liger-triton": "Liger in Triton",
     "gpukit": "this project, two launches",
     "gpukit-inplace": "this project, in place",
 }
@@ -68,7 +69,7 @@ def both(shape: tuple[int, int] = SHAPE) -> dict[str, benchmark.Row]:
 def linear_rows() -> dict[str, benchmark.Row]:
     """The last layer with its loss and all gradients, by provider; {} unless all four are recorded."""
     rows = took("linear_cross_entropy", "fwd+bwd", LINEAR)
-    return rows if rows.keys() >= {"library", "compile", "liger", "gpukit"} else {}
+    return rows if rows.keys() >= {"library", "compile", "liger-triton", "gpukit"} else {}
 
 
 def kl_rows() -> tuple[dict[str, benchmark.Row], dict[str, benchmark.Row]]:
@@ -543,7 +544,7 @@ def what_was_measured() -> Markdown:
     tensor = 2 * M * V
     compiled, loss = us(forward["compile"]) / pass_us(), us(forward["gpukit"])
     apart, place = rows["gpukit"], rows["gpukit-inplace"]
-    best = min((rows[name] for name in NAMES if not name.startswith("gpukit")), key=us)
+    best = benchmark.best_peer(rows.values())
     return Markdown(
         f"**What you saw.** The single operations take the time of {us(rows['torch']) / pass_us():.1f} passes and hold "
         f"{rows['torch'].peak_bytes / tensor:.0f} tensors beside the logits: each small step of the formula and of its gradient "
@@ -556,7 +557,7 @@ def what_was_measured() -> Markdown:
         f"{us(forward['library']) / pass_us():.1f}. With an online sum one pass is enough: this project's loss alone takes "
         f"{loss:.0f} µs, {loss / pass_us():.1f} passes. Loss and gradient in two launches take "
         f"{us(apart) / pass_us():.1f} passes, where three are counted, and are {us(best) / us(apart):.2f} times as fast as the "
-        f"best of the others ({NAMES[best.provider]}).\n\n"
+        f"best of the others ({NAMES.get(best.provider) or PROVIDERS[best.provider]}).\n\n"
         f"**And in place?** In place saves memory: {place.peak_bytes / 1e6:.2f} MB beside the logits in place of "
         f"{apart.peak_bytes / 1e9:.2f} GB. It saves hardly any time. It should take two passes and takes "
         f"{us(place) / pass_us():.1f}. The reason is in the next table."
@@ -620,7 +621,12 @@ def linear() -> Table | Markdown:
     rows = linear_rows()
     if not rows:
         return Markdown("No run is recorded: `gpukit bench linear_cross_entropy` makes one where there is a GPU.")
-    named = {"library": "PyTorch", "compile": "torch.compile", "liger": "Liger", "gpukit": "this project"}
+    named = {
+        "library": "PyTorch",
+        "compile": "torch.compile",
+        "liger-triton": "Liger in Triton",
+        "gpukit": "this project",
+    }
     lines = [(said, rows[name].median_ms, rows[name].peak_bytes / GIB) for name, said in named.items()]
     columns = {"provider": "", "time": "ms", "most memory": "GiB"}
     caption = (
@@ -647,7 +653,7 @@ def what_linear_says() -> Markdown:
         f"{rows['compile'].median_ms:.1f}. The three products need {products:.1f} ms at the peak of the tensor cores (computed) "
         "whichever way you go, so the loss is a small part of this. What chunks add is traffic: the weight's gradient is a "
         f"sum over all chunks, so it is read and written once per chunk, which is worth {chunk_ms():.1f} ms at the rate of a "
-        f"copy (modelled) unless it runs beside the products. Liger holds least, {rows['liger'].peak_bytes / GIB:.2f} GiB, and "
+        f"copy (modelled) unless it runs beside the products. Liger holds least, {rows['liger-triton'].peak_bytes / GIB:.2f} GiB, and "
         f"takes longest. Whether "
         "the trade pays depends on what you do with the memory, such as a larger batch; [17 Capstone](17_capstone.ipynb) "
         "measures it."

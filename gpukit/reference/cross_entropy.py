@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from gpukit.op import Cost, Op
+from gpukit.reference._liger import cutedsl
 
 IGNORE_INDEX = -100
 
@@ -94,6 +95,37 @@ def _liger(logits: Tensor, target: Tensor) -> Tensor:
     return at_least_float32(liger_cross_entropy(logits, target))
 
 
+def _liger_cutedsl(logits: Tensor, target: Tensor) -> Tensor:
+    return at_least_float32(cutedsl("cross_entropy", first=True)(logits, target))
+
+
+def _quack(logits: Tensor, target: Tensor) -> Tensor:
+    from quack.cross_entropy import cross_entropy
+
+    return at_least_float32(cross_entropy(logits, target, ignore_index=IGNORE_INDEX))
+
+
+class _QuackInplace(torch.autograd.Function):
+    """QuACK's loss and gradient from one kernel, the gradient where the logits were. The kernel adds losses up; that it
+    computes the mean, without a pass over the gradient to divide it, is said by class weights of 1 / count."""
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, target: Tensor) -> Tensor:
+        from quack.cross_entropy import cross_entropy_fwd
+
+        count = (target != IGNORE_INDEX).sum()
+        weight = (1 / count.float()).expand(logits.shape[-1]).contiguous()
+        losses, dx = cross_entropy_fwd(
+            logits, target, weight=weight, ignore_index=IGNORE_INDEX, return_dx=True, inplace_backward=True
+        )
+        ctx.dx = dx.detach()
+        return losses.sum()
+
+    @staticmethod
+    def backward(ctx, dloss: Tensor) -> tuple[Tensor, None]:
+        return ctx.dx, None  # of a loss, whose upstream gradient is 1 in every benchmark
+
+
 OP = Op(
     name="cross_entropy",
     reference=cross_entropy,
@@ -105,5 +137,12 @@ OP = Op(
     test_shapes=((1, 1), (2, 1), (6, 64), (5, 63), (5, 65), (7, 251), (2, 3, 781)),
     bench_shapes=((4096, 32000), (4096, 128256)),
     bench_modes=("fwd", "fwd+bwd"),
-    peers={"compile": library, "liger": _liger, "gpukit-inplace": "gpukit.kernels.cross_entropy:cross_entropy_inplace"},
+    peers={
+        "compile": library,
+        "liger-triton": _liger,
+        "liger-cutedsl": _liger_cutedsl,
+        "quack": _quack,
+        "quack-inplace": _QuackInplace.apply,
+        "gpukit-inplace": "gpukit.kernels.cross_entropy:cross_entropy_inplace",
+    },
 )

@@ -62,7 +62,7 @@ def _sdpa(backend: str):
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         with sdpa_kernel(getattr(SDPBackend, backend)):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
     return attention
 
@@ -70,7 +70,7 @@ def _sdpa(backend: str):
 def flex(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
     """FlexAttention, which makes a Triton kernel of the mask it is given."""
     attention, block_mask = _flex(q.shape[2], k.shape[2], causal, q.device)
-    return attention(q, k, v, block_mask=block_mask)
+    return attention(q, k, v, block_mask=block_mask, enable_gqa=q.shape[1] != k.shape[1])
 
 
 @cache
@@ -82,6 +82,25 @@ def _flex(T_q: int, T_k: int, causal: bool, device):
     if causal:
         mask = create_block_mask(lambda b, h, i, j: i + T_k - T_q >= j, None, None, T_q, T_k, device=device)
     return torch.compile(flex_attention, dynamic=False), mask
+
+
+def fa4(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+    """FlashAttention 4, which takes and returns [B, T, H, D]. It is handed views of that shape and copies nothing."""
+    from flash_attn.cute import flash_attn_func
+
+    o, *_ = flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=causal)
+    return o.transpose(1, 2)
+
+
+def formula(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+    """The formula in PyTorch's operations, for lengths T_q = T_k. In float32, which 16 bits ask for: a score of 110 in
+    bfloat16 is off by up to 0.25, and its exponential by a quarter."""
+    q, k, v, dtype = q.float(), k.float(), v.float(), q.dtype
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) if x.shape[1] < q.shape[1] else x for x in (k, v))
+    s = q @ k.mT / math.sqrt(q.shape[-1])
+    if causal:
+        s = s.masked_fill(~seen(q.shape[2], k.shape[2], causal, device=q.device), -math.inf)
+    return (torch.softmax(s, dim=-1) @ v).to(dtype)
 
 
 def make_inputs(shape: tuple[int, ...], dtype: torch.dtype, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,7 +163,13 @@ OP = Op(
     test_shapes=((1, 1, 1, 16), (1, 2, 64, 32), (1, 1, 63, 64), (2, 1, 65, 16), (1, 1, 97, 33), (1, 1, 33, 80)),
     bench_shapes=((4, 16, 4096, 64), (4, 16, 4096, 128), (1, 16, 16384, 128)),
     check_shape=_check_shape,
-    peers={"sdpa-flash": _sdpa("FLASH_ATTENTION"), "sdpa-cudnn": _sdpa("CUDNN_ATTENTION"), "flex": flex},
+    peers={
+        "formula": formula,
+        "sdpa-flash": _sdpa("FLASH_ATTENTION"),
+        "sdpa-cudnn": _sdpa("CUDNN_ATTENTION"),
+        "flex": flex,
+        "fa4": fa4,
+    },
 )
 
 
@@ -162,6 +187,44 @@ CAUSAL = Op(
     test_shapes=OP.test_shapes,
     bench_shapes=OP.bench_shapes,
     check_shape=_check_shape,
+    peers=OP.peers,
+    kernel="flash_attention",
+)
+
+
+def make_gqa_inputs(shape: tuple[int, ...], dtype: torch.dtype, generator: Generator) -> tuple:
+    """(B, H, H_kv, T, D) -> the q of `make_inputs` with all its heads, k and v with H_kv of theirs, and True: causal."""
+    B, H, H_kv, T, D = shape
+    q, k, v = make_inputs((B, H, T, D), dtype, generator)
+    return q, k[:, :: H // H_kv].contiguous(), v[:, :: H // H_kv].contiguous(), True
+
+
+def gqa_cost(shape: tuple[int, ...], dtype: torch.dtype) -> Cost:
+    """`cost` of causal attention, with the fewer bytes of k and v."""
+    B, H, H_kv, T, D = shape
+    saved = 2 * B * (H - H_kv) * T * D * dtype.itemsize
+    whole = cost((B, H, T, D), dtype, True)
+    return Cost(whole.read_bytes - saved, whole.write_bytes, whole.flops)
+
+
+def gqa_cost_bwd(shape: tuple[int, ...], dtype: torch.dtype) -> Cost:
+    """`cost_bwd` of causal attention, with the fewer bytes of k, v and their gradients."""
+    B, H, H_kv, T, D = shape
+    saved = 2 * B * (H - H_kv) * T * D * dtype.itemsize
+    whole = cost_bwd((B, H, T, D), dtype, True)
+    return Cost(whole.read_bytes - saved, whole.write_bytes - saved, whole.flops)
+
+
+GQA = Op(
+    name="flash_attention_gqa",
+    reference=flash_attention,
+    library=library,
+    make_inputs=make_gqa_inputs,
+    cost=gqa_cost,
+    cost_bwd=gqa_cost_bwd,
+    test_shapes=((1, 1, 1, 1, 16), (1, 4, 2, 64, 32), (1, 2, 1, 63, 64), (2, 6, 2, 65, 16), (1, 3, 1, 33, 80)),
+    bench_shapes=((2, 32, 8, 4096, 128),),
+    check_shape=lambda shape: (1, shape[1] // shape[2], 1, min(shape[3], 8192), shape[4]),
     peers=OP.peers,
     kernel="flash_attention",
 )

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from gpukit.op import Cost, Op
+from gpukit.reference._liger import cutedsl
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -172,7 +173,10 @@ SWIGLU = Op(
     cost_bwd=swiglu_cost_bwd,
     test_shapes=TEST_SHAPES,
     bench_shapes=((16384, 4096), (8192, 14336)),
-    peers={"liger": "liger_kernel.ops.swiglu:LigerSiLUMulFunction.apply"},
+    peers={
+        "liger-triton": "liger_kernel.ops.swiglu:LigerSiLUMulFunction.apply",
+        "liger-cutedsl": cutedsl("swiglu"),
+    },
 )
 GEGLU = Op(
     name="geglu",

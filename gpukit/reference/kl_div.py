@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from gpukit.op import Cost, Op
+from gpukit.reference._liger import cutedsl
 
 
 def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: bool = False) -> Tensor:
@@ -60,5 +61,5 @@ OP = Op(
     bench_dtypes=("float32", "bfloat16"),
     bench_modes=("fwd", "fwd+bwd"),
     grads=(0,),
-    peers={"liger": _liger},
+    peers={"liger-triton": _liger, "liger-cutedsl": cutedsl("kl_div", "mean", False)},
 )

@@ -8,6 +8,7 @@ from torch import Generator, Tensor
 
 from gpukit.op import Cost, Op
 from gpukit.reference import cross_entropy
+from gpukit.reference._liger import cutedsl
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, **options) -> Tensor:
@@ -47,6 +48,18 @@ def _liger(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     return cross_entropy.at_least_float32(liger_fused_linear_cross_entropy(x, weight, target))
 
 
+def _liger_cutedsl(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    loss = cutedsl("fused_linear_cross_entropy", first=True)(x, weight, target)
+    return cross_entropy.at_least_float32(loss)
+
+
+def _quack(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    from quack.linear_cross_entropy import chunked_linear_cross_entropy
+
+    loss = chunked_linear_cross_entropy(x, weight, target, ignore_index=cross_entropy.IGNORE_INDEX)
+    return cross_entropy.at_least_float32(loss)
+
+
 OP = Op(
     name="linear_cross_entropy",
     reference=linear_cross_entropy,
@@ -57,6 +70,6 @@ OP = Op(
     test_shapes=((1, 1, 3), (3, 16, 33), (10, 8, 251)),
     bench_shapes=((8192, 4096, 128256),),
     bench_modes=("fwd+bwd",),
-    peers={"compile": library, "liger": _liger},
+    peers={"compile": library, "liger-triton": _liger, "liger-cutedsl": _liger_cutedsl, "quack": _quack},
     check_shape=lambda shape: (min(shape[0], 256), min(shape[1], 256), min(shape[2], 4096)),
 )

@@ -108,11 +108,14 @@ OP = Op(
     cost_bwd=cost_bwd,
     test_shapes=((1, 1, 1), (1, 33, 7), (64, 64, 64), (63, 65, 64), (17, 31, 97), (70, 3, 33), (3, 96, 1)),
     bench_shapes=(
-        (1024, 1024, 1024), (1793, 1793, 1793), (4096, 4096, 4096), (8192, 8192, 8192), (8192, 28672, 8192),
+        (1024, 1024, 1024), (1793, 1793, 1793), (2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192), (8192, 28672, 8192),
         (16384, 16384, 16384),
     ),
     bench_modes=("fwd",),
-    peers={"gpukit-pointers": "gpukit.kernels.matmul:matmul_by_pointers"},
+    peers={
+        "quack": "quack.gemm_interface:gemm",
+        "gpukit-pointers": "gpukit.kernels.matmul:matmul_by_pointers",
+    },
     check_shape=_at_most_2048,
 )  # fmt: skip
 

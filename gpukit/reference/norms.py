@@ -1,12 +1,14 @@
 """RMSNorm, LayerNorm, residual + RMSNorm: what they mean, on which inputs they are judged, and the least they must move."""
 
 import math
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from gpukit.op import Cost, Op
+from gpukit.reference._liger import cutedsl
 
 RMS_EPS = 1e-6
 LAYER_EPS = 1e-5
@@ -69,6 +71,46 @@ def _liger_residual_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tup
     from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
 
     return LigerFusedAddRMSNormFunction.apply(x, residual, weight, RMS_EPS, 0.0, "llama", False)
+
+
+def _quack_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    from quack.rmsnorm import rmsnorm
+
+    return rmsnorm(x, weight, eps=RMS_EPS)
+
+
+def _quack_residual_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    from quack.rmsnorm import rmsnorm
+
+    return rmsnorm(x, weight, residual=residual, eps=RMS_EPS, prenorm=True)  # prenorm: the sum, too
+
+
+@lru_cache(maxsize=2)
+def _float32(vector: Tensor) -> Tensor:
+    """A weight or bias as QuACK's LayerNorm takes it, converted once: a model would store it so."""
+    return vector.detach().float()
+
+
+class _QuackLayerNorm(torch.autograd.Function):
+    """QuACK has both kernels and no function that autograd knows."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        from quack.rmsnorm import layernorm_fwd
+
+        wide = _float32(weight)
+        y, rstd, mean = layernorm_fwd(x, wide, _float32(bias), LAYER_EPS, return_rstd=True, return_mean=True)
+        ctx.save_for_backward(x, wide, rstd, mean)
+        ctx.dtype = weight.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> tuple[Tensor, ...]:
+        from quack.rmsnorm import layernorm_bwd
+
+        x, wide, rstd, mean = ctx.saved_tensors
+        dx, dweight, dbias = layernorm_bwd(x, wide, dy, rstd, mean, has_bias=True)
+        return dx, dweight.to(ctx.dtype), dbias.to(ctx.dtype)
 
 
 def _activations(shape: tuple[int, ...], generator: Generator) -> Tensor:
@@ -188,7 +230,11 @@ RMS_NORM = Op(
     cost_bwd=rms_norm_cost_bwd,
     test_shapes=TEST_SHAPES,
     bench_shapes=BENCH_SHAPES,
-    peers={"liger": _liger_rms_norm},
+    peers={
+        "liger-triton": _liger_rms_norm,
+        "liger-cutedsl": cutedsl("rms_norm", RMS_EPS),
+        "quack": _quack_rms_norm,
+    },
 )
 LAYER_NORM = Op(
     name="layer_norm",
@@ -199,7 +245,11 @@ LAYER_NORM = Op(
     cost_bwd=layer_norm_cost_bwd,
     test_shapes=TEST_SHAPES,
     bench_shapes=BENCH_SHAPES,
-    peers={"liger": _liger_layer_norm},
+    peers={
+        "liger-triton": _liger_layer_norm,
+        "liger-cutedsl": cutedsl("layer_norm", LAYER_EPS),
+        "quack": _QuackLayerNorm.apply,
+    },
 )
 RESIDUAL_RMS_NORM = Op(
     name="residual_rms_norm",
@@ -210,5 +260,9 @@ RESIDUAL_RMS_NORM = Op(
     cost_bwd=residual_rms_norm_cost_bwd,
     test_shapes=TEST_SHAPES,
     bench_shapes=BENCH_SHAPES,
-    peers={"liger": _liger_residual_rms_norm},
+    peers={
+        "liger-triton": _liger_residual_rms_norm,
+        "liger-cutedsl": cutedsl("fused_add_rms_norm", RMS_EPS),
+        "quack": _quack_residual_rms_norm,
+    },
 )

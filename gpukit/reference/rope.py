@@ -4,6 +4,7 @@ import torch
 from torch import Generator, Tensor
 
 from gpukit.op import Cost, Op
+from gpukit.reference._liger import cutedsl
 
 BASE = 10_000.0  # LLaMA's, of https://arxiv.org/abs/2104.09864
 
@@ -46,6 +47,11 @@ def _liger(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
     return LigerRopeFunction.apply(q, k, cos, sin)
 
 
+def _liger_cutedsl(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    cos, sin = (torch.cat((table, table), dim=-1).unsqueeze(0) for table in (cos, sin))
+    return cutedsl("rope")(q, k, cos, sin)
+
+
 def make_inputs(shape: tuple[int, ...], dtype: torch.dtype, generator: Generator) -> tuple[Tensor, ...]:
     """q [B, H, T, D], k [B, H_kv, T, D], cos and sin [T, D/2] on the CPU, for a shape (B, H, H_kv, T, D). Normal noise; the
     first token of q is large, the last one of k tiny."""
@@ -80,6 +86,6 @@ OP = Op(
         (1, 8, 2, 2, 130),
     ),
     bench_shapes=((4, 32, 8, 4096, 128), (8, 16, 16, 2048, 64)),
-    peers={"liger": _liger},
+    peers={"liger-triton": _liger, "liger-cutedsl": _liger_cutedsl},
     grads=(0, 1),
 )

@@ -6,6 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from gpukit.op import Cost, Op
+from gpukit.reference._liger import cutedsl
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -85,7 +86,11 @@ OP = Op(
     cost_bwd=cost_bwd,
     test_shapes=((1, 1), (2, 1), (6, 64), (5, 63), (5, 65), (7, 251), (2, 3, 781), (2, 1025)),
     bench_shapes=((4096, 1024), (8192, 781), (4096, 4096), (4096, 16384), (4096, 65536), (4096, 131072)),
-    peers={"liger": "liger_kernel.ops.softmax:LigerSoftmaxFunction.apply"},
+    peers={
+        "liger-triton": "liger_kernel.ops.softmax:LigerSoftmaxFunction.apply",
+        "liger-cutedsl": cutedsl("softmax"),
+        "quack": "quack.softmax:softmax",
+    },
 )
 
 

@@ -20,12 +20,27 @@ from gpukit.grading import example, registry
 from gpukit.grading.report import recorded as checked
 from gpukit.widgets import style
 
-NAMES = {"torch": "eager", "compile": "torch.compile", "library": "PyTorch", "liger": "Liger", "gpukit": "this project"}
+NAMES = {
+    "torch": "eager",
+    "compile": "torch.compile",
+    "library": "PyTorch",
+    "liger-triton": "Liger in Triton",
+    "liger-cutedsl": "Liger in CuTe",
+    "quack": "QuACK",
+    "quack-inplace": "QuACK in place",
+    "fa4": "FlashAttention 4",
+    "formula": "the formula",
+    "gpukit": "this project",
+}
 _COLOURS = {
     "torch": style.NEUTRAL,
     "compile": style.WASTE,
     "library": style.PEER,
-    "liger": style.COMPUTE,
+    "liger-triton": style.COMPUTE,
+    "liger-cutedsl": style.WRITES,
+    "quack": style.READS,
+    "fa4": style.COMPUTE,
+    "formula": style.NEUTRAL,
     "gpukit": style.YOURS,
 }
 _SPARE = (style.READS, style.WRITES, style.BOUND)  # for an operation's own peers
@@ -181,12 +196,9 @@ class Versus:
         for shape in self.shapes:
             took = self._judged(shape)
             ours = took.get((shape, "gpukit"))
-            peers = [
-                p for p in self.providers if not p.startswith("gpukit") and p != "yours"
-            ]  # nor a second one of ours
-            others = [took[shape, p] for p in peers if (shape, p) in took]
-            if ours and others:
-                best[shape] = min(others, key=lambda row: row.median_ms)
+            peer = benchmark.best_peer(took[shape, p] for p in self.providers if (shape, p) in took)
+            if ours and peer:
+                best[shape] = peer
                 ratios[shape] = best[shape].median_ms / ours.median_ms
         if not ratios:
             return f"{len(self.providers)} providers at {len(self.shapes)} shapes."

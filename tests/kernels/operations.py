@@ -622,6 +622,14 @@ CONTRACTS = {
         **FLASH,
     ),
     "flash_attention_causal": Contract(**FLASH),
+    "flash_attention_gqa": Contract(
+        **FLASH
+        | {
+            "small": (1, 4, 2, 8, 16),
+            "strided": ((2, 2, 1, 33, 16), (1, 2, 2, 20, 40), (1, 4, 2, 17, 64)),
+            "graphs": ((2, 4, 2, 300, 64),),
+        }
+    ),
     "decode_attention": Contract(
         refused=tuple(
             (error, f"decode_attention: .*{message}", change)

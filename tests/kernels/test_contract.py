@@ -48,7 +48,7 @@ pytestmark = [
 ]
 every_operation = pytest.mark.parametrize("name", OPERATIONS)
 # But for those that are another one with a flag, as causal attention is: strides and PyTorch's ways of calling are the same.
-FLAGGED = {"flash_attention_causal"}
+FLAGGED = {"flash_attention_causal", "flash_attention_gqa"}
 every_function = pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in FLAGGED])
 every_call = pytest.mark.parametrize(("name", "variant"), CALLS)
 

@@ -46,7 +46,7 @@ def test_the_recorded_rows_say_what_the_text_says():
     assert bwd["library"] < bwd["gpukit"] and graph["library"] > 1.5 * graph["gpukit"]
     swiglu = [lesson._rows("swiglu", mode, lesson._SWIGLU.shape) for mode in ("fwd", "bwd")]
     for took in swiglu:
-        level = [took[p] for p in ("compile", "liger", "gpukit")]
+        level = [took[p] for p in ("compile", "liger-triton", "gpukit")]
         assert max(level) < 1.03 * min(level) and took["library"] > 1.5 * took["gpukit"]
     assert lesson._layer_us("gpukit", "fwd") == pytest.approx(lesson._SWIGLU.us("gpukit"))
     assert lesson._SWIGLU.times * lesson._SWIGLU.shape[0] == layer.TOKENS
