@@ -25,6 +25,7 @@ from gpukit.accounting import memory, models
 from gpukit.accounting.arguments import choice, divides, whole
 from gpukit.accounting.training import Schedule
 from gpukit.train import plan
+from gpukit.train.compiled import Miscompiled
 from gpukit.train.presets import Settings
 
 if TYPE_CHECKING:
@@ -281,7 +282,7 @@ class Trained:
 
         shape = settings.shape if way.padded else settings.model
         self.settings = settings.replace(optimizer="gpukit" if way.optimizer == "gpukit" else "torch")
-        self.way, self.device, self.number = way, device, 0
+        self.way, self.device, self.number, self.checked = way, device, 0, not way.compiled
         self.schedule = Schedule(settings.steps, settings.warmup, settings.rate, settings.final_rate)
         torch.manual_seed(settings.seed)
         with device:
@@ -309,16 +310,22 @@ class Trained:
         self.batches = data.Batches(corpus.train, settings.batch // way.passes, settings.seq, seed=settings.seed)
 
     def step(self) -> torch.Tensor:
-        """One optimizer step. Returns the mean loss, nats per token, on the device."""
+        """One optimizer step. Returns the mean loss, nats per token, on the device. Raises Miscompiled at the first one where the
+        compiled model is not the model."""
         import torch
 
+        from gpukit.train.compiled import check_first
         from gpukit.train.data import to_device
 
         total = torch.zeros((), device=self.device)
         for _ in range(self.way.passes):
             inputs, targets = (to_device(tensor, self.device) for tensor in next(self.batches))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.way.precision == "autocast"):
-                loss = self.called(inputs, targets) / self.way.passes
+                loss = self.called(inputs, targets)
+                if not self.checked:
+                    check_first(loss, lambda: self.model(inputs, targets))  # noqa: B023
+                    self.checked = True
+                loss = loss / self.way.passes
             loss.backward()
             total += loss.detach()
         self.update(self.optimizer, self.schedule.rate(self.number), self.settings, norm_wanted=False)
@@ -394,7 +401,7 @@ def climb(
     say: Callable[[str], None] = print,
 ) -> list[dict[str, Any]]:
     """Measure the rungs (all of them, or those in `names`) one after the other, and return their rows. A rung for which there
-    is not enough memory gets a row without measured values.
+    is not enough memory, or which torch.compile got wrong, gets a row without measured values.
 
     passes  forward and backward passes of the first rungs' steps
     folder  where ladder-<preset>.csv, its losses and its kernels are written; None: nowhere
@@ -429,6 +436,8 @@ def climb(
             measured = measure(settings, way, corpus, where)
         except torch.OutOfMemoryError:
             say("    not enough memory")
+        except Miscompiled as error:
+            say(f"    not measured: {error}")
         else:
             tokens_per_s = settings.tokens_per_step / measured.step_ms * 1e3
             row |= {"step_ms": round(measured.step_ms, 2), "tokens_per_s": round(tokens_per_s)}

@@ -24,6 +24,7 @@ from gpukit import hardware
 from gpukit.accounting.training import Schedule, mfu
 from gpukit.course import CourseError
 from gpukit.train import checkpoint, data, plan
+from gpukit.train.compiled import check_first
 from gpukit.train.model import GPT, GPTConfig, Operations
 from gpukit.train.optimizer import adamw, update
 from gpukit.train.presets import Settings
@@ -95,6 +96,8 @@ class Trainer:
             corpus.train, self.sequences, settings.seq, seed=settings.seed, drawn=drawn, rank=ranks.rank, world=ranks.world
         )  # fmt: skip
         self.record = Record(folder, settings, self.say) if ranks.main else None
+        # Whether the compiled model needs no more comparison with the model. With dropout, two losses differ by themselves.
+        self._checked = not settings.compile or self.model.config.dropout > 0
         self.signal = 0  # the number of the signal that asked for an end
         self._losses: list[tuple[int, Tensor, Tensor | None]] = []  # of the steps whose numbers were not looked at yet
         self._last_finite = ""
@@ -103,7 +106,8 @@ class Trainer:
 
     def train_step(self, norm_wanted: bool = True) -> tuple[Tensor, Tensor | None]:
         """Forward and backward passes over one batch, and an update. Returns the mean loss of this process's sequences and the
-        gradients' norm before clipping (None where nobody wanted it), both still on the device."""
+        gradients' norm before clipping (None where nobody wanted it), both still on the device. Raises Miscompiled at the first
+        step where torch.compile got the model wrong."""
         s = self.settings
         self.called.train()
         total = torch.zeros((), device=self.device)
@@ -111,7 +115,11 @@ class Trainer:
             inputs, targets = (data.to_device(tensor, self.device) for tensor in next(self.batches))
             with self.ranks.averaging(self.called, on=number == s.micro_batches):
                 with self._autocast():
-                    loss = self.called(inputs, targets) / s.micro_batches
+                    loss = self.called(inputs, targets)
+                    if not self._checked:
+                        check_first(loss, lambda: self.model.forward(inputs, targets))  # noqa: B023
+                        self._checked = True
+                    loss = loss / s.micro_batches
                 loss.backward()
             total += loss.detach()
         norm = update(self.optimizer, self.schedule.rate(self.step), s, norm_wanted=norm_wanted)

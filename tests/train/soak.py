@@ -36,6 +36,7 @@ import torch
 
 from gpukit import benchmark
 from gpukit.train import data, ladder, presets
+from gpukit.train.compiled import Miscompiled
 from gpukit.train.presets import Settings
 
 MEAN_BOUND, STEP_BOUND = 0.005, 0.25  # parts of the loss
@@ -169,7 +170,11 @@ class Soak:
                 if time.monotonic() > until:
                     return False
                 how = replace(REFERENCE, compiled=compiled, **changes)
-                found = losses(settings, how, self.corpus, self.device)
+                try:
+                    found = losses(settings, how, self.corpus, self.device)
+                except Miscompiled as error:  # PyTorch's, and found out: no run
+                    self.say(f"{key} {way}: {error}")
+                    continue
                 row = self.rows.setdefault((*key, way + (", compiled" if compiled else "")), Row(*self.expected[key]))
                 if not row.note(found):
                     self.say(f"OUT OF BOUNDS: {key} {how}: {found} instead of {row.expected}")

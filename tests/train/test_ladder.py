@@ -11,6 +11,8 @@ import torch
 
 from gpukit import cli, hardware
 from gpukit.train import data, ladder, presets
+from gpukit.train.compiled import Miscompiled
+from gpukit.train.loop import Trainer
 from tests.train import corpus
 
 H200 = hardware.gpu("h200")
@@ -139,3 +141,39 @@ def test_the_vocabulary_is_rounded_up_where_that_is_cheap():
     assert presets.padded(50_257) == 50_304 and presets.padded(128_256) == 128_256 and presets.padded(300) == 300
     settings = presets.preset("gpt2").settings
     assert settings.shape["vocab_size"] == 50_304 and settings.model["vocab_size"] == 50_257
+
+
+def test_a_wrongly_compiled_model_is_found_at_its_first_loss(tmp_path, monkeypatch):
+    """A compiler that forgets a norm: neither the ladder nor the loop trains with it."""
+
+    def compiled(model, **options):
+        def called(inputs, targets):
+            with torch.no_grad():
+                kept = model.norm.weight.clone()
+                model.norm.weight.zero_()
+            loss = model.forward(inputs, targets)
+            with torch.no_grad():
+                model.norm.weight.copy_(kept)
+            return loss
+
+        return called
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    settings = presets.preset("tiny").settings.replace(batch=2, steps=5, seq=16)
+    text = corpus.prepared(tmp_path)
+    way = ladder.How(compiled=True)
+    wrong = ladder.Trained(settings, way, text, torch.device("cpu"))
+    with pytest.raises(Miscompiled, match=r"first loss is .* and the model's own is .*190517.*Start again"):
+        wrong.step()
+    monkeypatch.setattr(torch, "compile", lambda model, **options: lambda *batch: model.forward(*batch))
+    right = ladder.Trained(settings, way, text, torch.device("cpu"))
+    assert right.step().isfinite() and right.checked
+
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda model: setattr(model, "_compiled_call_impl", compiled(model))
+    )
+    trainer = Trainer(
+        corpus.settings(tmp_path / "text", steps=2, compile=True), tmp_path / "run", text, say=lambda line: None
+    )
+    with pytest.raises(Miscompiled):
+        trainer.train_step()
