@@ -71,6 +71,31 @@ def _decode_subnormal_with_one(bits: int, exponent_bits: int, mantissa_bits: int
     return _decode(bits, exponent_bits, mantissa_bits) if exponent else sign * (1 + fraction) * 2.0 ** (1 - bias)
 
 
+def _decode_subnormal_with_one_but_zero(bits: int, exponent_bits: int, mantissa_bits: int) -> float:
+    of = _decode_subnormal_with_one if _fields(bits, exponent_bits, mantissa_bits)[2] else _decode
+    return of(bits, exponent_bits, mantissa_bits)
+
+
+def _decode_first_normals_as_subnormal(bits: int, exponent_bits: int, mantissa_bits: int) -> float:
+    sign, exponent, fraction, bias = _fields(bits, exponent_bits, mantissa_bits)
+    return sign * fraction * 2.0 ** (1 - bias) if exponent == 1 else _decode(bits, exponent_bits, mantissa_bits)
+
+
+def _decode_without_bias(bits: int, exponent_bits: int, mantissa_bits: int) -> float:
+    sign, exponent, fraction, _ = _fields(bits, exponent_bits, mantissa_bits)
+    value = _decode(bits, exponent_bits, mantissa_bits)
+    return sign * (1 + fraction) * 2.0**exponent if exponent and math.isfinite(value) else value
+
+
+def _decode_by_all_ones(subnormal: bool, bits: int, exponent_bits: int, mantissa_bits: int) -> float:
+    """The mantissa as a share of the largest one, in normal numbers and perhaps in subnormal ones."""
+    sign, exponent, fraction, bias = _fields(bits, exponent_bits, mantissa_bits)
+    value, share = _decode(bits, exponent_bits, mantissa_bits), fraction * 2**mantissa_bits / (2**mantissa_bits - 1)
+    if not exponent:
+        return sign * share * 2.0 ** (1 - bias) if subnormal else value
+    return sign * (1 + share) * 2.0 ** (exponent - bias) if math.isfinite(value) else value
+
+
 def _decode_whole_mantissa(bits: int, exponent_bits: int, mantissa_bits: int) -> float:
     sign, exponent, fraction, bias = _fields(bits, exponent_bits, mantissa_bits)
     value, mantissa = _decode(bits, exponent_bits, mantissa_bits), fraction * 2**mantissa_bits
@@ -81,6 +106,11 @@ def _decode_whole_mantissa(bits: int, exponent_bits: int, mantissa_bits: int) ->
 
 def _decode_signed_infinity(*args: int) -> float:
     return _fields(*args)[0] * math.inf if math.isnan(_decode(*args)) else _decode(*args)
+
+
+def _decode_exchanged(*args: int) -> float:
+    """Infinity for NaN, and NaN for infinity."""
+    return math.nan if math.isinf(_decode(*args)) else _decode_signed_infinity(*args)
 
 
 def _decode_subnormal_doubled(*args: int) -> float:
@@ -126,6 +156,8 @@ DECODE = FunctionExercise(
         Misconception("zero-is-normal", gives=_decode_zero_as_normal),
         Misconception("zero-is-normal", gives=_decode_subnormal_with_one),
         Misconception("subnormal-is-normal", gives=_decode_subnormal_as_normal),
+        Misconception("subnormal-is-normal/2", gives=_decode_subnormal_with_one_but_zero),
+        Misconception("normal-is-subnormal", gives=_decode_first_normals_as_subnormal),
         Misconception("subnormal-exponent", gives=_decode_subnormal_exponent),
         Misconception("subnormal-exponent/2", gives=_decode_subnormal_doubled),
         Misconception("nan-is-infinity/2", gives=_decode_quiet_nan_only),
@@ -139,9 +171,13 @@ DECODE = FunctionExercise(
         Misconception(
             "infinity-is-nan", gives=lambda *args: math.nan if math.isinf(_decode(*args)) else _decode(*args)
         ),
+        Misconception("infinity-is-nan/2", gives=_decode_exchanged),
         Misconception("no-sign/2", gives=_decode_unsigned_infinity),
+        Misconception("no-sign/3", gives=lambda *args: _decode(*args) + 0.0),
         Misconception("no-leading-one", gives=_decode_no_implicit_one),
         Misconception("bias", gives=_decode_one_more_bias),
+        Misconception("bias/2", gives=_decode_without_bias),
+        *(Misconception("all-ones-is-one", gives=partial(_decode_by_all_ones, subnormal)) for subnormal in (False, True)),
         Misconception("no-sign", gives=lambda *args: abs(_decode(*args))),
     ),
 )
@@ -304,6 +340,12 @@ ACCUMULATE = FunctionExercise(
 
 
 # -------------------------------------------------------------------------------------------------- dtypes.stochastic
+def _stochastic_noise(value: float, k: int, u: float) -> float:
+    """u - 1/2 added, then rounded to nearest."""
+    steps, unit = _steps(abs(value), k)
+    return math.copysign(math.ldexp(round(steps + u - 0.5), unit), value)
+
+
 def _stochastic(value: float, k: int, up: Callable[[float], bool]) -> float:
     """Away from zero where `up` says so of the fraction of the gap that the value has covered."""
     steps, unit = _steps(abs(value), k)
@@ -424,6 +466,7 @@ STOCHASTIC = FunctionExercise(
         Misconception("inverted", gives=lambda value, k, u: _stochastic(value, k, lambda chance: 0 < chance < u)),
         Misconception("other-draws", gives=lambda value, k, u: _stochastic(value, k, lambda chance: u >= 1 - chance)),
         Misconception("other-draws", gives=_stochastic_sum),
+        Misconception("other-draws", gives=_stochastic_noise),
         Misconception("other-draws", gives=_stochastic_by_distance),
         Misconception("chance-unscaled", gives=_stochastic_unscaled),
         Misconception("doubled", gives=lambda value, k, u: 2 * _stochastic(value, k, lambda chance: u < chance)),
