@@ -7,6 +7,7 @@ optimizer   AdamW, PyTorch's or gpukit's, with clipping
 loop        the loop: steps, evaluation, samples, checkpoints, what happens to NaN and to Ctrl-C
 checkpoint  written whole or not at all, checked when read
 record      the folder of a run: config.json, metrics.csv, samples.txt
+compiled    the first loss of a compiled model, beside the model's own
 ranks       what several processes (torchrun) tell each other
 presets     tiny, gpt2, gpt-1.3b, llama-1b as data; plan: what each takes, before it starts
 ladder      one step made fast by one change at a time, predicted and measured; fp8: products in 8 bits
