@@ -177,7 +177,10 @@ DECODE = FunctionExercise(
         Misconception("no-leading-one", gives=_decode_no_implicit_one),
         Misconception("bias", gives=_decode_one_more_bias),
         Misconception("bias/2", gives=_decode_without_bias),
-        *(Misconception("all-ones-is-one", gives=partial(_decode_by_all_ones, subnormal)) for subnormal in (False, True)),
+        *(
+            Misconception("all-ones-is-one", gives=partial(_decode_by_all_ones, subnormal))
+            for subnormal in (False, True)
+        ),
         Misconception("no-sign", gives=lambda *args: abs(_decode(*args))),
     ),
 )

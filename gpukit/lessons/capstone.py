@@ -506,6 +506,40 @@ def verdict() -> Reveal:
     return reveal("detective", {"run A": 2, "run B": 3, "run C": 4}, how="planted", also=because, exact=True)
 
 
+# ---- a run that went wrong by itself -----------------------------------------------------------------------------------
+
+
+def unplanned() -> Picture:
+    """The losses of two starts of one rung, one of which torch.compile got wrong."""
+    right = view.loss_curves("gpt-1.3b")["one pass"]
+    wrong = view.read("h200", "miscompiled-losses.csv")
+    curves = {"one start": right, "another start": [(int(row["step"]), float(row["loss"])) for row in wrong]}
+    with style.use():
+        fig, ax = style.figure(height=3.4)
+        ends = []
+        for (name, points), colour in zip(curves.items(), (style.READS, style.BOUND), strict=True):
+            ax.plot(*zip(*points, strict=True), color=colour)
+            ends.append((points[-1], name))
+        style.axes(ax, x="step", y="training loss (nats per token)", grid="y")
+        ax.set_title('gpt-1.3b, the rung "one pass", started twice')
+        ax.set_ylim(0)
+        ax.set_xlim(right=right[-1][0])
+        style.names(ax, ends)
+    first, last = ({name: points[i][1] for name, points in curves.items()} for i in (0, -1))
+    alt = "; ".join(f"{name} begins at {first[name]:.2f} and ends at {last[name]:.2f}" for name in curves)
+    return style.picture(fig, alt=f"Losses of two runs. {alt}.")
+
+
+def block_sizes() -> Table:
+    """What share of a norm's results is wrong, by the size of the blocks."""
+    rows = [
+        (f"{row['rows']} x {int(row['columns']):,}", int(row["warps"]), 100 * float(row["wrong_share"]))
+        for row in view.read("h200", "miscompiled.csv")
+    ]
+    columns = {"rows x columns of a block": "", "warps": "", "wrong results": "%"}
+    return style.table(columns, rows, caption="16,384 rows of 2,048, measured on an H200 with PyTorch 2.11")
+
+
 # ---- sentences with numbers ------------------------------------------------------------------------------------------
 
 

@@ -50,10 +50,11 @@ def rows(preset: str, folder: Path | str = "h200") -> list[dict[str, str]]:
 
     folder  the key of a GPU, such as "h200", or a folder that `gpukit train --ladder --run` wrote
     """
-    return _read(folder, f"ladder-{preset}.csv")
+    return read(folder, f"ladder-{preset}.csv")
 
 
-def _read(folder: Path | str, name: str) -> list[dict[str, str]]:
+def read(folder: Path | str, name: str) -> list[dict[str, str]]:
+    """The rows of a file of a folder of results, by its short name or its path; none where there is no file."""
     known = benchmark.RESULTS / str(folder)
     path = (known if known.is_dir() else Path(folder)) / name
     if not path.exists():
@@ -122,7 +123,7 @@ def front() -> str:
 def loss_curves(preset: str, folder: Path | str = "h200") -> dict[str, list[tuple[int, float]]]:
     """(step, loss) of every step of the rungs whose losses are recorded."""
     curves: dict[str, list[tuple[int, float]]] = {}
-    for row in _read(folder, f"ladder-{preset}-losses.csv"):
+    for row in read(folder, f"ladder-{preset}-losses.csv"):
         curves.setdefault(row["rung"], []).append((int(row["step"]), float(row["loss"])))
     return curves
 
@@ -161,7 +162,7 @@ def table(preset: str, folder: Path | str = "h200", caption: str = "") -> Table:
 
 def kernels(preset: str, rung: str, folder: Path | str = "h200", top: int = 10) -> Table:
     """The kernels in which a step of the rung spent the most time, as a profiler recorded them."""
-    found = [row for row in _read(folder, f"ladder-{preset}-kernels.csv") if row["rung"] == rung][:top]
+    found = [row for row in read(folder, f"ladder-{preset}-kernels.csv") if row["rung"] == rung][:top]
     lines = [[_short(row["kernel"]), int(row["launches"]), float(row["us"]) / 1e3] for row in found]
     return style.table({"kernel": "", "launches": "", "time": "ms"}, lines)
 
