@@ -42,8 +42,10 @@ class Bench(View):
             options=[(f"recorded, {hardware.gpu(gpu).name}", False), (f"live, {_here()}", True)],
             style={"button_width": "initial"},
         )
-        self.op = widgets.Dropdown(options=_choices(gpu, op), value=op, description="operation", style=CAPTION)
-        self.mode = widgets.Dropdown(description="mode", style=CAPTION)
+        self.op = widgets.Dropdown(
+            options=_choices(gpu, op), value=op, description="operation", style=CAPTION, layout={"width": "18em"}
+        )
+        self.mode = widgets.Dropdown(description="mode", style=CAPTION, layout={"width": "20em"})
         tall = {"width": "24em", "height": "8em"}
         self.shapes = widgets.SelectMultiple(description="shapes", style=CAPTION, layout=tall)
         self.providers = widgets.SelectMultiple(description="providers", style=CAPTION, layout=tall)

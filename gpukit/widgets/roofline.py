@@ -198,11 +198,13 @@ def _shapes(points: Sequence[Point], key: str, dtype: str) -> list[Shape]:
         width = 7.0 * len(point.name)
         right = at[0] + 12 + width > _RIGHT
         begin = at[0] - 12 - width if right else at[0] + 12
+        if not right and begin < corner[0] + 4 < begin + width + 8:  # the dashed line would go through the name
+            begin = corner[0] + 8
         height = at[1] + 16
         while any(begin < b and a < begin + width and abs(height - h) < 15 for a, b, h in taken):
             height += 15
         taken.append((begin, begin + width, height))
-        if height - at[1] > 24:  # far from its dot: a line leads there
+        if height - at[1] > 24 or begin - at[0] > 24:  # far from its dot: a line leads there
             shapes.append(Line((at, (begin - 3, height)), board.INK, 0.7))
         shapes.append(Words(begin, height, point.name))
     shapes.append(Box(_LEFT, _TOP, _RIGHT - _LEFT, _BOTTOM - _TOP, edge=board.LINE))

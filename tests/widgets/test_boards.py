@@ -229,6 +229,16 @@ def test_names_of_neighbours_do_not_lie_on_each_other():
     assert min(b - a for a, b in zip(sorted(heights), sorted(heights)[1:], strict=False)) >= 14
 
 
+@pytest.mark.parametrize("intensity", [30, 60, 90, 120, 180, 205, 207, 400])
+def test_the_line_at_the_ridge_goes_through_no_name(intensity):
+    view = roofline([Point("a long name", 1e9 * intensity, 1e9)], gpu="h200", dtype="bf16")
+    (dashed,) = (line for line in root(view).iter("polyline") if "dasharray" in line.get("style"))
+    ridge = float(dashed.get("points").partition(",")[0])
+    (name,) = (text for text in root(view).iter("text") if text.text == "a long name")
+    begin = float(name.get("x"))
+    assert not begin < ridge < begin + 7 * len(name.text)
+
+
 def test_roofline_errors():
     with pytest.raises(ValueError, match="points must be 1 to 12 kernels, got 0"):
         roofline([])
