@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from time import process_time
 from timeit import repeat
@@ -364,18 +365,26 @@ def shared_heads() -> Picture:
 
 def attention_intensity(name: str) -> float:
     """FLOPs per byte of cache of a model's attention in decode, if each byte is loaded once for all query heads."""
-    c = models.preset(name)
+    return _intensity_of(models.preset(name))
+
+
+def _intensity_of(c: models.Config) -> float:
     sizes = (c.kv_rank + c.rope_size, c.kv_rank) if c.kv_rank else (c.qk_size, c.value_size)
     return 2 * c.layers * c.heads * sum(sizes) / decode_step(c, 1, 1).cache_bytes
 
 
+ONE_HEAD = "llama3-8b, if one head served all"
+
+
 def groups_table() -> Table:
+    shown = {name: models.preset(name) for name in ("gpt2-xl", "llama3-8b")}
+    shown[ONE_HEAD] = replace(shown["llama3-8b"], kv_heads=1)
+    shown |= {name: models.preset(name) for name in ("qwen2.5-7b", "llama3-405b", "deepseek-v3")}
     rows = []
-    for name in ("gpt2-xl", "llama3-8b", "qwen2.5-7b", "llama3-405b", "deepseek-v3"):
-        c = models.preset(name)
+    for name, c in shown.items():
         heads = "1, shared" if c.kv_rank else c.kv_heads
         token = decode_step(c, 1, 1).cache_bytes
-        rows.append((name, c.attention, c.heads, heads, token, attention_intensity(name)))
+        rows.append((name, c.attention, c.heads, heads, token, _intensity_of(c)))
     columns = {"model": "", "attention": "", "query heads": "", "heads in the cache": "", "per token": "bytes"}
     columns |= {"attention does": "FLOPs per byte"}
     caption = f"bf16, computed; ridge of an H200: {RIDGE:.0f} FLOPs per byte"
@@ -384,9 +393,11 @@ def groups_table() -> Table:
 
 def what_the_groups_say() -> str:
     large, latent = attention_intensity("llama3-405b"), attention_intensity("deepseek-v3")
+    one = _intensity_of(replace(models.preset("llama3-8b"), kv_heads=1))
     return (
         "**What you saw.** In bfloat16 attention does as many FLOPs per byte as query heads share one head of the cache: "
-        f"1 without sharing, {large:.0f} in Llama 3 405B. All of these are far to the left of the ridge at {RIDGE:.0f}. "
+        f"1 without sharing, {large:.0f} in Llama 3 405B, and {one:.0f} if the query heads of Llama 3 8B shared a single "
+        "head (no real model). All of these are far to the left of the ridge at {RIDGE:.0f}. "
         "DeepSeek-V3 is the exception. It keeps one vector of 576 numbers per token for all heads, so 128 query heads "
         f"share each byte, and most bytes serve twice, as key and as value: "
         f"{latent:.0f} FLOPs per byte. Of these models it is the only one whose attention waits for arithmetic."

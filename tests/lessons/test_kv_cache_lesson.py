@@ -76,6 +76,7 @@ def test_appending_in_place_moves_the_token_alone():
 def test_only_latent_attention_waits_for_arithmetic():
     found = {row[0]: row[-1] for row in lesson.groups_table().rows}
     assert [name for name, flops in found.items() if flops > lesson.RIDGE] == ["deepseek-v3"]
+    assert found[lesson.ONE_HEAD] == pytest.approx(32)
     assert found["llama3-405b"] == pytest.approx(16) and found["gpt2-xl"] == pytest.approx(1)
     assert found["deepseek-v3"] == pytest.approx(2 * 128 * (576 + 512) / (2 * 576))
 
