@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -82,6 +83,10 @@ def parameter_table(model: GPT) -> Table:
 
 
 # ---- the tokenizer ---------------------------------------------------------------------------------------------------
+
+
+def equal_guesses(vocab_size: int) -> str:
+    return f"ln {vocab_size:,} is {math.log(vocab_size):.3f}."
 
 
 def joins(text: str, word: str, count: int) -> Picture:

@@ -13,11 +13,14 @@ gelu_in_cuda          GELU of 16,384 x 4,096 in bfloat16: the kernels of gpukit/
 triton_basics         what notebook 05 shows of its exercises: an addition with blocks of each size, a fused kernel, histograms
 tiling                what notebook 07 shows of its exercises: its matmul with each tile and number of warps; rows of 1,791 to
                       1,808 elements, in a kernel whose loads become wider if 16 divides the row, beside cuBLAS
+attention_by_hand     what notebook 13 has no times of: our kernel with pointers ("pointers") beside ours in Gluon, causal, 16 heads of
+                      16,384 tokens; and for one head of 4,096 tokens in float32 the walk over blocks of 128 in PyTorch's
+                      operations of its exercise ("blocks") beside the three lines ("formula") and our kernel
 softmax_persistent    what notebook 09 shows of its exercises: softmax with a program per row and with fewer programs, beside
                       ours, in a CUDA graph
 
-The last three run exercises/: with GPUKIT_IMPL=solutions they measure the solutions, which is what is recorded (on 2026-11-23
-in one round).
+The last four run exercises/: with GPUKIT_IMPL=solutions they measure the solutions, which is what is recorded (of 05,
+07 and 09 on 2026-11-23, in one round).
 
 Rows go to gpukit/results/<gpu>/<name>.csv; one that is measured again replaces the older one. Providers take turns in three
 rounds, and the median round is the row, as in `gpukit bench`.
@@ -41,6 +44,8 @@ from torch import Tensor
 
 from gpukit import benchmark, course, kernels
 from gpukit.accounting.tiling import cdiv
+from gpukit.kernels._flash_choices import config_of
+from gpukit.kernels.flash_attention import UNLIMITED, flash_attention_fwd
 from gpukit.op import Cost
 from gpukit.reference import flash_attention as attention
 from gpukit.timing import Timing, time_ms
@@ -49,6 +54,7 @@ from gpukit.validation import counted_kernels
 ROUNDS = 3
 HEADS, HEAD_SIZE, TOKENS = 16, 128, 16384
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+DTYPES = {"histogram": "int32", "attention_in_blocks": "float32"}  # of an operation, where it is not bfloat16
 SIZES = tuple(n + more for n in range(1024, 2561, 64) for more in (0, 1))
 
 Measured = tuple[str, str, tuple[int, ...], dict[str, tuple[Timing, int]], Cost]
@@ -181,6 +187,28 @@ def gelu_in_cuda() -> Iterator[Measured]:
     yield "gelu_tanh", "fwd", (16384, 4096), _in_turns(calls, (x,)), Cost(x.nbytes, x.nbytes, 0)
 
 
+def attention_by_hand() -> Iterator[Measured]:
+    shape = (1, HEADS, TOKENS, HEAD_SIZE)
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    calls = {"pointers": by_pointers, "gpukit": partial(kernels.flash_attention, causal=True)}
+    yield "attention_causal", "fwd", shape, _in_turns(calls, (q, k, v)), attention.cost(shape, q.dtype, causal=True)
+    mine = course.exercise("flash_attention")
+    shape = (1, 1, 4096, HEAD_SIZE)
+    q, k, v = (torch.randn(shape, device="cuda") for _ in range(3))
+    calls = {
+        "blocks": lambda q, k, v: mine.attention_tiles(q[0, 0], k[0, 0], v[0, 0], 128),
+        "formula": formula,
+        "gpukit": kernels.flash_attention,
+    }
+    yield "attention_in_blocks", "fwd", shape, _in_turns(calls, (q, k, v)), attention.cost(shape, q.dtype)
+
+
+def by_pointers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention by our kernel with pointers, also where another one is faster."""
+    config = config_of("forward", q.shape[-1], q.dtype, "ieee", q.device)
+    return flash_attention_fwd(q, k, v, UNLIMITED, 0, q.shape[-1] ** -0.5, "ieee", config=config)[0]
+
+
 def softmax_persistent() -> Iterator[Measured]:
     mine = course.exercise("softmax")
     few = {f"programs-{n}": partial(mine.softmax_persistent, max_programs=n) for n in (132, 528, 1056, 2112)}
@@ -208,7 +236,15 @@ def _in_turns(calls: dict[str, Callable], inputs: tuple[Tensor, ...], **options)
 
 ALL = {
     f.__name__: f
-    for f in (attention_by_length, matmul_by_size, gelu_in_cuda, triton_basics, tiling, softmax_persistent)
+    for f in (
+        attention_by_length,
+        matmul_by_size,
+        gelu_in_cuda,
+        triton_basics,
+        tiling,
+        attention_by_hand,
+        softmax_persistent,
+    )
 }
 
 
@@ -231,7 +267,7 @@ def main(argv: list[str] | None = None) -> int:
             for provider, (timing, peak) in timed.items():
                 spread = timing.median_ms, timing.p20_ms, timing.p80_ms
                 row = benchmark.Row(
-                    op, provider, mode, "int32" if op == "histogram" else "bfloat16", shape, *spread, cost.bytes, cost.flops, peak, **shared,
+                    op, provider, mode, DTYPES.get(op, "bfloat16"), shape, *spread, cost.bytes, cost.flops, peak, **shared,
                     sm_mhz=timing.sm_mhz,
                 )  # fmt: skip
                 benchmark.write([row], folder / f"{name}.csv")

@@ -603,6 +603,10 @@ def allocator_measured() -> Table:
     return style.table(columns, rows, formats={"measured": ",.0f"}, caption=caption)
 
 
+def in_eight_parts(times: float) -> str:
+    return f"In eight parts, one by one: {times:.2f} times the whole logits."
+
+
 def freeing_measured() -> Markdown:
     found = {row["case"]: int(row["bytes"]) for row in recorded("allocator") if row["study"] == "freeing"}
     one = found["one copy of the logits"]
