@@ -237,7 +237,7 @@ def _held(case: Case, peak_bytes: int, results: int, extra: int, allowed: str) -
     return (
         "memory",
         f"{beyond:,} bytes were held at once besides the results, where {most:,} are allowed: 16 blocks{allowed}. Which of "
-        "your tensors grows with the lengths?",
+        "your tensors grows with the lengths? A copy of a whole argument, as .contiguous() makes, counts too",
     )
 
 
@@ -254,7 +254,7 @@ def _tiles_largest(case: Case, largest_bytes: int) -> tuple[str, str] | None:
     return (
         "memory",
         f"one tensor has {largest_bytes:,} bytes; a block of {BLOCK} x {max(BLOCK, D)} numbers has {4 * BLOCK * max(BLOCK, D):,}. "
-        "How many keys does one turn of your loop take?",
+        "How many keys does one turn of your loop take, and is an argument copied as a whole, as by .contiguous()?",
     )
 
 

@@ -547,10 +547,20 @@ class _Run:
             if len(outcome.reply.launches) > limit.launches:
                 raise self.say.launches(outcome, limit)
         slack = 1 + bound.slack
+        over, by_kernels = [], []
+        for outcome, limit in zip(outcomes, allowed, strict=True):
+            reply, most = outcome.reply, (limit.reads * slack, limit.writes * slack)
+            if reply.read_bytes > most[0] or reply.written_bytes > most[1]:
+                over.append((outcome, limit))
+            if (
+                reply.read_bytes - reply.copied_read_bytes > most[0]
+                or reply.written_bytes - reply.copied_write_bytes > most[1]
+            ):
+                by_kernels.append((outcome, limit))
+        if over:
+            raise self.say.traffic(*(by_kernels or over)[0], copies=not by_kernels)
         for outcome, limit in zip(outcomes, allowed, strict=True):
             reply = outcome.reply
-            if reply.read_bytes > limit.reads * slack or reply.written_bytes > limit.writes * slack:
-                raise self.say.traffic(outcome, limit)
             if reply.allocated_bytes > (memory := self._memory(outcome, limit.memory)):
                 raise self.say.memory(outcome, memory)
             if limit.saved is not None and sum(size for _, size in reply.saved) > limit.saved * slack:

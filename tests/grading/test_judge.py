@@ -87,12 +87,12 @@ def add(body: str):
     return judge_source(ADD, f"def add(a, b):\n{textwrap.indent(textwrap.dedent(body), '    ')}\n")
 
 
-def double(*edits: tuple[str, str]):
+def double(*edits: tuple[str, str], exercise: KernelExercise = DOUBLE):
     source = DOUBLE_SOURCE
     for old, new in edits:
         assert source.count(old) == 1, old
         source = source.replace(old, new)
-    return judge_source(DOUBLE, source)
+    return judge_source(exercise, source)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -364,6 +364,29 @@ def test_copies_alone_are_named_as_what_costs_too_much():
     assert "the kernels alone would keep the bound" in str(double(("    return y", "    return y.clone()")))
     again = str(double(("2 * x, mask", "tl.load(x_ptr + offs, mask=mask) + x, mask")))
     assert "x_ptr is loaded 2 times" in " ".join(again.split()) and "the kernels alone" not in again
+    assert "2.0x the reads (bound 1.0x)" in again
+
+
+def test_a_copy_is_named_where_the_bound_lets_the_kernels_load_twice():
+    """As where two passes load the same tensor."""
+    bound = replace(DOUBLE, traffic=replace(DOUBLE.traffic, reads=2))
+    again = "tl.load(x_ptr + offs, mask=mask)"
+    copied = str(
+        double(("2 * x, mask", f"{again} + x, mask"), ("    y =", "    x = x.clone()\n    y ="), exercise=bound)
+    )
+    assert "the kernels alone would keep the bound" in copied and "is loaded" not in copied, copied
+    thrice = double(("2 * x, mask", f"{again} + {again} + 0 * x, mask"), exercise=bound)
+    assert "x_ptr is loaded 3 times" in str(thrice) and "the kernels alone" not in str(thrice)
+
+
+def test_a_tensor_that_is_filled_for_nothing():
+    filled = " ".join(str(double(("    return y", "    torch.zeros_like(y)\n    return y"))).split())
+    assert "2.0x the writes (bound 1.0x)" in filled and "which line outside them fills a tensor" in filled
+
+
+def test_a_multiple_has_the_digits_that_tell_it_from_the_bound():
+    exercise = replace(DOUBLE, traffic=replace(DOUBLE.traffic, reads=0.97, slack=0.0))
+    assert "1.03x the reads (bound 1.0x)" in str(double(exercise=exercise))
 
 
 IN_PLACE_SOURCE = """
