@@ -17,7 +17,7 @@ from gpukit.grading.inputs import Inputs, case, far, listed, nbytes, tensor_case
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.evidence import Evidence
+    from gpukit.grading.evidence import Evidence, Outcome
     from gpukit.grading.messages import LaunchFacts
 
 
@@ -418,9 +418,13 @@ def _with_lse(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return s.softmax(-1) @ v, _lse(s)
 
 
-def _padded(q: Tensor, k: Tensor, v: Tensor, most: int = 16) -> tuple[Tensor, Tensor]:
-    """The rows that fill the last block, or the first `most` of them, count as keys of score 0."""
-    return _with_lse(q, *(_with_zeros(x, min(-x.shape[-2] % 16, most)) for x in (k, v)))
+def _padded(q: Tensor, k: Tensor, v: Tensor, most: int = 16, floor: float = 0.0) -> tuple[Tensor, Tensor]:
+    """The rows that fill the last block, or the first `most` of them, count as keys of score `floor`."""
+    T_k = k.shape[-2]
+    k, v = (_with_zeros(x, min(-T_k % 16, most)) for x in (k, v))
+    s = _scores(q, k)
+    s[..., T_k:] = floor
+    return s.softmax(-1) @ v, _lse(s)
 
 
 def _all_but_the_last(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -437,6 +441,47 @@ def _with_zeros(x: Tensor, rows: int) -> Tensor:
 
 def _walk_with(fault: str) -> Callable[..., tuple[Tensor, Tensor]]:
     return lambda q, k, v: _walk(q, k, v, fault=fault)
+
+
+def _rounded_scores(evidence: Evidence, causal: bool = False) -> bool:
+    """Whether every wrong result is an LSE, and one of scores that are rounded to 16 bits: after the scale, before it, or in
+    the q that is scaled."""
+
+    def lse(outcome: Outcome, way: str) -> Tensor:
+        q, k, _, *window = outcome.case.args
+        scale = 1 / math.sqrt(q.shape[-1])
+        first = (q * scale).double() if way == "q" else q.double()
+        s = first @ k.double().mT
+        s = {"q": s, "before": s.to(q.dtype).double() * scale, "after": (s * scale).to(q.dtype).double()}[way]
+        hidden = ~_seen(q, k, None, *window) if causal else s.isnan()
+        return s.masked_fill(hidden, -math.inf).logsumexp(-1)
+
+    def explains(outcome: Outcome, way: str) -> bool:
+        """Nothing but the order of sums in float32 is left, which may round a few scores another way."""
+        yours, right, guess = (x.double() for x in (outcome.wrong.actual, outcome.wrong.expected, lse(outcome, way)))
+        finite = right.isfinite()
+        left, off = ((yours - x)[finite].abs().mean() for x in (guess, right))
+        return bool(left < off / 10)
+
+    failed = [outcome for outcome in evidence.outcomes if outcome.wrong]
+    return _only_lse_in_16_bits(evidence) and any(
+        all(explains(o, way) for o in failed) for way in ("after", "before", "q")
+    )
+
+
+def _only_lse_in_16_bits(evidence: Evidence) -> bool:
+    return all(
+        (o.wrong.output, o.wrong.kind) == ("y[1]", "values") and o.case.args[0].element_size() == 2
+        for o in evidence.outcomes
+        if o.wrong
+    )
+
+
+def _lse_in_16_bits(causal: bool) -> tuple[Misconception, ...]:
+    return (
+        Misconception("low-precision-sums/2", when=partial(_rounded_scores, causal=causal)),
+        Misconception("low-precision-sums/3", when=_only_lse_in_16_bits),
+    )
 
 
 def _only_lse(q: Tensor, k: Tensor, wrong: Callable[[Tensor], Tensor]) -> dict:
@@ -466,8 +511,13 @@ FORWARD = KernelExercise(
         Misconception("last-key-missing", gives=_all_but_the_last),
         *(Misconception(name, gives=_walk_with(fault)) for name, fault in _WALKS),
         Misconception("not-low-enough", when=only("low")),
+        *(Misconception("not-low-enough/2", gives=partial(_padded, floor=floor)) for floor in (-100.0, -1000.0)),
         Misconception("last-block-wins/2", gives=_walk_with("last acc")),
         Misconception("no-scale", gives=lambda q, k, v: _with_lse(q * math.sqrt(q.shape[-1]), k, v)),
+        Misconception("scale-of-d", gives=lambda q, k, v: _with_lse(q / math.sqrt(q.shape[-1]), k, v)),
+        Misconception(
+            "scale-of-the-block", gives=lambda q, k, v: _with_lse(q * math.sqrt(q.shape[-1] / _wide(q.shape[-1])), k, v)
+        ),
         Misconception("not-divided", gives=_walk_with("not divided")),
         Misconception("lse", gives=lambda q, k, v: _only_lse(q, k, lambda s: s.amax(-1))),
         Misconception("lse/2", gives=lambda q, k, v: _only_lse(q, k, lambda s: s.logsumexp(-1) - s.amax(-1))),
@@ -476,10 +526,7 @@ FORWARD = KernelExercise(
             "lse-base-2/2",
             gives=lambda q, k, v: _only_lse(q, k, lambda s: s.amax(-1) + (s.logsumexp(-1) - s.amax(-1)) / math.log(2)),
         ),
-        Misconception(
-            "low-precision-sums/2",
-            when=lambda evidence: only("float16", "bfloat16", kind="values")(evidence) and evidence.output == "y[1]",
-        ),
+        *_lse_in_16_bits(causal=False),
         Misconception(
             "lse/3",
             when=lambda evidence: all(
@@ -527,6 +574,7 @@ def _causal_cases(rng: Random) -> list[Case]:
     def case(q: Tensor, k: Tensor, v: Tensor, note: str = "") -> Case:
         T_q, T_k = q.shape[1], k.shape[1]
         tags = " unequal" * (T_q != T_k) + " unseen" * (T_q > T_k) + " many-blocks" * (T_k > 1000)
+        tags += " low" * note.endswith("-163,840")
         return _case(q, k, v, tags=tags, note=note)
 
     qkv = make.qkv
@@ -590,6 +638,8 @@ def _walked_to(
     shift: int | None = None,
     begin: str = "right",
     end: str = "right",
+    floor: float = -math.inf,
+    added: bool = False,
 ) -> Tensor:
     """o of a walk in blocks of `rows` queries and 16 keys, with a mistake in it.
 
@@ -600,6 +650,7 @@ def _walked_to(
             ("whole"), or with the first key ("last") or block ("last block") that the last query sees
     end     it ends with the last block that a query sees, with the last of which all see all keys ("whole"), or before the
             block of the first query's own key ("first")
+    floor   the score of a key that is loaded and not seen; `added`: what is added to its score
     """
     import torch
 
@@ -612,8 +663,11 @@ def _walked_to(
     front, late = ((x - window + 1).clamp(min=0) for x in (first + ahead, first + rows - 1 + ahead))
     from_key = {"right": front // 16 * 16, "whole": cdiv(front, 16) * 16, "last": late, "last block": late // 16 * 16}
     after = keys - torch.arange(T_q)[:, None] - (ahead if shift is None else shift)
-    seen = (after <= past) & (after > -window - before) & (keys < stop[:, None]) & (keys >= from_key[begin][:, None])
-    return torch.nan_to_num(_scores(q, k).masked_fill(~seen, -math.inf).softmax(-1)) @ v
+    walked = (keys < stop[:, None]) & (keys >= from_key[begin][:, None])
+    seen = (after <= past) & (after > -window - before)
+    s = _scores(q, k)
+    s = torch.where(seen, s, s + floor if added else floor).masked_fill(~walked, -math.inf)
+    return torch.nan_to_num(s.softmax(-1)) @ v
 
 
 def _or_nan(gives: Callable[..., Tensor]) -> Callable[[Evidence], bool]:
@@ -624,6 +678,8 @@ def _or_nan(gives: Callable[..., Tensor]) -> Callable[[Evidence], bool]:
         import torch
 
         checked = [o for o in evidence.outcomes if o.wrong and o.case.args[0].shape[1] <= o.case.args[1].shape[1]]
+        if all(outcome.wrong.output != "y[0]" for outcome in checked):
+            return False  # LSE alone is wrong, and any idea that changes little would explain o
         for outcome in checked:
             y = outcome.reply.outputs["y[0]"]
             q, k, v, *window = outcome.case.args
@@ -635,6 +691,57 @@ def _or_nan(gives: Callable[..., Tensor]) -> Callable[[Evidence], bool]:
         return bool(checked)
 
     return when
+
+
+def _masked_scores(q: Tensor, k: Tensor, v: Tensor, *window: int) -> Tensor:
+    return _scores(q, k).masked_fill(~_seen(q, k, None, *window), -math.inf)
+
+
+def _finite(rows: int) -> tuple[Misconception, ...]:
+    """A finite number in place of -inf, in blocks of `rows` queries. All floors between the lowest score of most cases and that
+    of the case far below 0 give one o; a lower one shows in rows that see no key alone, and is "unseen-rows"."""
+    return (
+        Misconception("not-low-enough/2", when=only("low")),
+        *(
+            Misconception("not-low-enough/3", when=_or_nan(partial(_walked_to, rows=rows, floor=floor, added=added)))
+            for floor in (-1e4, -100.0, 0.0)
+            for added in (False, True)
+            if floor or not added
+        ),
+    )
+
+
+def _scaled_by(factor: Callable[[int], float], q: Tensor, k: Tensor, v: Tensor, *window: int) -> tuple[Tensor, Tensor]:
+    """The scores times a factor that depends on D."""
+    return _masked(q * factor(q.shape[-1]), k, v, None, *window)
+
+
+def _log_of_sum(*args: Any) -> Tensor:
+    """Of exponentials made after the maximum was subtracted."""
+    import torch
+
+    s = _masked_scores(*args)
+    return torch.nan_to_num(_lse(s) - s.amax(-1), nan=-math.inf, neginf=-math.inf)
+
+
+# What the lines around the mask do wrong.
+_AROUND = (
+    *(
+        Misconception(name, gives=partial(_scaled_by, factor))
+        for name, factor in (
+            ("no-scale", lambda D: math.sqrt(D)),
+            ("scale-of-d", lambda D: 1 / math.sqrt(D)),
+            ("scale-of-the-block", lambda D: math.sqrt(D / _wide(D))),
+        )
+    ),
+    Misconception("lse", gives=lambda *args: {"y[1]": _masked_scores(*args).amax(-1)}),
+    Misconception("lse/2", gives=lambda *args: {"y[1]": _log_of_sum(*args)}),
+    Misconception(
+        "not-divided",
+        gives=lambda *args: {"y[0]": _masked(*args[:3], None, *args[3:])[0] * _log_of_sum(*args).exp()[..., None]},
+    ),
+    *_lse_in_16_bits(causal=True),
+)
 
 
 CAUSAL = KernelExercise(
@@ -660,6 +767,8 @@ CAUSAL = KernelExercise(
         Misconception("wrong-sign", when=_or_nan(lambda q, k, v: _masked(q, k, v, q.shape[-2] - k.shape[-2])[0])),
         Misconception("nothing-masked", gives=_with_lse),
         *(Misconception("diagonal-block", when=_or_nan(partial(_walked_to, end=end))) for end in ("whole", "first")),
+        *_AROUND,
+        *_finite(16),
         Misconception("unseen-rows", when=only("unseen", kind="nan")),
         Misconception("unseen-rows/2", when=only("unseen")),
     ),
@@ -673,6 +782,7 @@ def _window_cases(rng: Random) -> list[Case]:
     def case(q: Tensor, k: Tensor, v: Tensor, window: int, note: str = "") -> Case:
         T_q, T_k = q.shape[1], k.shape[1]
         tags = " unequal" * (T_q != T_k) + " unseen" * (T_q > T_k) + " many-blocks" * (T_k > 1000)
+        tags += " low" * note.endswith("-163,840")
         front = [max(i + T_k - T_q - window + 1, 0) for i in range(T_q)]  # the first key that each query sees
         tags += " first-block" * any(front[i] // 16 > front[i // 32 * 32] // 16 for i in range(T_q))
         return _case(q, k, v, window, tags=tags, note=listed(f"window {window}", note))
@@ -723,6 +833,7 @@ WINDOW = KernelExercise(
     ),
     misconceptions=(
         Misconception("no-window", gives=lambda q, k, v, w: _masked(q, k, v)),
+        *_finite(32),
         *_one_off(1),
         *_one_off(-1),
         Misconception("block-edge", when=_or_nan(partial(_walked_to, rows=32, before=_FAR))),
@@ -734,6 +845,7 @@ WINDOW = KernelExercise(
         ),
         Misconception("top-left/2", when=_or_nan(lambda q, k, v, w: _masked(q, k, v, 0, w)[0])),
         Misconception("top-left/2", when=_or_nan(partial(_walked_to, rows=32, shift=0))),
+        *_AROUND,
         Misconception("unseen-rows", when=only("unseen", kind="nan")),
         Misconception("unseen-rows/2", when=only("unseen")),
         Misconception("first-block", when=only("unseen", "first-block", kind="nan")),
