@@ -171,6 +171,10 @@ def _rate(step: int, steps: int, warmup: int, peak: float, final: float, fault: 
         warmup = 0
     if step < warmup:
         first = {"from 0": 0, "late": 2}.get(fault, 1)
+        if fault == "from final":
+            return peak * (final + (1 - final) * (step + 1) / warmup)
+        if fault == "one more amount":
+            return peak * (step + 1) / (warmup + 1)
         if fault == "between":
             return peak * step / (warmup - 1)
         rising = (step + first) / warmup
@@ -183,8 +187,22 @@ def _rate(step: int, steps: int, warmup: int, peak: float, final: float, fault: 
         way = (step - warmup) / (steps if fault == "over all steps" else max(steps - warmup, 1))
     if step >= steps and fault == "0 at the end":
         return 0.0
+    if fault == "one step on":
+        way = (step - warmup + 1) / max(steps - warmup, 1)
+    if fault == "one step less":
+        way = (step - warmup) / max(steps - warmup - 1, 1)
+    if fault == "whole numbers":
+        way = (step - warmup) // max(steps - warmup, 1)
+    if step >= steps and fault == "final at the end":
+        return final
+    if step >= steps and fault == "peak at the end":
+        return peak
     way = way if fault == "not stopped" else 1.0 if step >= steps else way
     fall = 0.5 + math.cos(math.pi * way) / 2
+    if step < steps and fault in ("no pi", "degrees"):
+        fall = 0.5 + math.cos({"no pi": 1, "degrees": 180}[fault] * way) / 2
+    if step < steps and fault in ("upside down", "not halved", "quarter, fast first"):
+        fall = {"upside down": 1 - fall, "not halved": 2 * fall}.get(fault, 1 - math.sin(math.pi / 2 * way))
     if fault == "line":
         fall = 1 - way
     if fault == "quarter":
@@ -214,18 +232,30 @@ RATE = FunctionExercise(
         Misconception("from-zero", gives=_rate_gives("from 0")),
         Misconception("from-zero/2", gives=_rate_gives("between")),
         Misconception("warm-up-too-short", gives=_rate_gives("late")),
+        Misconception("warm-up-too-long", gives=_rate_gives("one more amount")),
+        Misconception("from-final", gives=_rate_gives("from final")),
         Misconception("no-warm-up", gives=_rate_gives("no warm-up")),
         Misconception("falls-too-early", gives=_rate_gives("falls from step 0")),
         Misconception("falls-too-early/2", gives=_rate_gives("falls in the warm-up")),
+        Misconception("one-step-early", gives=_rate_gives("one step on")),
+        Misconception("one-step-early/2", gives=_rate_gives("one step less")),
         Misconception("over-all-steps", gives=_rate_gives("over all steps")),
+        Misconception("whole-division", gives=_rate_gives("whole numbers")),
         Misconception("not-stopped", gives=_rate_gives("not stopped")),
         Misconception("down-to-zero", gives=_rate_gives("down to 0")),
         Misconception("down-to-zero/2", gives=_rate_gives("0 at the end")),
         Misconception("final-is-a-share", gives=_rate_gives("final is a rate")),
+        Misconception("final-is-a-share/2", gives=_rate_gives("final at the end")),
+        Misconception("peak-at-the-end", gives=_rate_gives("peak at the end")),
         Misconception("floor", gives=_rate_gives("max")),
         Misconception("added", gives=_rate_gives("added")),
         Misconception("line", gives=_rate_gives("line")),
         Misconception("quarter-wave", gives=_rate_gives("quarter")),
+        Misconception("quarter-wave/2", gives=_rate_gives("quarter, fast first")),
+        Misconception("angle", gives=_rate_gives("no pi")),
+        Misconception("angle/2", gives=_rate_gives("degrees")),
+        Misconception("upside-down", gives=_rate_gives("upside down")),
+        Misconception("not-halved", gives=_rate_gives("not halved")),
         Misconception("whole-wave", gives=_rate_gives("whole wave")),
         Misconception("cosine-below-zero", gives=_rate_gives("no half")),
         Misconception("after-the-end", when=only("end")),

@@ -145,6 +145,23 @@ EINSUM = FunctionExercise(
         Misconception("other-axes", gives=lambda expression, sizes: math.prod(sizes.values()) * _per_round(expression)),
         Misconception("first-addition-free", gives=_einsum_first_addition_free),
         Misconception("pairwise", gives=_einsum_pairwise),
+        *(
+            Misconception(
+                name,
+                gives=lambda expression, sizes, per_round=per_round: (
+                    _einsum_rounds(expression, sizes)
+                    * per_round(len(_parse(expression)[0]), len(_axes(expression) - {*_parse(expression)[1]}))
+                ),
+            )
+            for name, per_round in (
+                ("additions-forgotten", lambda operands, summed: operands - 1),
+                ("multiplications", lambda operands, summed: operands + (summed > 0)),
+                ("additions-by-axis", lambda operands, summed: operands - 1 + summed),
+                ("always-two/2", lambda operands, summed: 2 * (operands - 1)),
+                ("one-operand", lambda operands, summed: max(operands - 1 + (summed > 0), 1)),
+                ("one-operand", lambda operands, summed: (operands - 1 or 1) + (summed > 0)),
+            )
+        ),
         Misconception("rounded", gives=lambda expression, sizes: float(_einsum(expression, sizes))),
     ),
 )
@@ -608,6 +625,31 @@ def _mlp(*args, both=max, weights=1.0, separate_h=2, gelu_on=None, a_gelu=8, lan
     return 2 * both(product, moved) + both(gelu, separate_h * h)
 
 
+def _mlp_with_rate(which: int, times: float, *args):
+    """One of the rates, by its place among the arguments, is another by a factor."""
+    return _mlp(*(times * arg if i == which else arg for i, arg in enumerate(args)))
+
+
+def _mlp_gelu_afterwards(*args):
+    """A fused kernel whose lanes begin when products and traffic are done."""
+    *sizes, fused = args
+    product, gelu, x, w, h = _mlp_parts(*sizes)
+    return 2 * max(product, x + w + h) + gelu if fused else _mlp(*args)
+
+
+def _mlp_gelu_kernel_in_turn(*args):
+    *sizes, fused = args
+    product, gelu, x, w, h = _mlp_parts(*sizes)
+    return _mlp(*args) if fused else 2 * max(product, x + w + h) + gelu + 2 * h
+
+
+def _mlp_one_product(which: tuple[bool, ...], *args):
+    """Without the second product, where `fused` is one of `which`."""
+    *sizes, fused = args
+    product, _, x, w, h = _mlp_parts(*sizes)
+    return _mlp(*args) - (max(product, x + w + h) if fused in which else 0)
+
+
 def _mlp_sums(*args):
     *sizes, fused = args
     product, gelu, x, w, h = _mlp_parts(*sizes)
@@ -700,14 +742,29 @@ ROOFLINE = FunctionExercise(
         Misconception("fusing-saves-nothing", gives=lambda *a: _mlp(*a[:-1], False)),
         Misconception("always-fused", gives=lambda *a: _mlp(*a[:-1], True)),
         Misconception("fused-in-turn", gives=_mlp_fused_in_turn),
+        Misconception("fused-in-turn", gives=_mlp_gelu_afterwards),
+        Misconception("no-overlap/2", gives=_mlp_gelu_kernel_in_turn),
+        *(
+            Misconception("one-product", gives=partial(_mlp_one_product, which))
+            for which in ((False,), (True,), (False, True))
+        ),
         Misconception("h-stays-on-chip", gives=_mlp_h_stays),
         Misconception("h-stays-on-chip", gives=_mlp_one_kernel),
         Misconception(
             "multiply-add-is-one",
             gives=lambda M, d, f, i, tensor, lane, gbps, fused: _mlp(M, d, f, i, 2 * tensor, lane, gbps, fused),
         ),
+        Misconception(
+            "multiply-add-is-one/2",
+            gives=lambda M, d, f, i, tensor, lane, gbps, fused: _mlp(M, d, f, i, tensor / 2, lane, gbps, fused),
+        ),
         Misconception("elements", gives=lambda M, d, f, i, *rest: _mlp(M, d, f, 1, *rest)),
         Misconception("units", when=lambda evidence: _power_of_ten(evidence, _mlp)),
+        *(
+            Misconception(f"units/{2 + i}", gives=partial(_mlp_with_rate, 4 + i, 10.0**power))
+            for i in range(3)
+            for power in (-6, -3)  # with a rate that is too high, what it bounds counts for nothing: other ideas say so
+        ),
     ),
 )
 

@@ -410,6 +410,11 @@ def programs(rng: Random) -> list[tuple[str, list[Operation], Shapes, list[str]]
             "y": (f, h),
         },
     )
+    # What an operation keeps is kept by no other.
+    chain, last = [], "x"
+    for kind in ("relu", "exp", "sigmoid", "softmax", "gelu", "silu"):
+        chain += [(kind, [last], kind[:2]), ("scale", [kind[:2]], last := f"{kind[:2]}2")]
+    add("a chain whose results are scaled", chain, {"x": outer} | {name: outer for _, _, name in chain})
     add("no operation at all", [], {"x": outer})
     found.append(_random_program(rng, T, h))
     return found
@@ -459,6 +464,7 @@ def _saved(
     own_weights: bool = False,
     first_only: str = "",
     far_views: bool = True,
+    turned_weights: bool = False,
     with_itemsize: bool = True,
 ) -> Callable[..., int]:
     """Bytes kept, when the kinds in `inputs_of` keep their inputs and those in `output_of` their output."""
@@ -474,9 +480,10 @@ def _saved(
                 kept += inputs[:1] if kind == first_only else inputs
             if kind in output_of:
                 kept.append(output)
-        names = [base.get(name, name) for name in kept]
+        free = () if own_weights else weights
+        names = [base.get(name, name) for name in kept if not turned_weights or name not in free]
         names = names if twice else list(dict.fromkeys(names))
-        counted = sum(elements[name] for name in names if own_weights or name not in weights)
+        counted = sum(elements[name] for name in names if turned_weights or name not in free)
         return counted * (itemsize if with_itemsize else 1)
 
     return count
@@ -521,6 +528,24 @@ SAVED = FunctionExercise(
         Misconception("view-is-memory/2", gives=_saved(far_views=False)),
         Misconception("mul-keeps-both/2", gives=_saved(_NEEDS_INPUTS - {"mul"})),
         Misconception("elements-not-bytes", gives=_saved(with_itemsize=False)),
+        Misconception("elements-not-bytes/2", gives=lambda *args: 8 * _saved()(*args)),
+        Misconception("weights-counted/2", gives=_saved(turned_weights=True)),
+        Misconception("every-output/3", gives=_saved(output_of=_NEEDS_OUTPUT | _NEEDS_INPUTS)),
+        *(
+            Misconception(
+                "keeps-nothing",
+                gives=_saved(_NEEDS_INPUTS - {*kinds}, _NEEDS_OUTPUT - {*kinds}),
+                fill=lambda evidence, kinds=kinds: {"kinds": " and ".join(kinds)},
+            )
+            for kinds in (*((kind,) for kind in sorted(_NEEDS_INPUTS | _NEEDS_OUTPUT)), ("gelu", "silu"))
+        ),
+        Misconception("every-tensor", gives=lambda _, elements, weights, itemsize: itemsize * sum(elements.values())),
+        Misconception(
+            "every-tensor",
+            gives=lambda _, elements, weights, itemsize: (
+                itemsize * sum(n for name, n in elements.items() if name not in weights)
+            ),
+        ),
         # Those who take several things for memory of their own are told of the rule first.
         *(
             Misconception(name, gives=_saved(*kinds, twice=twice, views=views, own_weights=own_weights))
@@ -621,6 +646,28 @@ RECOMPUTE = FunctionExercise(
         Misconception("one-input", gives=lambda layers, every, inputs, block: inputs + min(every, layers) * block),
         Misconception("one-input", gives=lambda layers, every, inputs, block: inputs + every * block),
         Misconception("inputs-forgotten", gives=_peak(lambda earlier: 0)),
+        Misconception(
+            "own-input-missing/2",
+            gives=lambda layers, every, inputs, block: _peak()(layers, every, inputs, block) - inputs,
+        ),
+        Misconception(
+            "segments-added",
+            gives=lambda layers, every, inputs, block: sum(
+                earlier * inputs + blocks * block for earlier, blocks in enumerate(_segments(layers, every))
+            ),
+        ),
+        Misconception(
+            "every-input-kept/2",
+            gives=lambda layers, every, inputs, block: max(
+                first * inputs + min(every, layers - first) * block for first in range(0, layers, every)
+            ),
+        ),
+        Misconception(
+            "kept-whole",
+            gives=lambda layers, every, inputs, block: _peak()(layers, every, block, block),
+        ),
+        Misconception("one-block-off", gives=_peak(blocks_of=lambda blocks: blocks + 1)),
+        Misconception("one-block-off/2", gives=_peak(blocks_of=lambda blocks: blocks - 1)),
         Misconception("last-segment-only", gives=_last_segment),
         Misconception(
             "last-segment-full",
@@ -712,6 +759,12 @@ def _serve(
     return count
 
 
+def _weights_for_each(
+    gpu_bytes: int, parameters: int, layers: int, heads: int, kv_heads: int, head_size: int, tokens: int, page: int
+) -> int:
+    return gpu_bytes // (2 * parameters + 4 * layers * kv_heads * head_size * math.ceil(tokens / page) * page)
+
+
 SERVE = FunctionExercise(
     id="memory.serve",
     function="sequences",
@@ -736,6 +789,19 @@ SERVE = FunctionExercise(
         Misconception("pages-rounded-down", gives=_serve(pages="down")),
         Misconception("one-page-too-many", gives=_serve(pages="plus")),
         Misconception("pages-as-tokens", gives=_serve(pages="count")),
+        Misconception(
+            "group-size",
+            gives=lambda gpu, n, layers, heads, kv, *rest: _serve()(gpu, n, layers, heads, heads // kv, *rest),
+        ),
+        Misconception(
+            "query-heads/2",
+            gives=lambda gpu, n, layers, heads, kv, *rest: _serve()(gpu, n, layers, heads, heads + kv, *rest),
+        ),
+        Misconception("tokens-not-sequences", gives=lambda *args: _serve()(*args[:-2], 1, 1)),
+        Misconception("tokens-not-sequences/2", gives=lambda *args: _serve()(*args[:-2], args[-1], args[-1])),
+        Misconception("page-for-each-token", gives=lambda *args: _serve()(*args[:-2], args[-2] * args[-1], 1)),
+        Misconception("weights-for-each", gives=_weights_for_each),
+        Misconception("negative/2", gives=lambda *args: abs(_serve(least=False)(*args))),
         Misconception("negative", gives=_serve(least=False)),
         Misconception("negative", gives=_serve(least=False, rounded=math.trunc)),
         Misconception("at-least-one", gives=lambda *args: max(1, _serve()(*args))),

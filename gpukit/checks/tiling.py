@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -424,6 +426,7 @@ def _occupancy_cases(rng: Random) -> list[Case]:
         ("A100, registers and shared memory", 4, 255, 32_768, _A100),
         ("H200, a large tile", 8, 255, 196_608, _H200),
         ("H200, warps are short", 16, 24, 8_192, _H200),
+        ("L4, warps for one and a half", 32, 16, 8_192, _L4),
         ("H200, the kibibyte counts", 4, 40, 233_472 // 4, _H200),
         ("H200, it just fits", 4, 40, 233_472 // 4 - 1024, _H200),
         ("H200, one byte too many", 4, 40, 233_472 // 4 - 1023, _H200),
@@ -454,6 +457,25 @@ def _without(name: str) -> Callable[..., int]:
     return lambda *args: min(value for key, value in _admits(*args).items() if key != name)
 
 
+def _occupied(
+    w: int, r: int, s: int, mw: int, mr: int, ms: int,
+    registers: Callable[[int, int], int] = lambda w, r: 32 * w * r,
+    shared: Callable[[int, int], int] = lambda s, ms: ms // (s + 1024),
+) -> int:  # fmt: skip
+    """registers: how many a program takes; shared: how many programs the shared memory of an SM has room for."""
+    return min(mw // w, mr // registers(w, r), shared(s, ms))
+
+
+def _rounded(
+    rounds: Callable[[float], int], which: tuple[int, ...], w: int, r: int, s: int, mw: int, mr: int, ms: int
+) -> int:
+    """Some of the three quotients rounded another way than down."""
+    return min(
+        rounds(Fraction(has, needs)) if i in which else has // needs
+        for i, (has, needs) in enumerate(((mw, w), (mr, 32 * r * w), (ms, s + 1024)))
+    )
+
+
 OCCUPANCY = FunctionExercise(
     id="tiling.occupancy",
     function="programs_per_sm",
@@ -466,11 +488,33 @@ OCCUPANCY = FunctionExercise(
             "system-share",
             gives=lambda w, r, s, mw, mr, ms: min(mw // w, mr // (r * 32 * w), ms // s if s else 1 << 30),
         ),
-        Misconception("warps-only", gives=lambda *args: _admits(*args)["warps"]),
+        *(
+            Misconception("registers-of-threads", gives=partial(_occupied, registers=count))
+            for count in (lambda w, r: r, lambda w, r: 32 * r, lambda w, r: w * r)
+        ),
+        *(
+            Misconception("system-share/2", gives=partial(_occupied, shared=count))
+            for count in (lambda s, ms: (ms - 1024) // max(s, 1), lambda s, ms: (ms - 1024) // s if s else 1 << 30)
+        ),
+        Misconception(
+            "system-share/3",
+            gives=partial(_occupied, shared=lambda s, ms: ms // (s + 1024) if s else 1 << 30),
+        ),
+        *(
+            Misconception(name, gives=lambda *args, only=only: _admits(*args)[only])
+            for name, only in (("warps-only", "warps"), ("warps-only/2", "registers"), ("warps-only/3", "shared"))
+        ),
+        Misconception("largest-limit", gives=lambda *args: max(_admits(*args).values())),
+        Misconception("warps-as-threads", gives=lambda w, r, s, mw, *sm: _programs(w, r, s, mw // 32, *sm)),
+        Misconception("shared-per-warp", gives=lambda w, r, s, *sm: _programs(w, r, w * (s + 1024) - 1024, *sm)),
+        Misconception("shared-per-warp", gives=lambda w, r, s, *sm: _programs(w, r, w * s, *sm)),
+        Misconception("warps-not-programs", gives=lambda w, *rest: w * _programs(w, *rest)),
         Misconception("no-shared-memory", gives=_without("shared")),
         Misconception("no-warps", gives=_without("warps")),
-        Misconception(
-            "rounded-up", gives=lambda w, r, s, mw, mr, ms: min(cdiv(mw, w), cdiv(mr, r * 32 * w), cdiv(ms, s + 1024))
+        *(
+            Misconception(name, gives=partial(_rounded, rounds, which))
+            for name, rounds in (("rounded-up", math.ceil), ("rounded-up/2", round))
+            for which in ((0, 1, 2), (0, 1), (0, 2), (1, 2), (0,), (1,), (2,))
         ),
         Misconception("at-least-one", gives=lambda *args: max(1, _programs(*args))),
     ),
