@@ -146,7 +146,7 @@ def tensor(name: str, actual: Any, truth: Tensor, native: Tensor, *, gradient: b
     at = f"{shown}{list(mismatch.index)}" if mismatch.index else shown
     if bool(stray.any()):
         count = f"{int(stray.sum()):,} of {actual.numel():,} elements of {shown} are NaN; first at {_first(stray)}"
-        return wrong("nan", count, mismatch)
+        return wrong("nan", count if actual.numel() > 1 else f"{shown} is NaN", mismatch)
     right, yours = told_apart(mismatch.expected, mismatch.actual)
     text = f"{at} expected {right}, yours {yours}{_how_many(mismatch.wrong, mismatch.total)}"
     return wrong("values", text, mismatch)

@@ -221,7 +221,7 @@ class Words:
         lines += _wrap(detail)[:2]
         says = [self.exercise.sentence(idea, evidence) for idea in known]
         if len(says) > 1:
-            says = [f"two things at once. {says[0]}", f"And: {says[1]}"]
+            says = [f"two things at once: (1) {says[0]}", f"(2) {says[1]}"]
         elif not says and wrong.kind == "nan":
             says = [
                 "fresh buffers hold NaN here, and so do lanes of a load whose mask is off and which was given no `other`: was "

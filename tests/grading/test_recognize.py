@@ -92,7 +92,7 @@ def test_factors_of_two_ideas_multiply():
 def test_both_sentences_are_told():
     evidence = seen(COST, partial(cost, bits=8, least=False))
     text = "\n".join(Words(COST, "exercises/demo.py").values(evidence.outcomes).lines)
-    assert "two things at once. Bits or bytes?" in text and "And: Below zero?" in text
+    assert "two things at once: (1) Bits or bytes?" in text and "(2) Below zero?" in text
 
 
 def _rows(x):
