@@ -305,8 +305,9 @@ def decode_int8(
     q, k and v [B, H, D] are the newest token's. The caches [B, T_max, H, D] int8 and the scales [B, T_max, H] float32 are
     changed in place. lengths [B] int32 counts the tokens before the newest, fewer than T_max. Everything is contiguous, and
     D is a power of two. The D numbers of a head are stored as integers from -127 to 127, rounded to nearest, with the scale
-    that makes the largest of them 127; a row of zeros has the scale 0. Returns o, shaped like q. Bound: each element and
-    scale within the lengths is loaded once.
+    that makes the largest of them 127; a row of zeros has the scale 0. In any other row the largest number is at least 2e-36,
+    so that the scale is no subnormal number. Returns o, shaped like q. Bound: each element and scale within the lengths is
+    loaded once.
     """
     (B, H, D), T_max = q.shape, k_cache.shape[1]
     o = torch.empty_like(q)

@@ -156,7 +156,8 @@ def mul_relu(x: Tensor, w: Tensor) -> Tensor:
     """x [M, N] with any strides, w [N] contiguous -> y [M, N] contiguous, y[m, n] = max(x[m, n] * w[n], 0).
 
     Differentiable with respect to x; w is a constant. dy may have any strides, too. Where the product is exactly 0 the
-    gradient is 0, as in PyTorch.
+    gradient is 0, as in PyTorch. x, w and dy are finite; a product may still be beyond float32, and an infinite one is treated
+    like any other: above 0 y is infinite, below it y and the gradient are 0.
     Bound for both passes together: x is read twice, dy once, and w once per row of tiles and pass; y and dx are written
     once. Forward keeps one tensor of x's size and w for backward.
     """
