@@ -15,7 +15,7 @@ from gpukit.grading.inputs import Inputs, far, listed, nbytes, tensor_case
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.evidence import Evidence
+    from gpukit.grading.evidence import Evidence, Outcome
 
 
 # --------------------------------------------------------------------------------------- what the exercises compute
@@ -227,6 +227,28 @@ def _far_below(x: Tensor) -> Tensor:
     return below.any(-1) if x.ndim > 1 else below
 
 
+def _u_cut_below(evidence: Evidence) -> bool:
+    """Whether y is x / (1 + exp(-2u)) with u cut off below at one number, which the first wrong case tells, and perhaps above
+    at the same distance."""
+    import torch
+
+    first = evidence.first
+    x, y = first.case.args[0].double().flatten(), first.reply.outputs["y"].double().flatten()
+    share = float(y[x.argmin()] / x.min())
+    if not 0 < share < 0.5:
+        return False
+    cut = math.log(1 / share - 1) / 2
+
+    def explains(outcome: Outcome, most: float) -> bool:
+        x, y = outcome.case.args[0].double(), outcome.reply.outputs["y"]
+        eps = 8 * torch.finfo(y.dtype).eps
+        guess = x * (2 * _u(x).clamp(-cut, most)).sigmoid()
+        return torch.allclose(y.double(), guess, rtol=max(eps, 1e-4), atol=eps)
+
+    failed = [outcome for outcome in evidence.outcomes if outcome.wrong]
+    return any(all(explains(outcome, most) for outcome in failed) for most in (cut, math.inf))
+
+
 DETECTIVE = KernelExercise(
     id="gelu.detective",
     function="gelu_tanh",
@@ -244,6 +266,7 @@ DETECTIVE = KernelExercise(
                 and float(evidence.outputs.double().max()) < 30
             ),
         ),
+        Misconception("clamped/2", when=_u_cut_below),
         Misconception("overflow", when=only("large", kind="nan")),
         Misconception("overflow-below", when=only_rows(_far_below, kind="nan")),
         Misconception("erf-form", gives=_gelu),
