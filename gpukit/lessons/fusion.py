@@ -522,7 +522,7 @@ def swiglu_line() -> Markdown:
     return Markdown(
         f"In the layer of Llama-3-8B that notebook 04 timed ({pytorch / 1e3:.1f} ms), the clearest case for fusion is "
         "SwiGLU, an "
-        f"activation function of two tensors ([02](02_memory.ipynb)). Written out as its formula it takes {eager:.0f} µs. "
+        f"activation function of two tensors ([02](02_memory.ipynb)). Written with a sigmoid and two products it takes {eager:.0f} µs. "
         "With PyTorch's own function for one "
         f"of its two steps it takes {library:.0f} µs, which was the line in that table. As one kernel it takes "
         f"**{ours:.0f} µs** "
