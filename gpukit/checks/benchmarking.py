@@ -209,6 +209,7 @@ def _timeline_cases(rng: Random) -> list[Case]:
         Case("kernels as long as a launch", ([6.0] * 5, 6.0, False)),
         Case("one kernel, a graph", (some(1, 8, 20), 5.0, True)),
         Case("launches that take no time", (mixed, 0.0, False)),
+        Case("kernels far shorter than a launch, a graph", ([0.25] * 10, 5.0, True)),
         Case("a long one, just long enough for those behind it", ([22.0, 2.0, 2.0, 9.0], 7.0, False)),
         Case("a GPU of 148 SMs, 500 kernels", (some(500, 1, 12), 5.5, False)),
     ]

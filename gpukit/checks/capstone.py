@@ -44,6 +44,7 @@ def _pair_cases(rng: Random) -> list[Case]:
         ),
         case("a piece that ends as it begins", [[c, d, e, c], [a, b]], [n, n + 1], 256),
         case("pieces of one token and of none", [[a], [], [b]], [3, 1, 2], 256, tags="nothing"),
+        case("an empty piece between others", [[a, b], [], [c], [a, b, d]], [n, 2, 1, 1], 256, tags="empty"),
         case("no pieces", [], [], 256, tags="nothing"),
         case("thirty words, some of joined tokens", words, often, 302),
     ]
@@ -602,7 +603,7 @@ def _dq(q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, delta: Tensor,
     import torch
 
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    s, seen, use = _weights(q, k, fault)
+    s, seen, use = _weights(q.to(wide), k.to(wide), fault)
     beside = {name: x.to(wide)[..., None] for name, x in (("lse", lse), ("delta", delta))}
     beside |= {name: _along_keys(x.to(wide)) for name, x in (("lse", lse), ("delta", delta)) if name in _turned(fault)}
     p = torch.exp(s.to(wide) - (0 if fault == "no lse" else beside["lse"]))
@@ -628,7 +629,7 @@ def _dq_cases(rng: Random) -> list[Case]:
 
     def given(*shape: int, dtype: str = "float32", far: bool = False, high: bool = False) -> Case:
         """far: the sums are beyond float16 before they are multiplied with scale, and not behind it. high: all scores are
-        1,000, and the LSE has more digits than 16 bits hold."""
+        1,000 and a bit, which with their LSE have more digits than 16 bits hold."""
         q, k, v = make.qkv(*shape, dtype)
         # A row of ds adds up to 0. Where a query has few keys, or one of them has nearly all the weight, dp - delta cancels to
         # rounding, which has no right value: so scores are small, and the first queries have a gradient of 0.
@@ -640,7 +641,7 @@ def _dq_cases(rng: Random) -> list[Case]:
             do[:, :20] = 0
         if high:
             q = make.torch.zeros_like(q)
-            q[..., 0], k[..., 0] = 16_000, 1 / 4
+            q[..., 0], q[..., 1], k[..., :2] = 16_000, 4, 1 / 4
         note = "scores of 1,000" if high else ""
         return of(q, k, v, do.to(q.dtype), note, "far" * far + "high" * high)
 
@@ -648,6 +649,15 @@ def _dq_cases(rng: Random) -> list[Case]:
         o, lse = _forward(q.double(), k.double(), v.double())
         delta = (o * do.double()).sum(-1)
         return _attention_case((q, k, v, do, lse.float(), delta.float()), note=note, tags=tags)
+
+    def stalling() -> Case:
+        """The first block of keys gives nearly all of dq, and each later one less than bfloat16 resolves beside it."""
+        T, D = 320, 16
+        sign = (1 - 2 * (make.torch.arange(T) % 2)).to(make.torch.bfloat16)
+        q, k, v, do = (make.torch.zeros(1, T, D, dtype=make.torch.bfloat16) for _ in range(4))
+        v[0, :, 0], k[0], do[..., 0] = sign, sign[:, None], 1
+        k[0, :16] *= 600
+        return of(q, k, v, do, "what a block adds is small", "many-blocks")
 
     return [
         given(1, 1, 12, 8),
@@ -662,6 +672,7 @@ def _dq_cases(rng: Random) -> list[Case]:
         given(1, 1, 40, 16, dtype="float16", far=True),
         given(2, 1, 40, 16, dtype="float16", high=True),
         of(*make.hidden(13), "a high score that is not seen", "hidden"),
+        stalling(),
     ]
 
 
@@ -692,6 +703,15 @@ _SEEN = (
     ("own-head", "own head"),
 )
 
+
+def _only_among(tag: str, other: str) -> Callable[[Evidence], bool]:
+    """Whether cases with `tag` fail, and beside them at most some with `other`."""
+    return lambda evidence: (
+        any(tag in case.tags for case in evidence.failed)
+        and all(tag in case.tags or other in case.tags for case in evidence.failed)
+    )
+
+
 DQ = KernelExercise(
     id="capstone.dq",
     function="query_gradient",
@@ -717,7 +737,8 @@ DQ = KernelExercise(
         *(Misconception("along-keys", gives=_dq_gives(f"{which} along keys")) for which in ("delta", "lse", "both")),
         Misconception("last-block-wins", gives=_dq_gives("last block")),
         Misconception("scaled-in-16-bits", when=only("far")),
-        Misconception("lse-in-16-bits", when=lambda evidence: evidence.tag("high")),
+        Misconception("lse-in-16-bits", when=_only_among("high", "many-blocks")),
+        Misconception("low-precision-sums", when=_only_among("many-blocks", "far")),
         Misconception("infinite-weights", when=only("hidden", kind="nan")),
     ),
 )

@@ -617,10 +617,13 @@ def _blocks_rule(question: str, rows: int = 16) -> Callable[..., tuple[str, str]
         enough = _visible_bytes(q, k, rows, *window)
         if read <= 1.02 * enough:
             return _all_keys_at_once(min(T_k, *(w + rows for w in window)) if window else T_k, launches)
+        every = cdiv(q.shape[1], rows) * nbytes(k, k)
+        if read > 1.02 * every:
+            question = "So some block is loaded more than once by one program. Which line loads k or v again?"
         return (
             "blocks",
             f"{read:,} bytes of k and v are loaded where {enough:,} are enough; all blocks for all queries are "
-            f"{cdiv(q.shape[1], rows) * nbytes(k, k):,}. {question}",
+            f"{every:,}. {question}",
         )
 
     return rule

@@ -135,6 +135,8 @@ class Server:
         # NumPy's products of small blocks: two threads that wait for each other take many times the work's CPU.
         environment["OPENBLAS_NUM_THREADS"] = "1"
         environment |= {"TMPDIR": self.folder, "TRITON_CACHE_DIR": self.folder, "CUDA_CACHE_PATH": self.folder}
+        # torch.func looks for this folder, and would make it, which a worker may not.
+        environment["TORCHINDUCTOR_CACHE_DIR"] = self.folder
         start = f"{IMPORT_GPUKIT}from gpukit.grading.server import serve; serve({theirs.fileno()}, {device!r}, {os.getpid()})"
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", start],
