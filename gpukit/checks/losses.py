@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gpukit.grading.evidence import Evidence
+    from gpukit.grading.wire import Imaginary
 
 IGNORE = -100
 
@@ -711,6 +712,11 @@ def _largest_rule(case: Case, largest_bytes: int) -> tuple[str, str] | None:
     )
 
 
+def _far_dloss(M: int) -> Imaginary:
+    """A column of a matrix [M, 65536]: its last numbers, too, lie beyond 2^31 elements."""
+    return far(M, dtype="float32", gap=65536)
+
+
 # ---------------------------------------------------------------------------------------------- losses.cross_entropy
 def _huge_cross_entropy() -> tuple:
     import torch
@@ -753,7 +759,13 @@ def _huge_in_place() -> tuple:
     import torch
 
     # More rows than one axis of a grid may have.
-    return far(70_000, 65536), torch.zeros(70_000, dtype=torch.int64), *(far(70_000, dtype="float32"),) * 2, 8192
+    return (
+        far(70_000, 65536),
+        torch.zeros(70_000, dtype=torch.int64),
+        far(70_000, dtype="float32"),
+        _far_dloss(70_000),
+        8192,
+    )
 
 
 IN_PLACE = KernelExercise(
@@ -834,7 +846,7 @@ ONE_LAUNCH = KernelExercise(
 def _huge_smoothing() -> tuple:
     import torch
 
-    return far(49152, 65536), torch.zeros(49152, dtype=torch.int64), 0.1, 0.0, far(49152, dtype="float32")
+    return far(49152, 65536), torch.zeros(49152, dtype=torch.int64), 0.1, 0.0, _far_dloss(49152)
 
 
 SMOOTHING = KernelExercise(
@@ -950,7 +962,7 @@ KL = KernelExercise(
     function="kl_div",
     cases=_kl_cases,
     reference=_kl,
-    huge=lambda: (far(49152, 65536), far(49152, 65536), 8192, far(49152, dtype="float32")),
+    huge=lambda: (far(49152, 65536), far(49152, 65536), 8192, _far_dloss(49152)),
     gradients=1,
     traffic=Traffic(
         reads=lambda x, *_: 3 * nbytes(x) + 4 * len(x),

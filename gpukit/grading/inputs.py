@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def far(*shape: int, dtype: str = "float16", order: tuple[int, ...] = (), transposed: bool = False) -> wire.Imaginary:
+def far(
+    *shape: int, dtype: str = "float16", order: tuple[int, ...] = (), transposed: bool = False, gap: int = 1
+) -> wire.Imaginary:
     """A tensor of which only the addresses exist, for `KernelExercise.huge`: contiguous, with its last two dimensions
-    transposed in memory, or with its dimensions in any order, the outermost first."""
+    transposed in memory, or with its dimensions in any order, the outermost first; or with neighbors `gap` elements apart."""
     if transposed:
         order = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
-    return wire.Imaginary(shape, dtype, order)
+    return wire.Imaginary(shape, dtype, order, gap)
 
 
 class Inputs:

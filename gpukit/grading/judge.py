@@ -446,7 +446,7 @@ class _Run:
         given = self.exercise.huge() if self.exercise.huge else []
         found = []
         for args in given if isinstance(given, list) else [given]:
-            shapes = ", ".join(f"{list(arg.shape)} {arg.dtype}" for arg in args if isinstance(arg, wire.Imaginary))
+            shapes = ", ".join(map(_described, (arg for arg in args if isinstance(arg, wire.Imaginary))))
             found.append(Case(f"{shapes}, addresses only", args))
         return found
 
@@ -719,6 +719,10 @@ def _handed_over(exercise_id: str) -> Verdict | None:
         data = json.loads((Path(folder) / f"{exercise_id}.json").read_text())
         return Verdict(**{**data, "lines": tuple(data["lines"])})
     return None
+
+
+def _described(far: wire.Imaginary) -> str:
+    return f"{list(far.shape)} {far.dtype}" + (f" with stride {far.gap}" if far.gap > 1 else "")
 
 
 def _tensors(value: Any) -> Iterator[Any]:

@@ -29,18 +29,20 @@ class Foreign:
 
 @dataclass(frozen=True)
 class Imaginary:
-    """A tensor that has addresses and no memory behind them; `dtype` is a name such as "float16". It has no gaps; `order` lists
-    its dimensions from the outermost in memory to the innermost (empty: contiguous)."""
+    """A tensor that has addresses and no memory behind them; `dtype` is a name such as "float16". `order` lists its dimensions
+    from the outermost in memory to the innermost (empty: contiguous). Neighbors in memory lie `gap` elements apart."""
 
     shape: tuple[int, ...]
     dtype: str
     order: tuple[int, ...] = ()
+    gap: int = 1
 
     def tensor(self) -> Tensor:
         import torch
 
         order = self.order or tuple(range(len(self.shape)))
-        made = torch.empty([self.shape[i] for i in order], dtype=getattr(torch, self.dtype), device="meta")
+        places = [*(self.shape[i] for i in order), self.gap]
+        made = torch.empty(places, dtype=getattr(torch, self.dtype), device="meta")[..., 0]
         return made.permute([order.index(i) for i in range(len(order))])
 
 
@@ -147,7 +149,7 @@ def _encode(value: Any, blobs: list[bytes]) -> Any:
     if kind is dict:
         return {"dict": [[_encode(key, blobs), _encode(item, blobs)] for key, item in value.items()]}
     if kind is Imaginary:
-        return {"imaginary": [value.dtype, list(value.order), *value.shape]}
+        return {"imaginary": [value.dtype, list(value.order), value.gap, *value.shape]}
     if kind is Layout:
         return {"layout": [value.dtype, list(value.shape), list(value.stride), value.offset, value.nbytes]}
     if kind is Foreign:
@@ -192,8 +194,8 @@ def _decode(value: Any, blobs: list[bytes]) -> Any:
         case "dict":
             return {_decode(key, blobs): _decode(item, blobs) for key, item in data}
         case "imaginary":
-            dtype, order, *shape = data
-            return Imaginary(tuple(shape), dtype, tuple(order))
+            dtype, order, gap, *shape = data
+            return Imaginary(tuple(shape), dtype, tuple(order), gap)
         case "layout":
             dtype, shape, stride, offset, nbytes = data
             return Layout(dtype, tuple(shape), tuple(stride), offset, nbytes)
