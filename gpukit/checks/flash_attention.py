@@ -84,7 +84,9 @@ def _case(q: Tensor, k: Tensor, v: Tensor, *rest: Any, tags: str = "", note: str
     return tensor_case(q, k, v, *rest, shown=shown, note=note, tags=tags)
 
 
-_FAR = 1 << 23  # rows of which three heads are more than 2^31 elements
+_FAR = 1 << 23  # rows of three times 128 numbers, which are more than 2^31 elements
+# Heads of which all k have more than 2^31 elements, and all LSE too; no program walks over many keys.
+_MANY_KEYS, _MANY_QUERIES = (49152, 192, 256), (49152, 65536, 256)
 _NUMBERS = 64  # bytes that a call may allocate beside its results: single numbers
 
 
@@ -363,7 +365,7 @@ LATE = KernelExercise(
     cases=_late_cases,
     returns=("o",),
     reference=_attention,
-    huge=lambda: (far(3, _FAR, 128), far(3, 64, 128), far(3, 64, 128)),
+    huge=lambda: (far(*_MANY_QUERIES), *(far(*_MANY_KEYS),) * 2),
     traffic=Traffic(
         reads=lambda q, k, v: nbytes(q) + q.shape[1] * nbytes(k, v),
         writes=1,
@@ -494,7 +496,7 @@ FORWARD = KernelExercise(
     cases=_forward_cases,
     returns=("o", "LSE"),
     reference=_in_float32(_with_lse),
-    huge=lambda: (far(3, _FAR, 128), far(3, 64, 128), far(3, 64, 128)),
+    huge=lambda: (far(*_MANY_QUERIES), *(far(*_MANY_KEYS),) * 2),
     traffic=Traffic(
         reads=lambda q, k, v: nbytes(q) + cdiv(q.shape[1], 32) * nbytes(k, v),
         writes=lambda q, k, v: _of_queries(q),
@@ -753,7 +755,10 @@ CAUSAL = KernelExercise(
     cases=_causal_cases,
     returns=("o", "LSE"),
     reference=_in_float32(_masked),
-    huge=lambda: (far(3, _FAR, 128), far(3, 64, 128), far(3, 64, 128)),
+    huge=lambda: [  # the offset of a head in q, or in k, is beyond 2^31; of more queries than keys the first see none
+        (far(*_MANY_QUERIES), *(far(*_MANY_KEYS),) * 2),
+        (far(*_MANY_KEYS),) * 3,
+    ],
     traffic=Traffic(
         reads=lambda q, k, v: nbytes(q) + _visible_bytes(q, k),
         writes=lambda q, k, v: _of_queries(q),
@@ -825,7 +830,9 @@ WINDOW = KernelExercise(
     cases=_window_cases,
     returns=("o", "LSE"),
     reference=_in_float32(lambda q, k, v, window: _masked(q, k, v, None, window)),
-    huge=lambda: (far(3, _FAR, 128), far(3, _FAR, 128), far(3, _FAR, 128), 40),
+    huge=lambda: [  # the offset of a head, or of a row in its head, is beyond 2^31
+        (*(far(*shape),) * 3, 40) for shape in (_MANY_QUERIES, (1, 3 * _FAR, 128))
+    ],
     traffic=Traffic(
         reads=lambda q, k, v, window: nbytes(q) + _visible_bytes(q, k, 32, window),
         writes=lambda q, k, v, window: _of_queries(q),
@@ -1159,11 +1166,11 @@ GRADIENTS = KernelExercise(
     cases=_gradients_cases,
     reference=_dk_dv,
     huge=lambda: (
-        far(3, 64, 128),
-        *(far(3, _FAR, 128),) * 2,
-        far(3, 64, 128),
-        *(far(3, 64, dtype="float32"),) * 2,
-        *(far(3, _FAR, 128),) * 2,
+        far(*_MANY_KEYS),
+        *(far(*_MANY_QUERIES),) * 2,
+        far(*_MANY_KEYS),
+        *(far(*_MANY_KEYS[:2], dtype="float32"),) * 2,
+        *(far(*_MANY_QUERIES),) * 2,
     ),
     in_place=(6, 7),
     traffic=Traffic(
