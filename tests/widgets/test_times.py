@@ -56,7 +56,9 @@ def test_each_case_costs_only_itself(fake_gpu, tmp_path, monkeypatch, capsys):
     bad, good = times._read(path, times._Raw)
     assert bad.error == "RuntimeError('an illegal memory access')" and bad.median_us == 0
     assert good.error == "" and 0 < good.p20_us <= good.median_us <= good.p80_us and good.gpu == "h200"
-    assert times._warm(["bad", "good"], 60, "timed") == 0 and "bad does not run: RuntimeError" in capsys.readouterr().out
+    assert (
+        times._warm(["bad", "good"], 60, "timed") == 0 and "bad does not run: RuntimeError" in capsys.readouterr().out
+    )
     # what breaks the context ends the process, so that the next one goes on behind it
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: _lost(""))
     assert times._time(path, ["good", "good"], 60, "timed") == 3 and len(times._read(path, times._Raw)) == 3
