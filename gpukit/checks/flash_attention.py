@@ -620,12 +620,11 @@ def _blocks_rule(question: str, rows: int = 16) -> Callable[..., tuple[str, str]
         if read <= 1.02 * enough:
             return _all_keys_at_once(min(T_k, *(w + rows for w in window)) if window else T_k, launches)
         every = cdiv(q.shape[1], rows) * nbytes(k, k)
-        if read > 1.02 * every:
-            question = "So some block is loaded more than once by one program. Which line loads k or v again?"
+        twice = "So some block is loaded more than once by one program. Which line loads k or v again?"
         return (
             "blocks",
             f"{read:,} bytes of k and v are loaded where {enough:,} are enough; all blocks for all queries are "
-            f"{every:,}. {question}",
+            f"{every:,}. {twice if read > 1.02 * every else question}",
         )
 
     return rule
