@@ -104,7 +104,8 @@ def test_the_gradients_are_pytorchs():
 def test_cases_hold_what_breaks_kernels(exercise):
     tags = set().union(*(case.tags for case in cases(exercise)))
     assert {"float32", "float16", "bfloat16", "gqa", "blocks", "rest"} <= tags
-    lengths = {case.args[0].shape[1] for case in cases(exercise)}
+    # What rounds a sum after each block shows after many blocks alone.
+    lengths = {case.args[0].shape[1] for case in cases(exercise) if "many-blocks" not in case.tags}
     assert lengths & {15, 31} and 16 in lengths and lengths & {17, 33} and max(lengths) <= 80
 
 
