@@ -150,11 +150,11 @@ def test_what_is_held_counts_wherever_it_lies(body, diagnosis):
     assert found.diagnosis == diagnosis, f"{found}\n{found.detail}"
 
 
-def test_a_tensor_is_loaded_as_often_as_its_own_bytes_say():
-    """b is twice as large as a here, and loaded once."""
+def test_a_fill_is_told_where_the_kernels_load_what_they_need():
+    """b is twice as large as a here, and loaded once: what is too much is the fill of a tensor, and it alone is told."""
     empty = "    partial = torch.empty(SPLIT_K, M, N, dtype"
     found = judge_source(SPLIT_K, edited("matmul", (empty, empty.replace("empty", "zeros"))), seed=1)
-    assert found.diagnosis == "traffic" and "b_ptr is loaded once: line" in str(found), str(found)
+    assert found.diagnosis == "traffic" and "which line outside them fills a tensor" in str(found), str(found)
 
 
 def test_cases_are_listed_by_whole_names():
