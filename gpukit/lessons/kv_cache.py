@@ -397,7 +397,7 @@ def what_the_groups_say() -> str:
     return (
         "**What you saw.** In bfloat16 attention does as many FLOPs per byte as query heads share one head of the cache: "
         f"1 without sharing, {large:.0f} in Llama 3 405B, and {one:.0f} if the query heads of Llama 3 8B shared a single "
-        "head (no real model). All of these are far to the left of the ridge at {RIDGE:.0f}. "
+        f"head (no real model). All of these are far to the left of the ridge at {RIDGE:.0f}. "
         "DeepSeek-V3 is the exception. It keeps one vector of 576 numbers per token for all heads, so 128 query heads "
         f"share each byte, and most bytes serve twice, as key and as value: "
         f"{latent:.0f} FLOPs per byte. Of these models it is the only one whose attention waits for arithmetic."

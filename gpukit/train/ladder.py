@@ -25,7 +25,7 @@ from gpukit.accounting import memory, models
 from gpukit.accounting.arguments import choice, divides, whole
 from gpukit.accounting.training import Schedule
 from gpukit.train import plan
-from gpukit.train.compiled import Miscompiled
+from gpukit.train.compiled import Miscompiled, check_first
 from gpukit.train.presets import Settings
 
 if TYPE_CHECKING:
@@ -314,7 +314,6 @@ class Trained:
         compiled model is not the model."""
         import torch
 
-        from gpukit.train.compiled import check_first
         from gpukit.train.data import to_device
 
         total = torch.zeros((), device=self.device)
