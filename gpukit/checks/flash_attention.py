@@ -1093,6 +1093,10 @@ def _gradients_cases(rng: Random) -> list[Case]:
             do += 1 / D - do.mean(-1, keepdim=True)
         else:
             do += 0.5
+        if dtype == "float32":
+            # With 13 bits, too many for bf16 and tf32, the sums of their products are nearly exact in any order. What is left of
+            # dp - delta where the two are nearly equal is then the same in every right answer.
+            v, do = ((1024 * x).round() / 1024 for x in (v, do))
         return finished(q, k, v, do.to(q.dtype), tags)
 
     def finished(q: Tensor, k: Tensor, v: Tensor, do: Tensor, tags: str, note: str = "") -> Case:
