@@ -8,18 +8,19 @@ attention_by_length   16 heads of size 128 in bfloat16, no mask, 16,384 tokens i
                       all the same, since that is how attention is written by hand
 matmul_by_size        square products in bfloat16 from 1,024 to 2,560 by 64, each beside the next larger number: cuBLAS
                       ("library") and ours, in a CUDA graph
-gelu_in_cuda          GELU of 16,384 x 4,096 in bfloat16: the kernels of gpukit/kernels/fusion.cu with one element per thread
-                      ("cuda") and with 16 bytes per thread ("cuda-vector"), beside PyTorch's; needs nvcc
+gelu_in_cuda          GELU of 16,384 x 4,096 in bfloat16 and float32: the kernels of gpukit/kernels/fusion.cu with one element per
+                      thread ("cuda") and with 16 bytes per thread ("cuda-vector"), beside PyTorch's; needs nvcc
 triton_basics         what notebook 05 shows of its exercises: an addition with blocks of each size, a fused kernel, histograms
 tiling                what notebook 07 shows of its exercises: its matmul with each tile and number of warps; rows of 1,791 to
                       1,808 elements, in a kernel whose loads become wider if 16 divides the row, beside cuBLAS
+tiling_stages         the same matmul with one to six stages
 attention_by_hand     what notebook 13 has no times of: our kernel with pointers ("pointers") beside ours in Gluon, causal, 16 heads of
                       16,384 tokens; and for one head of 4,096 tokens in float32 the walk over blocks of 128 in PyTorch's
                       operations of its exercise ("blocks") beside the three lines ("formula") and our kernel
 softmax_persistent    what notebook 09 shows of its exercises: softmax with a program per row and with fewer programs, beside
                       ours, in a CUDA graph
 
-The last four run exercises/: with GPUKIT_IMPL=solutions they measure the solutions, which is what is recorded (of 05,
+The last five run exercises/: with GPUKIT_IMPL=solutions they measure the solutions, which is what is recorded (of 05,
 07 and 09 on 2026-11-23, in one round).
 
 Rows go to gpukit/results/<gpu>/<name>.csv; one that is measured again replaces the older one. Providers take turns in three
@@ -35,6 +36,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -54,10 +56,18 @@ from gpukit.validation import counted_kernels
 ROUNDS = 3
 HEADS, HEAD_SIZE, TOKENS = 16, 128, 16384
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-DTYPES = {"histogram": "int32", "attention_in_blocks": "float32"}  # of an operation, where it is not bfloat16
 SIZES = tuple(n + more for n in range(1024, 2561, 64) for more in (0, 1))
 
-Measured = tuple[str, str, tuple[int, ...], dict[str, tuple[Timing, int]], Cost]
+
+class Measured(NamedTuple):
+    """A row of each provider: its time, and the memory that a call takes in bytes."""
+
+    op: str
+    mode: str
+    shape: tuple[int, ...]
+    timed: dict[str, tuple[Timing, int]]
+    cost: Cost
+    dtype: str = "bfloat16"
 
 
 def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -76,7 +86,7 @@ def attention_by_length() -> Iterator[Measured]:
         shape = (TOKENS // length, HEADS, length, HEAD_SIZE)
         q, k, v, do = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
         forward = attention.cost(shape, q.dtype)
-        yield "attention_by_length", "fwd", shape, _in_turns(calls, (q, k, v)), forward
+        yield Measured("attention_by_length", "fwd", shape, _in_turns(calls, (q, k, v)), forward)
         for x in (q, k, v):
             x.requires_grad_()
         both = {name: _with_backward(call, do) for name, call in calls.items()}
@@ -85,7 +95,7 @@ def attention_by_length() -> Iterator[Measured]:
             forward.read_bytes + backward.read_bytes, forward.write_bytes + backward.write_bytes,
             forward.flops + backward.flops,
         )  # fmt: skip
-        yield "attention_by_length", "fwd+bwd", shape, _in_turns(both, (q, k, v)), cost
+        yield Measured("attention_by_length", "fwd+bwd", shape, _in_turns(both, (q, k, v)), cost)
 
 
 def _with_backward(call: Callable, do: Tensor) -> Callable:
@@ -97,7 +107,7 @@ def matmul_by_size() -> Iterator[Measured]:
     for n in SIZES:
         a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         cost = Cost(4 * n * n, 2 * n * n, 2 * n**3)
-        yield "matmul_by_size", "fwd-graph", (n, n, n), _in_turns(calls, (a, b), graph=True, rep_ms=20), cost
+        yield Measured("matmul_by_size", "fwd-graph", (n, n, n), _in_turns(calls, (a, b), graph=True, rep_ms=20), cost)
 
 
 @triton.jit
@@ -121,21 +131,21 @@ def triton_basics() -> Iterator[Measured]:
     w, n = torch.randn(N, device="cuda", dtype=torch.bfloat16), M * N
     blocks = {f"block {2**i}": partial(mine.vector_add, BLOCK=2**i) for i in range(6, 14)}
     flat = (x.view(-1), y.view(-1))
-    yield "residual_add", "fwd", shape, _in_turns({"torch": torch.add, **blocks}, flat), Cost(4 * n, 2 * n, n)
+    yield Measured("residual_add", "fwd", shape, _in_turns({"torch": torch.add, **blocks}, flat), Cost(4 * n, 2 * n, n))
     both = {"torch": lambda x, w: torch.relu(x * w), "fused": mine.mul_relu}
     both["compile"] = torch.compile(both["torch"])
     once = Cost(2 * n + 2 * N, 2 * n, 2 * n)
-    yield "mul_relu", "fwd", shape, _in_turns(both, (x, w)), once
-    yield "mul", "fwd", shape, _in_turns({"torch, broadcast": torch.mul}, (x, w)), once
-    yield "mul", "fwd", shape, _in_turns({"torch": torch.mul}, (x, y)), Cost(4 * n, 2 * n, n)
-    yield "relu", "fwd", shape, _in_turns({"torch": torch.relu}, (x,)), Cost(2 * n, 2 * n, n)
+    yield Measured("mul_relu", "fwd", shape, _in_turns(both, (x, w)), once)
+    yield Measured("mul", "fwd", shape, _in_turns({"torch, broadcast": torch.mul}, (x, w)), once)
+    yield Measured("mul", "fwd", shape, _in_turns({"torch": torch.mul}, (x, y)), Cost(4 * n, 2 * n, n))
+    yield Measured("relu", "fwd", shape, _in_turns({"torch": torch.relu}, (x,)), Cost(2 * n, 2 * n, n))
     n = 1 << 24
     for bins in (1, 16, 256, 4096, 1 << 20):
         values = torch.randint(bins, (n,), dtype=torch.int32, device="cuda")
         calls = {"atomics": partial(mine.histogram, num_bins=bins)}
         if 1 < bins <= 4096:
             calls["blocks first"] = partial(_histogram_of_blocks, bins=bins)
-        yield "histogram", "fwd", (n, bins), _in_turns(calls, (values,)), Cost(4 * n, 4 * bins, 0)
+        yield Measured("histogram", "fwd", (n, bins), _in_turns(calls, (values,)), Cost(4 * n, 4 * bins, 0), "int32")
 
 
 TILES = (16, 16, 1), (32, 32, 4), (64, 64, 4), (64, 64, 8), (128, 128, 4), (128, 128, 8), (128, 256, 4), (128, 256, 8)
@@ -149,11 +159,24 @@ def tiling() -> Iterator[Measured]:
         sizes = {"BLOCK_M": BM, "BLOCK_N": BN, "BLOCK_K": 64, "num_warps": warps}
         launch = partial(kernel[(n // BM, n // BN)], **sizes)
         calls[f"{BM} x {BN}, {warps} warps"] = lambda a, b, launch=launch: launch(a, b, c, n, n, n)
-    yield "tiles", "fwd", (n, n, n), _in_turns(calls, (a, b)), Cost(4 * n * n, 2 * n * n, 2 * n**3)
+    yield Measured("tiles", "fwd", (n, n, n), _in_turns(calls, (a, b)), Cost(4 * n * n, 2 * n * n, 2 * n**3))
     for n in (1791, 1792, 1793, 1800, 1808):
         a, b = torch.randn(2, n, n, device="cuda", dtype=torch.bfloat16)
         cost = Cost(4 * n * n, 2 * n * n, 2 * n**3)
-        yield "alignment", "fwd", (n, n, n), _in_turns({"library": torch.matmul, "tile": _tiled}, (a, b)), cost
+        yield Measured(
+            "alignment", "fwd", (n, n, n), _in_turns({"library": torch.matmul, "tile": _tiled}, (a, b)), cost
+        )
+
+
+def tiling_stages() -> Iterator[Measured]:
+    kernel, n = course.exercise("tiling").matmul_kernel, 4096
+    a, b, c = torch.randn(3, n, n, device="cuda", dtype=torch.bfloat16)
+    calls = {}
+    for BN, stages in ((128, 1), (128, 2), (128, 3), (128, 4), (128, 6), (256, 1), (256, 2), (256, 3), (256, 4)):
+        sizes = {"BLOCK_M": 128, "BLOCK_N": BN, "BLOCK_K": 64, "num_warps": 8, "num_stages": stages}
+        launch = partial(kernel[(n // 128, n // BN)], **sizes)
+        calls[f"128 x {BN}, {stages} stages"] = lambda a, b, launch=launch: launch(a, b, c, n, n, n)
+    yield Measured("stages", "fwd", (n, n, n), _in_turns(calls, (a, b)), Cost(4 * n * n, 2 * n * n, 2 * n**3))
 
 
 def _tiled(a: Tensor, b: Tensor) -> Tensor:
@@ -178,20 +201,23 @@ def gelu_in_cuda() -> Iterator[Measured]:
 
         return gelu
 
-    calls = {
-        "library": lambda x: F.gelu(x, approximate="tanh"),
-        "cuda": call("gelu_bfloat16"),
-        "cuda-vector": call("gelu_vector_bfloat16"),
-    }
-    x = torch.randn(16384, 4096, device="cuda", dtype=torch.bfloat16)
-    yield "gelu_tanh", "fwd", (16384, 4096), _in_turns(calls, (x,)), Cost(x.nbytes, x.nbytes, 0)
+    for dtype in ("bfloat16", "float32"):
+        calls = {
+            "library": lambda x: F.gelu(x, approximate="tanh"),
+            "cuda": call(f"gelu_{dtype}"),
+            "cuda-vector": call(f"gelu_vector_{dtype}"),
+        }
+        x = torch.randn(16384, 4096, device="cuda", dtype=getattr(torch, dtype))
+        yield Measured("gelu_tanh", "fwd", (16384, 4096), _in_turns(calls, (x,)), Cost(x.nbytes, x.nbytes, 0), dtype)
 
 
 def attention_by_hand() -> Iterator[Measured]:
     shape = (1, HEADS, TOKENS, HEAD_SIZE)
     q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     calls = {"pointers": by_pointers, "gpukit": partial(kernels.flash_attention, causal=True)}
-    yield "attention_causal", "fwd", shape, _in_turns(calls, (q, k, v)), attention.cost(shape, q.dtype, causal=True)
+    yield Measured(
+        "attention_causal", "fwd", shape, _in_turns(calls, (q, k, v)), attention.cost(shape, q.dtype, causal=True)
+    )
     mine = course.exercise("flash_attention")
     shape = (1, 1, 4096, HEAD_SIZE)
     q, k, v = (torch.randn(shape, device="cuda") for _ in range(3))
@@ -200,7 +226,9 @@ def attention_by_hand() -> Iterator[Measured]:
         "formula": formula,
         "gpukit": kernels.flash_attention,
     }
-    yield "attention_in_blocks", "fwd", shape, _in_turns(calls, (q, k, v)), attention.cost(shape, q.dtype)
+    yield Measured(
+        "attention_in_blocks", "fwd", shape, _in_turns(calls, (q, k, v)), attention.cost(shape, q.dtype), "float32"
+    )
 
 
 def by_pointers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -216,7 +244,7 @@ def softmax_persistent() -> Iterator[Measured]:
     for shape in ((65536, 128), (65536, 256), (65536, 1024), (16384, 4096), (4096, 16384)):
         x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
         cost = Cost(2 * x.numel(), 2 * x.numel(), 5 * x.numel())
-        yield "softmax_persistent", "fwd-graph", shape, _in_turns(calls, (x,), graph=True), cost
+        yield Measured("softmax_persistent", "fwd-graph", shape, _in_turns(calls, (x,), graph=True), cost)
 
 
 def _in_turns(calls: dict[str, Callable], inputs: tuple[Tensor, ...], **options) -> dict[str, tuple[Timing, int]]:
@@ -242,6 +270,7 @@ ALL = {
         gelu_in_cuda,
         triton_basics,
         tiling,
+        tiling_stages,
         attention_by_hand,
         softmax_persistent,
     )
@@ -263,12 +292,12 @@ def main(argv: list[str] | None = None) -> int:
     shared = benchmark.identity(gpu, given.commit)
     folder = (given.out or benchmark.RESULTS) / benchmark.gpu_key(gpu)
     for name in given.names or ALL:
-        for op, mode, shape, timed, cost in ALL[name]():
-            for provider, (timing, peak) in timed.items():
+        for found in ALL[name]():
+            for provider, (timing, peak) in found.timed.items():
                 spread = timing.median_ms, timing.p20_ms, timing.p80_ms
                 row = benchmark.Row(
-                    op, provider, mode, DTYPES.get(op, "bfloat16"), shape, *spread, cost.bytes, cost.flops, peak, **shared,
-                    sm_mhz=timing.sm_mhz,
+                    found.op, provider, found.mode, found.dtype, found.shape, *spread, found.cost.bytes, found.cost.flops,
+                    peak, **shared, sm_mhz=timing.sm_mhz,
                 )  # fmt: skip
                 benchmark.write([row], folder / f"{name}.csv")
                 print(benchmark.line(row), f"{peak / 2**30:.2f} GiB", flush=True)
