@@ -159,7 +159,7 @@ def clocks() -> Picture:
         right.plot(seconds, mhz, color=style.YOURS)
         right.set_title("Slower later: one matmul again and again\n(measured, H200)")
         right.set_ylim(0, 1.1 * max(mhz))
-        style.axes(right, x="time under load (s)", y="SM clock (MHz)", grid="y")
+        style.axes(right, x="time under load (s)", y="SM clock (MHz)", grid="y", whole="y")
     return style.picture(
         fig, alt=f"Left: runs of the GPU in miniature take {runs[0]:.0f} µs at first and {runs[-1]:.0f} µs later. Right: "
             "the "

@@ -321,7 +321,7 @@ def shares_of_peak() -> Picture:
             style.label(ax, rate, i, f"{rate:,.0f}", dx=6)
         ax.set_yticks(range(len(rows)), [row[0] for row in rows])
         ax.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, 2.2 * dense))
-        style.axes(ax, x="H100, bf16 (TFLOP/s)")
+        style.axes(ax, x="H100, bf16 (TFLOP/s)", whole="x")
     return style.picture(
         fig, alt=f"An H100 in bf16: {2 * dense:,.0f} TFLOP/s on the data sheet with sparsity, {dense:,.0f} dense, "
         f"{reached} reached in the training of Llama 3 405B.",
@@ -393,7 +393,7 @@ def days() -> Table:
         ("N = 70 B, headline rate", training.training_cost(70e9, D, **RUN, sparse_peak=True)),
         ("N = 70 B, dense rate", training.training_cost(70e9, D, **RUN)),
         (f"Llama 3 70B, N = {n / 1e9:.2f} B", training.training_cost(n, D, **RUN)),
-        (f"its products, T = {T:,}", training.training_cost(n, D, **RUN, flops=plan.model * D // T)),
+        (f"all its products, T = {T:,}", training.training_cost(n, D, **RUN, flops=plan.model * D // T)),
         ("all that runs with full recomputation", training.training_cost(n, D, **RUN, flops=full.hardware * D // T)),
     ]
     rows = [(what, cost.flops / 1e24, cost.gpu_hours / 1e6, cost.days) for what, cost in rows]
@@ -487,7 +487,7 @@ def warmup() -> Picture:
         ax.plot(steps, [plan.rate(s) for s in steps], color=style.COMPUTE)
         ax.axvline(_WARMUP, color=style.BOUND, ls="--", lw=1)
         style.label(ax, _WARMUP, 0.25, f"warm-up ends: step {_WARMUP:,}", dx=8)
-        style.axes(ax, x="step", y="rate (share of peak)", grid="y")
+        style.axes(ax, x="step", y="rate (share of peak)", grid="y", whole="x")
         ax.set_ylim(0, 1.1)
     return style.picture(
         fig, alt=f"The learning rate rises in a line to its peak at step {_WARMUP:,}, then begins to fall slowly."
@@ -541,7 +541,7 @@ def going_on() -> Table:
     ways["constant rate with a decay in the last fifth: go back to before the decay"] = 0.8 * 15
     ways["go on at a tenth of the peak"] = 15.0
     rows = [(what, 18 - at, 15 - at, takes * (18 - at) / 15) for what, at in ways.items()]
-    columns = {"15 T become 18 T": "", "to train": "T", "a second time": "T", "takes": "days"}
+    columns = {"how to make 18 T of 15 T": "", "to train": "T", "a second time": "T", "takes": "days"}
     return style.table(columns, rows, formats=dict.fromkeys([*columns][1:], ".1f"), caption="computed")
 
 

@@ -755,7 +755,7 @@ def by_size() -> Picture:
                 points = [(size, found.tflops) for size, found in line.items()]
                 ax.plot(*zip(*points, strict=True), look, color=_COLOURS[provider], marker="o", ms=4)
                 ends.append((points[-1], f"{name}, {'one more' if more else 'multiples of 64'}"))
-        style.axes(ax, x="M = N = K (elements)", y="TFLOP/s", grid="y")
+        style.axes(ax, x="M = N = K (elements)", y="TFLOP/s", grid="y", whole="x")
         ax.set_ylim(0)
         style.names(ax, ends)
     told = "; ".join(

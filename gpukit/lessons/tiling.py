@@ -290,7 +290,7 @@ def by_size() -> Picture:
         fig, ax = style.figure(height=3.4)
         ax.plot(list(even), list(even.values()), color=style.COMPUTE, marker="o", ms=4)
         ax.plot(list(odd), list(odd.values()), color=style.WASTE, marker="o", ms=4)
-        style.axes(ax, x="M = N = K (elements)", y="cuBLAS (TFLOP/s)", grid="y")
+        style.axes(ax, x="M = N = K (elements)", y="cuBLAS (TFLOP/s)", grid="y", whole="x")
         ax.set_ylim(0)
         ends = [((max(even), even[max(even)]), "multiples of 64"), ((max(odd), odd[max(odd)]), "one more")]
         style.names(ax, ends)

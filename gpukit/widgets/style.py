@@ -118,8 +118,11 @@ def _card(fig: Figure) -> None:
     fig.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
 
 
-def axes(ax: Axes, *, x: str = "", y: str = "", log: str = "", grid: str = "") -> None:
-    """Label the axes: `x` and `y` are "quantity (unit)". `log` and `grid` name axes: "", "x", "y" or "xy"."""
+def axes(ax: Axes, *, x: str = "", y: str = "", log: str = "", grid: str = "", whole: str = "") -> None:
+    """Label the axes: `x` and `y` are "quantity (unit)". `log`, `grid` and `whole` name axes: "", "x", "y" or "xy".
+
+    An axis of `whole` numbers has ticks as text and tables have them: 1,500 and not 1500.
+    """
     for name, text in (("x", x), ("y", y)):
         if name in log:
             getattr(ax, f"set_{name}scale")("log")
@@ -128,6 +131,8 @@ def axes(ax: Axes, *, x: str = "", y: str = "", log: str = "", grid: str = "") -
             getattr(ax, f"set_{name}label")(text)
         if name in grid:
             ax.grid(axis=name)
+        if name in whole:
+            getattr(ax, f"{name}axis").set_major_formatter("{x:,.0f}")
 
 
 def label(ax: Axes, x: float, y: float, text: str, *, dx: float = 6, dy: float = 0, **style: Any):

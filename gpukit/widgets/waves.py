@@ -227,8 +227,6 @@ def _timeline(tiling: Tiling, wave: int, top: float) -> tuple[list[Shape], float
 
 def efficiency(rows: Iterable[tuple[int, float]], mark: Sequence[int] = (), name: str = "") -> style.Picture:
     """The share of the peak that tile and wave quantization leave, by size: rows of (size, share), and sizes to mark."""
-    from matplotlib.ticker import StrMethodFormatter
-
     rows = list(rows)
     shares = dict(rows)
     with style.use():
@@ -238,8 +236,7 @@ def efficiency(rows: Iterable[tuple[int, float]], mark: Sequence[int] = (), name
             ax.plot([n], [100 * shares[n]], "o", color=style.YOURS)
             text, side = f"{n:,}: {shares[n]:.0%}", 1 if i % 2 else -1
             style.label(ax, n, 100 * shares[n], text, dx=8 * side, dy=-4 * side)
-        style.axes(ax, x="M = N (elements)", y="left of the peak (%)", grid="y")
-        ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        style.axes(ax, x="M = N (elements)", y="left of the peak (%)", grid="y", whole="x")
         ax.set(ylim=(0, 104), xlim=(rows[0][0], rows[-1][0]))
     marked = "".join(f"{shares[n]:.0%} at {n:,}; " for n in mark)
     best = max(shares, key=shares.__getitem__)
