@@ -418,8 +418,7 @@ def splitting() -> Picture:
             diagram.box(ax, left + 0.5, 3.0, 3.4, 1.4, f"m, l, acc\nof part {i}", colour)
             diagram.arrow(ax, (left + 2.2, 1.8), (left + 2.2, 3.0), f"program {i}")
             ax.plot([left + 2.2] * 2, [4.4, 5.0], color=style.INK, lw=2)
-        ax.plot([2.4, 13.6], [5.0, 5.0], color=style.INK, lw=2)
-        diagram.arrow(ax, (13.5, 5.0), (14.6, 5.0))
+        diagram.arrow(ax, (2.4, 5.0), (14.6, 5.0))
         diagram.box(ax, 14.6, 4.2, 3.2, 1.3, "join:\no of this head", style.WRITES)
     return diagram.picture(
         ax, alt="The tokens of one head in three parts, a program for each. Every program leaves a state m, l, acc; a "
