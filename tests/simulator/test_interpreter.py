@@ -20,6 +20,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+import gpukit
 from gpukit import dispatch
 from gpukit.simulator.interpreter import executor, layer, running
 from gpukit.simulator.interpreter.bounds import Memory, guard, unguard_all
@@ -980,6 +981,54 @@ def test_cpu_tensors_for_a_launch_on_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ValueError, match="sum_blocks: x_ptr is on the CPU; a GPU reads no tensor there"):
         executor._refuse_cpu_tensors(compiled, {"x_ptr": torch.zeros(4), "n": 4})
+
+
+def test_a_launch_that_is_only_predicted_takes_indices_from_the_cpu(monkeypatch):
+    """Also where there is a GPU: nothing runs on it."""
+    monkeypatch.setattr(executor, "_refuse_cpu_tensors", lambda *_: pytest.fail("this launch runs nowhere"))
+    table, y = (torch.empty(1000, device="meta") for _ in range(2))
+    with gpukit.trace(sample=1) as t:
+        gathers[(2,)](table, torch.arange(8) * 100, y, BLOCK=4)
+    assert t.launches[0].programs == 2
+
+
+@triton.jit
+def gathers(table_ptr, ids_ptr, y_ptr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + offs, tl.load(table_ptr + tl.load(ids_ptr + offs)))
+
+
+def _empty(x_ptr):
+    x = tl.load(x_ptr)
+    raise NotImplementedError("softmax.fused")  # your code here
+    tl.store(x_ptr, x)
+
+
+def _calls_an_empty_one(x_ptr):
+    _inner(x_ptr)
+
+
+def _refused(x_ptr):
+    raise ValueError("no exercise's gap")
+
+
+_inner = triton.runtime.jit.JITFunction(_empty)
+
+
+@pytest.mark.parametrize("function", [_empty, _calls_an_empty_one])
+def test_an_empty_gap_says_so_on_a_gpu_too(function):
+    with pytest.raises(NotImplementedError, match=r"^softmax\.fused$"):
+        executor.counted_launch(_compile)(triton.runtime.jit.JITFunction(function), grid=(1,), warmup=False)
+
+
+def test_what_else_does_not_compile_stays_the_compilers():
+    with pytest.raises(triton.compiler.errors.CompilationError, match="Raise"):
+        executor.counted_launch(_compile)(triton.runtime.jit.JITFunction(_refused), grid=(1,), warmup=False)
+
+
+def _compile(kernel, *, grid, warmup):
+    source = triton.compiler.ASTSource(kernel, {"x_ptr": "*fp32"})
+    triton.compile(source, target=triton.backends.compiler.GPUTarget("cuda", 90, 32))
 
 
 def test_a_triton_outside_the_range_is_named(monkeypatch):

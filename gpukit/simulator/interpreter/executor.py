@@ -4,6 +4,7 @@ A launch makes one `Memory`. Each pointer argument carries its `Parameter` throu
 knows the tensor it was meant for, however far off it lands. Whoever watches launches (gpukit/launches.py) is told of each.
 """
 
+import ast
 import importlib
 import inspect
 import os
@@ -74,7 +75,7 @@ def launch(function, args, kwargs, grid) -> None:
     if "meta" in devices and not running.now.sampling:
         name = next(n for n, v in arguments.items() if any(t.device.type == "meta" for t in _tensors([v])))
         raise ValueError(f"{name} is a meta tensor, which has no memory: only gpukit.trace(sample=N) can run on those")
-    if "cpu" in devices and hardware.imagined_gpu() is None:
+    if "cpu" in devices and "meta" not in devices and hardware.imagined_gpu() is None:  # the launch will really run
         _refuse_cpu_tensors(function, arguments)
     remote = devices != {"cpu"} and bool(devices) and not running.now.sampling
     hosts, host_kwargs = executor._init_args_hst(args, kwargs) if remote else (args, kwargs)
@@ -322,9 +323,25 @@ def counted_launch(plain):
             no_memory = any(t.device.type == "meta" for t in _tensors([*args, *kwargs.values()]))
             if hardware.imagined_gpu() is not None or no_memory or any(watcher.dry for watcher in watchers):
                 return None
-        return plain(self, *args, grid=grid, warmup=warmup, **kwargs)
+        try:
+            return plain(self, *args, grid=grid, warmup=warmup, **kwargs)
+        except triton.compiler.errors.CompilationError as error:
+            gap = _gap(error)
+            if gap is None:
+                raise
+        raise NotImplementedError(gap)  # as the interpreter says it
 
     return run
+
+
+def _gap(error: BaseException | None) -> str | None:
+    """The exercise whose gap is still empty, if that is what the compiler stumbled over: it compiles no `raise`."""
+    while error is not None:
+        match getattr(error, "node", None):
+            case ast.Raise(exc=ast.Call(func=ast.Name(id="NotImplementedError"), args=[ast.Constant(value=str(gap))])):
+                return gap
+        error = error.__cause__
+    return None
 
 
 def device_function(plain):
