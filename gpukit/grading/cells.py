@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpukit.grading import registry
-from gpukit.grading.check_cells import NOISE, UNCOMPARED, check_ids, kernel_environment
+from gpukit.grading.check_cells import NOISE, check_ids, kernel_environment, uncompared
 from gpukit.grading.report import missing, plain, row
 from gpukit.grading.verdict import Verdict
 
@@ -226,8 +226,7 @@ class Demo(IPyNbCell):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        tags = self.cell.metadata.get("tags")
-        if isinstance(tags, list) and any(tag in tags for tag in UNCOMPARED):
+        if uncompared(self.cell.metadata.get("tags"), self.parent.root):
             self.options["check"] = False
 
     def setup(self) -> None:

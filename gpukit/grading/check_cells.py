@@ -6,6 +6,7 @@ Imports nothing heavy: a check cell is recognised from its text, a kernel's envi
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import os
 import re
 import sys
@@ -19,6 +20,9 @@ _KERNEL_DROPS = ("COLUMNS", "LINES", "MPLBACKEND")  # a terminal's size and a fo
 # Cells whose saved output depends on more than the cell and the versions in constraints.txt carry one of these tags:
 # "hardware" where it depends on the machine or its speed, "answers" where it depends on what exercises/ holds.
 UNCOMPARED = ("hardware", "answers")
+# One that shows registers, instructions or what is modelled from them, which differ between two versions of Triton, carries
+# this tag: its output is compared where Triton has the version of constraints.txt, with which it was saved.
+COMPILER = "compiler"
 
 # Text that differs between two runs of the same cell and says nothing: (pattern, replacement). The canonicaliser
 # removes it from saved outputs and the plugin from both sides of a comparison, so that a canonical notebook always
@@ -46,6 +50,22 @@ def _is_check(function: ast.expr) -> bool:
     if isinstance(function, ast.Attribute):
         return function.attr == "check" and isinstance(function.value, ast.Name) and function.value.id == "gpukit"
     return isinstance(function, ast.Name) and function.id == "check"
+
+
+def uncompared(tags: object, root: Path) -> bool:
+    """Whether a cell with these tags of the course in `root` may show something else here than it showed when it was saved."""
+    if not isinstance(tags, list):
+        return False
+    return any(tag in tags for tag in UNCOMPARED) or (COMPILER in tags and not _pinned("triton", root))
+
+
+def _pinned(package: str, root: Path) -> bool:
+    """Whether the version that is installed is the one in the course's constraints.txt."""
+    try:
+        pins = (root / "constraints.txt").read_text(encoding="utf-8").split()
+        return f"{package}=={importlib.metadata.version(package)}" in pins
+    except (OSError, importlib.metadata.PackageNotFoundError):
+        return False
 
 
 def without_noise(text: str) -> str:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import types
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -315,6 +315,16 @@ def test_a_stale_output_fails_unless_its_tag_says_that_it_depends_on_more(course
     said = "The saved output is stale or the cell wrong. `gpukit nb run 01_tiny` saves it anew."
     assert course.output.count(said) == 2
     assert "'1\\n' == '2\\n'" in course.output and "ZeroDivisionError" in course.output
+
+
+@pytest.mark.parametrize("pin, state", [("{}", "failed"), ("9.{}", "passed"), (None, "passed")])
+def test_what_a_compiler_made_is_compared_with_the_version_that_saved_it(course, pin, state):
+    if pin:
+        pinned = pin.format(version("triton"))
+        (course.root / "constraints.txt").write_text(f"torch==2.0\ntriton=={pinned}\n")
+    course.notebook(cell("print(2)", "1\n", tags=["compiler"]), cell(CHECK_A), cell(CHECK_B))
+    course.run()
+    assert course.outcomes == {"passed": 2 + (state == "passed")} | ({"failed": 1} if state == "failed" else {})
 
 
 def test_verdict_is_handed_to_the_kernel_before_the_cell_runs(course):
