@@ -227,10 +227,12 @@ def _gate_cases(rng: Random) -> list[Case]:
 
     high, low = normal(2, 256, scale=2), normal(2, 100, scale=2) - 12
     high[:, ::3] += 120
-    kinds = [make.rows(n) for n in (1, 31, 33, 64)]
+    kinds, far = [make.rows(n) for n in (1, 31, 33, 64)], []
     for x in kinds:
-        x[2] += 121  # about -78, so that a padding lane of -80 counts; below -80 no float32 holds some sums
         x[10, :1] = x[7, :1] = 1
+        x[2] += 121  # about -78, so that a padding lane of -80 counts; below -80 no float32 holds some sums
+        far.append(x.bfloat16())  # not in float32: a GPU's exp(78) is wrong by 20 times its rounding
+        x[2] += 69  # about -9
     return [
         case(normal(1, 1)),
         case(normal(3, 64, scale=2)),
@@ -239,7 +241,7 @@ def _gate_cases(rng: Random) -> list[Case]:
         case(high, "every third around 120", "large"),
         case(low, "around -12", "tiny"),
         *(case(x, "rows of many kinds", "kinds") for x in kinds),
-        case(kinds[2].bfloat16(), "rows of many kinds", "kinds"),
+        *(case(x, "rows of many kinds", "kinds once") for x in far[1:]),
         case(normal(5, 50, scale=2)),
         case(normal(2, 1025, scale=2), tags="long"),
         case(normal(17, 781, scale=2)),
@@ -267,8 +269,10 @@ def _overflowing_gate(x: Tensor) -> Tensor:
 
 
 def _only_in_16_bits(evidence: Evidence) -> bool:
-    """Rows of tiny scores fail in float16 and bfloat16, and pass in float32."""
-    return ideas.only("tiny", "kinds")(evidence) and not any("float32" in case.tags for case in evidence.failed)
+    """Rows of tiny scores fail in float16 and bfloat16, and pass in float32; some of them without a score about -78, which
+    float32 does not have."""
+    failed = {tag for case in evidence.failed for tag in case.tags}
+    return ideas.only("tiny", "kinds")(evidence) and "tiny" in failed and "float32" not in failed
 
 
 GATE = KernelExercise(
