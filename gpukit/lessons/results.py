@@ -7,12 +7,22 @@ from gpukit import benchmark
 from gpukit.hardware import gpu
 
 
-def rows(name: str) -> list[benchmark.Row]:
-    """The rows of gpukit/results/h200/<name>.csv; none where nothing is recorded."""
+def rows(name: str, key: str = "h200") -> list[benchmark.Row]:
+    """The rows of gpukit/results/<key>/<name>.csv; none where nothing is recorded."""
     try:
-        return benchmark.rows(name, "h200")
+        return benchmark.rows(name, key)
     except FileNotFoundError:
         return []
+
+
+def anywhere(name: str) -> list[benchmark.Row]:
+    """The rows of an H200, or where there are none those of an H100: all of one GPU. None where nothing is recorded."""
+    return rows(name) or rows(name, "h100-sxm")
+
+
+def short(row: benchmark.Row) -> str:
+    """The GPU of a row in a sentence: "H100"."""
+    return benchmark.gpu_key(row.gpu).partition("-")[0].upper()
 
 
 def copy_gbps(name: str) -> float:

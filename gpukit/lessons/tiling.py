@@ -12,9 +12,10 @@ from gpukit.accounting.roofline import Point
 from gpukit.accounting.tiling import Tiling
 from gpukit.benchmark import Row
 from gpukit.hardware import GPUS, gpu
-from gpukit.lessons import diagram, layer
+from gpukit.lessons import diagram, layer, results
 from gpukit.lessons.course_map import course_map as _map
 from gpukit.simulator.compiler.compile import Compiled
+from gpukit.simulator.compiler.occupancy import reserved_shared_bytes
 from gpukit.simulator.trace.launch import Launch
 from gpukit.validation import times as timed
 from gpukit.widgets import style
@@ -406,6 +407,54 @@ def what_the_sweep_says() -> Markdown:
         "Between 128 x 128 with 4 and with 8 warps there is hardly a difference. No rule of thumb tells you all of this "
         "before "
         f"you measure, which is why libraries measure."
+    )
+
+
+def _stages() -> dict[tuple[int, int], Row]:
+    """Measured: the kernel of tiling.matmul in tiles of 128 rows, by their columns and the number of stages."""
+    found = {}
+    for row in results.anywhere("tiling_stages"):
+        tile, _, stages = row.provider.partition(", ")
+        found[int(tile.rpartition(" ")[2]), int(stages.split()[0])] = row
+    return found
+
+
+def stages_factor() -> float:
+    """A tile of 128 x 256 with one stage against three."""
+    rows = _stages()
+    return _us(rows[256, 1]) / _us(rows[256, 3])
+
+
+def _stage_programs(columns: int, stages: int) -> tuple[float, int]:
+    """KiB of shared memory that a program takes, and for how many programs that of an H100's or H200's SM is enough."""
+    h200 = gpu("h200")
+    taken = tiling.tile_shared_bytes(128, columns, 64, num_stages=stages, itemsize=2)
+    return taken / 1024, h200.smem_per_sm_bytes // (taken + reserved_shared_bytes(h200))
+
+
+def stages() -> Table:
+    """The same kernel with each number of stages, as it was measured."""
+    rows = _stages()
+    lines = [(f"128 x {n}", s, _stage_programs(n, s)[0], _us(row), row.tflops) for (n, s), row in sorted(rows.items())]
+    columns = {"tile": "", "stages": "", "shared memory": "KiB", "time": "µs", "rate": "TFLOP/s"}
+    caption = (
+        f"measured on an {results.short(rows[256, 1])}: {N:,} x {N:,} x {N:,} in bfloat16, the solution of tiling.matmul, "
+        "BLOCK_K = 64, 8 warps; shared memory of a program, computed"
+    )
+    return style.table(columns, lines, caption=caption, formats=dict.fromkeys([*columns][2:], ",.0f"))
+
+
+def what_stages_say() -> Markdown:
+    rows = _stages()
+    us = {at: _us(row) for at, row in rows.items()}
+    (few, two), (many, one) = (_stage_programs(128, s) for s in (3, 4))
+    return Markdown(
+        f"**What you saw.** With a single stage a tile of 128 x 256 takes {us[256, 1]:.0f} µs and with three "
+        f"{us[256, 3]:.0f}: {stages_factor():.1f} times as long. A program with one stage loads, waits, multiplies, and loads "
+        "again. With three, the loads of the next two steps are under way while it multiplies. A fourth stage gains nothing "
+        f"({us[256, 4]:.0f} µs), because three are enough to hide the wait. With tiles of 128 x 128 it even costs time: "
+        f"{us[128, 3]:.0f} µs with three stages and {us[128, 4]:.0f} with four. Three stages take {few:.0f} KiB of shared "
+        f"memory, so an SM holds {two} programs; four take {many:.0f}, and it holds {one}."
     )
 
 
