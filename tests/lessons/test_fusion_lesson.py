@@ -8,6 +8,7 @@ import torch
 import gpukit
 from gpukit import notebooks
 from gpukit.lessons import fusion as lesson
+from gpukit.lessons import results
 
 
 def test_the_gate_moves_what_pytorch_moves():
@@ -21,7 +22,7 @@ def test_the_gate_moves_what_pytorch_moves():
 
 def test_the_published_profile_has_the_trips_of_the_formula():
     assert "the 9 kernels take 17.127 ms and move 22 tensors" in lesson.what_the_profile_says().data
-    assert "**11.1**, the trips by **11**" in lesson.what_the_profile_says().data
+    assert "moves two: **11.1** times the time, for **11** times the trips" in lesson.what_the_profile_says().data
 
 
 def test_blocks_and_their_start():
@@ -34,6 +35,32 @@ def test_six_ways_to_compute_gelu():
     assert len(rows) == 6 and rows[0][1] == pytest.approx(707, abs=1)
     assert all(row[1] == pytest.approx(64.2, abs=0.1) for row in rows[1:])
     assert rows[4][2] > lesson.start_us(256)
+
+
+def test_16_bytes_per_thread_are_as_fast_as_the_library_on_an_h100():
+    us = {(row.provider, row.dtype): row.median_ms * 1e3 for row in results.rows("gelu_in_cuda", "h100-sxm")}
+    for dtype, apart in (("bfloat16", 2), ("float32", 1.2)):
+        assert us["cuda-vector", dtype] == pytest.approx(us["library", dtype], rel=0.02)
+        assert us["cuda", dtype] > apart * us["library", dtype], "the text says that starting blocks hides in float32"
+    assert f"one element per thread takes {us['cuda', 'float32']:.0f} µs" in lesson.what_the_times_say().data
+
+
+def test_what_is_kept_is_what_backward_reads():
+    for name, kept, *_ in lesson.recomputation().rows:
+        graph = next(g for g in lesson.sigmoid_graphs() if g.name.endswith(_KEEPING[name]))
+        first = next(i for i, op in enumerate(graph.ops) if op.starts)
+        made = {op.output for op in graph.ops[first:]}
+        assert {x for op in graph.ops[first:] for x in op.inputs} - made - {"dy"} == set(kept.split()), name
+
+
+_KEEPING = {
+    "PyTorch, op by op": "keeping all",
+    "compute again, op by op": "keeping nothing",
+    "keep all, two fused kernels": "keeping all",
+    "keep s1 and s2, fused": "keeping s1 and s2",
+    "keep x and y, fused: torch.compile": "keeping y",
+    "keep nothing but x, fused": "keeping nothing",
+}
 
 
 def test_trips_of_three_sigmoids():
