@@ -19,6 +19,7 @@ from gpukit.lessons import diagram, results
 from gpukit.lessons.course_map import course_map as _map
 from gpukit.reference import flash_attention as reference
 from gpukit.simulator.prediction.machine import machine
+from gpukit.simulator.prediction.predict import TURNS
 from gpukit.simulator.trace.tracer import Trace
 from gpukit.trace_report import predict_op
 from gpukit.widgets import style
@@ -45,6 +46,11 @@ def course_map() -> Picture:
 def by_length() -> dict[Key, benchmark.Row]:
     """16,384 tokens in sequences of several lengths on an H200, by (provider, mode, length); {} without a record."""
     return {(row.provider, row.mode, row.shape[2]): row for row in results.rows("attention_by_length")}
+
+
+def by_hand(op: str) -> dict[str, benchmark.Row]:
+    """What `lessons.measured attention_by_hand` recorded of an operation, by provider; {} without a record."""
+    return {row.provider: row for row in results.anywhere("attention_by_hand") if row.op == op}
 
 
 def ms(moved: float) -> float:
@@ -378,6 +384,40 @@ def peak_memory(flash: object) -> Table:
     return style.table(columns, rows, caption="counted: beside q, k and v; 2 heads, D = 64, float32")
 
 
+_BY_HAND = {"blocks": "attention_tiles, blocks of 128", "formula": "three lines", "gpukit": "our kernel"}
+
+
+def in_blocks() -> Table | Markdown:
+    """One head in float32 by the solution of flash_attention.tiles, by three lines and by our kernel, as it was measured."""
+    rows = by_hand("attention_in_blocks")
+    if not rows:
+        return _NOTHING
+    lines = [(name, rows[each].median_ms, rows[each].peak_bytes / 1e6) for each, name in _BY_HAND.items()]
+    caption = f"measured on an {results.short(rows['blocks'])}: one head of 4,096 tokens in float32, D = 128; memory beside q, k and v"
+    return style.table(
+        {"": "", "time": "ms", "memory": "MB"}, lines, caption=caption, formats={"time": ".2f", "memory": ".1f"}
+    )
+
+
+def what_blocks_cost() -> Markdown:
+    rows = by_hand("attention_in_blocks")
+    if not rows:
+        return _NOTHING
+    blocks, lines, kernel = (rows[each] for each in _BY_HAND)
+    pairs = (4096 // 128) ** 2
+    return Markdown(
+        "**What you saw.** Holding fewer bytes does not save time by itself. The walk over blocks holds "
+        f"{blocks.peak_bytes / 1e6:.1f} MB where the three lines hold {lines.peak_bytes / 1e6:.0f}, and it takes "
+        f"{blocks.median_ms / lines.median_ms:.0f} times as long. There are 32 blocks of queries and 32 of keys, {pairs:,} pairs, "
+        "and each step for a pair is a small kernel of its own: about a dozen launches and "
+        f"{1e3 * blocks.median_ms / pairs:.0f} µs per pair. Every one of these kernels reads from memory and writes to it again, "
+        "and most of the time the GPU waits for the next launch.\n\n"
+        f"Our kernel takes the whole walk in one launch, in {kernel.median_ms:.2f} ms. Here the three lines are still faster: in "
+        "float32 there are no tensor cores for the products, our kernel's blocks then have only 16 queries, and cuBLAS multiplies "
+        "better. In bfloat16 the kernel wins, as the head of this notebook says."
+    )
+
+
 def reuse() -> Table:
     """Our kernel for one head of 4,096 tokens with blocks of queries of several sizes: what it loads, and from where."""
     q, k, v = torch.empty(3, 1, 1, 4096, 128, dtype=torch.bfloat16, device="meta")
@@ -658,6 +698,7 @@ def pointer_kernel() -> str:
 
 
 def what_limits_it() -> Markdown:
+    """Said below the model's report: what the clock says beside it."""
     found = predict_op(benchmark.operation("flash_attention_causal"), SHAPE, torch.bfloat16, H200)
     least = reference.cost(SHAPE, torch.bfloat16, True).flops / PEAK * 1e3
     text = (
@@ -668,14 +709,19 @@ def what_limits_it() -> Markdown:
         "which one unit waits for another: a warp that computes exponentials does not start products at the same moment. "
         "The limit, *taking turns* and the launch add up to the whole time. "
     )
-    try:
-        ours = _took("flash_attention_causal", "fwd", SHAPE)["gpukit"]
-    except (FileNotFoundError, KeyError):
+    rows = by_hand("attention_causal")
+    if not rows:
         return Markdown(text)
+    pointers, gluon = rows["pointers"], rows["gpukit"]
+    busy_ms, turns_ms = (found.resources.get(name, 0.0) / 1e3 for name in (found.limit, TURNS))
     return Markdown(
         text
-        + f"The kernel in Gluon takes {ours.median_ms:.2f} ms (measured). It removes most of this waiting: one warp fetches, and "
-        "two groups of warps take turns on purpose, so that the exponentials of one run beside the products of the other."
+        + f"\n\n**And the clock?** On an {results.short(pointers)} the kernel with pointers takes {pointers.median_ms:.2f} ms, "
+        f"and the kernel in Gluon {gluon.median_ms:.2f} ms in the same run (measured; an H100 has the SMs of an H200). The model's time "
+        f"is {found.time_us / 1e3 / pointers.median_ms:.2f} times the measured one. Its {found.limit} are busy for "
+        f"{busy_ms:.2f} ms, so at most {pointers.median_ms - busy_ms:.2f} ms can have gone into taking turns, and not the "
+        f"{turns_ms:.2f} ms of the report. The kernel in Gluon removes most of this waiting: one warp fetches, and two groups of "
+        "warps take turns on purpose, so that the exponentials of one run beside the products of the other."
     )
 
 

@@ -42,6 +42,25 @@ def test_recorded_lengths_are_those_of_the_promise():
     assert "cuDNN" in lesson._by_length_said(rows) and len(lesson._by_length_table(rows).rows) == 6
 
 
+def test_the_clock_beside_the_model_of_the_pointer_kernel():
+    rows = lesson.by_hand("attention_causal")
+    assert rows["pointers"].gpu == rows["gpukit"].gpu and rows["gpukit"].median_ms < rows["pointers"].median_ms
+    said = lesson.what_limits_it().data
+    assert f"the kernel with pointers takes {rows['pointers'].median_ms:.2f} ms" in said
+    assert "at most -" not in said, "a unit of the model is busy for longer than the kernel takes"
+
+
+def test_a_walk_over_blocks_in_pytorch_saves_memory_and_no_time():
+    rows = lesson.by_hand("attention_in_blocks")
+    ms, held = ({each: getattr(row, what) for each, row in rows.items()} for what in ("median_ms", "peak_bytes"))
+    assert ms["formula"] < ms["gpukit"] < ms["blocks"] / 50 and held["blocks"] < held["formula"] / 50, (
+        "the text says so"
+    )
+    said = lesson.what_blocks_cost().data
+    assert f"takes {ms['blocks'] / ms['formula']:.0f} times as long" in said and f"{ms['gpukit']:.2f} ms" in said
+    assert [row[1:] for row in lesson.in_blocks().rows] == [(ms[each], held[each] / 1e6) for each in lesson._BY_HAND]
+
+
 def test_three_lines_round_more_than_a_kernel():
     lines, kernel = lesson.rounding_errors()
     assert 0.001 < 2 * kernel < lines < 0.01, "the text says that the three lines are less accurate"
