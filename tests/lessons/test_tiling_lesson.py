@@ -62,6 +62,8 @@ def test_one_element_more_per_row_is_slow_at_every_size():
 
 def test_three_stages_hide_the_wait_and_four_cost_a_program():
     us = {at: row.median_ms * 1e3 for at, row in lesson._stages().items()}
-    assert lesson.stages_factor() > 1.5 and us[256, 4] == pytest.approx(us[256, 3], rel=0.05) and us[128, 3] < us[128, 4]
+    assert (
+        lesson.stages_factor() > 1.5 and us[256, 4] == pytest.approx(us[256, 3], rel=0.05) and us[128, 3] < us[128, 4]
+    )
     assert lesson._stage_programs(128, 3) == (96, 2) and lesson._stage_programs(128, 4) == (128, 1)
     assert [row[:3] for row in lesson.stages().rows if row[1] == 3] == [("128 x 128", 3, 96), ("128 x 256", 3, 144)]
