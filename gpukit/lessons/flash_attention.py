@@ -411,7 +411,7 @@ def what_blocks_cost() -> Markdown:
         f"{blocks.median_ms / lines.median_ms:.0f} times as long. There are 32 blocks of queries and 32 of keys, {pairs:,} pairs, "
         "and each step for a pair is a small kernel of its own: about a dozen launches and "
         f"{1e3 * blocks.median_ms / pairs:.0f} µs per pair. Every one of these kernels reads from memory and writes to it again, "
-        "and most of the time the GPU waits for the next launch.\n\n"
+        "and most of the time the GPU probably waits for the next launch.\n\n"
         f"Our kernel takes the whole walk in one launch, in {kernel.median_ms:.2f} ms. Here the three lines are still faster: in "
         "float32 there are no tensor cores for the products, our kernel's blocks then have only 16 queries, and cuBLAS multiplies "
         "better. In bfloat16 the kernel wins, as the head of this notebook says."
