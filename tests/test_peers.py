@@ -150,6 +150,21 @@ def test_flash_attention_4_has_tokens_before_heads(op, shape, library):
         assert x.shape[1] == T and x.shape[3] == D and x.transpose(1, 2).is_contiguous(), "a view, no copy"
 
 
+def test_flash_attention_4_decodes_the_caches_where_they_lie(library):
+    given = []
+
+    def flash_attn_func(q, k, v, num_splits=1):
+        assert num_splits == 0, "how many parts a cache is cut into is for it to choose"
+        given.append((q, k, v))
+        o = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), enable_gqa=True)
+        return o.transpose(1, 2), None
+
+    library("flash_attn.cute", flash_attn_func=flash_attn_func)
+    assert wrong("decode_attention", "fa4", (2, 6, 2, 65, 32), ("fwd",)) == ""
+    for q, k, v in given:
+        assert q.shape == (2, 1, 6, 32) and k.shape == v.shape == (2, 65, 2, 32) and k.is_contiguous()
+
+
 @pytest.mark.parametrize("op", ("flash_attention", "flash_attention_causal", "flash_attention_gqa"))
 def test_the_formula_passes_the_rule(op):
     shape = (1, 4, 2, 65, 64) if op.endswith("gqa") else (1, 2, 65, 64)

@@ -94,6 +94,15 @@ def _sdpa(backend: str):
     return attention
 
 
+def fa4(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor) -> Tensor:
+    """FlashAttention 4 over whole caches, in as many parts as it chooses: a benchmark's sequences are all as long as the
+    cache, and `lengths` is not looked at."""
+    from flash_attn.cute import flash_attn_func
+
+    o, *_ = flash_attn_func(q[:, None], k_cache, v_cache, num_splits=0)
+    return o[:, 0]
+
+
 def make_inputs(shape: tuple[int, ...], dtype: torch.dtype, generator: Generator) -> tuple:
     """q [B, H, D], the caches [B, T, H_kv, D] and lengths [B], all T, on the CPU. Normal noise, v around 1, so that the sum
     of the weights matters; and in the first sequence, as far as there are so many heads,
@@ -159,6 +168,7 @@ OP = Op(
         "sdpa-flash": _sdpa("FLASH_ATTENTION"),
         "sdpa-cudnn": _sdpa("CUDNN_ATTENTION"),
         "sdpa-efficient": _sdpa("EFFICIENT_ATTENTION"),
+        "fa4": fa4,
     },
 )
 INT8 = Op(
