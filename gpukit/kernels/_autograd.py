@@ -20,6 +20,10 @@ class Operator(typing.NamedTuple):
     launcher: Callable
     op: Callable
 
+    def either(self, compiled: bool) -> Callable:
+        """What a backward pass calls that is made of several operators: `compiled` says whether torch.compile looks at it."""
+        return self.op if compiled else self.launcher
+
 
 def operator(name: str, launcher: Callable, like: Callable, mutates: Sequence[str] = (), **inside) -> Operator:
     """gpukit::name, which takes what the launcher takes but for its keyword-only parameters.

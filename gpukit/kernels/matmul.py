@@ -221,9 +221,9 @@ def _run(
 _operator = operator("matmul", matmul_fwd, like=_like, keep=False)
 
 
-def product(a: Tensor, b: Tensor, precision: str, autotune: bool = False) -> Tensor:
-    """a @ b of [batches, M, K] and [batches, K, N], in a backward pass: as an operator, also outside torch.compile."""
-    return _operator.op(a, b, None, None, None, "", precision, autotune, False)[0]
+def product(a: Tensor, b: Tensor, precision: str, autotune: bool = False, *, compiled: bool) -> Tensor:
+    """a @ b of [batches, M, K] and [batches, K, N], in a backward pass; as an operator where that is `compiled`."""
+    return _operator.either(compiled)(a, b, None, None, None, "", precision, autotune, False)[0]
 
 
 def _keep(inputs: tuple, results: tuple) -> tuple:
@@ -231,21 +231,23 @@ def _keep(inputs: tuple, results: tuple) -> tuple:
     return (a, b, bias, scale, results[1]), settings
 
 
-def _gradients(_, ctx, dc: Tensor) -> tuple:
+def _gradients(backward, ctx, dc: Tensor) -> tuple:
     """Of a, b, bias and residual: da = dz b^T and db = a^T dz, where dz is dc through the activation."""
+    compiled = backward is _operator.op
     a, b, bias, scale, z = ctx.saved_tensors
     activation, precision, autotune = ctx.settings
     need_a, need_b, need_bias, need_residual, *_ = ctx.needs_input_grad
     dz = dc
     if activation == "swiglu":
-        dz = torch.cat(swiglu_bwd_operator.op(dc, *z.chunk(2, dim=-1)), dim=-1)
+        dz = torch.cat(swiglu_bwd_operator.either(compiled)(dc, *z.chunk(2, dim=-1)), dim=-1)
     elif activation:
-        dz, _ = gelu_bwd_operator.op(dc, z, None, "tanh" if activation == "gelu_tanh" else "none")
+        form = "tanh" if activation == "gelu_tanh" else "none"
+        dz, _ = gelu_bwd_operator.either(compiled)(dc, z, None, form)
     dbias = dz.sum((0, 1), dtype=torch_acc_dtype(dz.dtype)).to(bias.dtype) if need_bias else None
     if scale is not None:
         dz = (dz * scale).to(dz.dtype)
-    da = product(dz, b.mT, precision, autotune) if need_a else None
-    db = product(a.mT, dz, precision, autotune) if need_b else None
+    da = product(dz, b.mT, precision, autotune, compiled=compiled) if need_a else None
+    db = product(a.mT, dz, precision, autotune, compiled=compiled) if need_b else None
     return da, db, dbias, dc if need_residual else None
 
 

@@ -170,13 +170,14 @@ def quantized_matmul_fwd(
     return c
 
 
-def _gradients(_, ctx, dc: Tensor) -> tuple:
+def _gradients(backward, ctx, dc: Tensor) -> tuple:
     weight, scales, bias = ctx.saved_tensors
     need_a, _, _, need_bias, _ = ctx.needs_input_grad
     da = None
     if need_a:
         transposed = dequantize(weight, scales, dc.dtype).mT
-        da = product(dc[None], transposed[None], "ieee")[0]
+        compiled = backward is not _operator.launcher  # or differentiated once more, which a launcher cannot be
+        da = product(dc[None], transposed[None], "ieee", compiled=compiled)[0]
     dbias = dc.sum(0, dtype=torch.float32).to(bias.dtype) if need_bias else None
     return da, None, None, dbias
 
