@@ -468,10 +468,13 @@ class _Bench:
 
     def _round(self, fn, mode: str, dtype, inputs, cost: Cost, graph: bool) -> tuple[Timing, int]:
         """One provider's time, and the memory that the call takes."""
+        import torch
+
         from gpukit.timing import copied, time_ms
 
         inputs = copied(inputs)  # some providers write gradients into them, and the next would get what they left
         rep_ms = self.rep_ms / _ROUNDS[self.device]
+        dtype = getattr(torch, self.op.arithmetic) if self.op.arithmetic else dtype
         options = {"cost": cost, "dtype": dtype, "device": self.device, "rep_ms": rep_ms, "warmup_ms": min(rep_ms, 25)}
         gradient = mode in ("bwd", "fwd+bwd") and partial(_gradient, self.op, fn, forward=mode == "fwd+bwd")
         if graph:

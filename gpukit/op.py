@@ -41,6 +41,7 @@ class Op:
                  need not be installed
     kernel       our function's name in gpukit.kernels; default: the operation's own name
     bench_dtypes names of torch dtypes
+    arithmetic   name of the torch dtype that products are in, whose peak no time may exceed; default: the inputs'
     bench_modes  "fwd", "bwd", "fwd+bwd", "wall"
     grads        which inputs get gradients; default: all floating-point tensors
     check_shape  shape -> a smaller shape on which results are compared with float64; default: fewer of the first dimension
@@ -61,6 +62,7 @@ class Op:
     peers: Mapping[str, Callable | str] = field(default_factory=dict, hash=False)
     kernel: str = ""
     bench_dtypes: tuple[str, ...] = ("bfloat16",)
+    arithmetic: str = ""
     bench_modes: tuple[str, ...] = ("fwd", "bwd")
     grads: tuple[int, ...] | None = None
     check_shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None

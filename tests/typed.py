@@ -72,6 +72,7 @@ def operations(x: Tensor, weight: Tensor, ids: Tensor, q: Tensor, starts: Tensor
     kernels.softmax([1.0])  # type: ignore[arg-type]
     y = kernels.dropout(kernels.matmul(y, weight, activation="gelu", residual=residual), 0.1, seed=7)
     y = kernels.int8_matmul(y, *kernels.quantize_int8(weight)) + kernels.int4_matmul(y, *kernels.quantize_int4(weight))
+    y = kernels.fp8_matmul(y, weight, "row")
     rotated, k = kernels.rope(q, q, x, y)
     o = kernels.flash_attention(rotated, k, q, causal=True).transpose(1, 2)
     o, lse = kernels.flash_attention(q, q, q, return_lse=True)

@@ -1,16 +1,16 @@
 """The operations in Triton, as one would use them in a model: `from gpukit.kernels import softmax`.
 
 softmax, gelu, norms, rope, dropout                            rows and elements
-matmul, quantized_matmul                                       products
+matmul, fp8_matmul, quantized_matmul                           products
 flash_attention, flash_attention_varlen, decode_attention      attention; kv_cache and the loop that decodes with it
 cross_entropy, linear_cross_entropy, kl_div, adamw             losses and the optimizer
 
 Behind them, shared: _launch (a table of compiled kernels), _device (the GPU), _arguments (what is refused), _autograd (a
 launcher's operator and its gradient), _dtypes, _rows (a tensor as rows), _tiles (the order of tiles), _attention (one head's
-blocks), _cast_transpose (operands of products in 8 bits, for gpukit.train). Parts of the large ones: _matmul_choices,
+blocks), _cast_transpose (operands of products in 8 bits). Parts of the large ones: _matmul_choices,
 _matmul_persistent (descriptors), _norm_choices, _norm_backward, _flash_choices, _flash_backward, _flash_descriptors,
-_decode_kernel, _adamw_kernels. In Gluon for Hopper: _hopper (what is shared), _matmul_hopper, _flash_hopper,
-_flash_hopper_forward, _flash_hopper_backward, _flash_hopper_one_pass, _flash_hopper_parts.
+_decode_kernel, _adamw_kernels. In Gluon for Hopper: _hopper (what is shared), _matmul_hopper, _fp8_hopper,
+_flash_hopper, _flash_hopper_forward, _flash_hopper_backward, _flash_hopper_one_pass, _flash_hopper_parts.
 """
 
 try:
@@ -27,6 +27,7 @@ from gpukit.kernels.decode_attention import decode_attention
 from gpukit.kernels.dropout import dropout
 from gpukit.kernels.flash_attention import flash_attention
 from gpukit.kernels.flash_attention_varlen import flash_attention_varlen
+from gpukit.kernels.fp8_matmul import fp8_matmul
 from gpukit.kernels.gelu import bias_gelu, geglu, gelu, swiglu
 from gpukit.kernels.kl_div import kl_div
 from gpukit.kernels.kv_cache import KVCache
@@ -39,7 +40,7 @@ from gpukit.kernels.softmax import log_softmax, softmax
 
 __all__ = [
     "AdamW", "KVCache", "Linear", "bias_gelu", "cross_entropy", "decode_attention", "dropout", "flash_attention",
-    "flash_attention_varlen", "geglu", "gelu", "int4_matmul", "int8_matmul", "kl_div", "layer_norm", "linear_cross_entropy",
-    "log_softmax", "matmul", "quantize_int4", "quantize_int8", "residual_rms_norm", "rms_norm", "rope", "softmax",
-    "swiglu",
+    "flash_attention_varlen", "fp8_matmul", "geglu", "gelu", "int4_matmul", "int8_matmul", "kl_div", "layer_norm",
+    "linear_cross_entropy", "log_softmax", "matmul", "quantize_int4", "quantize_int8", "residual_rms_norm", "rms_norm", "rope",
+    "softmax", "swiglu",
 ]  # fmt: skip

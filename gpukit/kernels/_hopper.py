@@ -39,10 +39,10 @@ def blocks_like(desc, COUNT: gl.constexpr):
     return gl.allocate_shared_memory(desc.dtype, [COUNT] + desc.block_type.shape, desc.layout)  # noqa: RUF005 no star here
 
 
-def swizzled(rank: int) -> gl.NVMMASharedLayout:
-    """Blocks of 16-bit numbers in shared memory as the tensor cores want them: rows in pieces of 128 bytes, their 16-byte parts
-    permuted."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
+def swizzled(rank: int, bits: int = 16) -> gl.NVMMASharedLayout:
+    """Blocks of numbers of so many bits in shared memory as the tensor cores want them: rows in pieces of 128 bytes, their
+    16-byte parts permuted."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=rank)
 
 
 def registers(consumers: int, per_sm: int) -> tuple[int, int]:

@@ -538,6 +538,33 @@ CONTRACTS = {
         refused=((ValueError, r"matmul: bias must have the shape \[3\], got \[2\]", {"bias": lambda b: b[:2]}),),
         **PRODUCT,
     ),
+    "fp8_matmul": Contract(
+        refused=(
+            (
+                ValueError,
+                r"fp8_matmul: a \[..., K\] and b \[K, N\] must agree in K, got \[2, 4\] and \[5, 3\]",
+                {"b": zeros(5, 3)},
+            ),
+            (ValueError, r"fp8_matmul: .* must agree in K, got \[2, 4\] and \[4\]", {"b": lambda b: b[:, 0]}),
+            (ValueError, r"fp8_matmul: .* must agree in K, got \[\] and", {"a": scalar}),
+            (
+                TypeError,
+                "fp8_matmul: b must be float16, bfloat16 or float32, got torch.float64",
+                {"b": lambda b: b.double()},
+            ),
+            (TypeError, "fp8_matmul: a must be float16, bfloat16 or float32, got torch.int64", {"a": int64}),
+            (TypeError, "fp8_matmul: a and b must have one dtype, got torch.float32 and torch.float16", {"b": half}),
+            *(
+                (ValueError, f"fp8_matmul: scaling must be 'tensor' or 'row', got {given!r}", {"scaling": given})
+                for given in ("block", None)
+            ),
+        ),
+        variants={"row": Variant({"scaling": "row"})},
+        **PRODUCT | {"small": (2, 3, 4), "graphs": ((512, 512, 512), (333, 333, 333))},
+        float64=False,
+        second=False,
+        far=lambda x: (x, x.mT),
+    ),
     "int8_matmul": Contract(
         refused=(
             (

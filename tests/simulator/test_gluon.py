@@ -9,7 +9,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 import gpukit
-from gpukit.kernels import _flash_hopper, _matmul_hopper
+from gpukit.kernels import _flash_hopper, _fp8_hopper, _matmul_hopper
 from gpukit.kernels._hopper import barriers, blocks_like, fetch, put, swizzled
 from gpukit.reference import flash_attention as reference
 from gpukit.simulator.interpreter.faults import SynchronizationFault
@@ -34,6 +34,17 @@ def test_matmul(M, N, K, transposed, dtype):
     constants = {"ACTIVATION": None, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 4, "STAGES": 3, "PIECES": 2}
     _matmul_hopper.matmul_hopper(a, b, c, None, None, None, None, 2, constants)
     assert_close(c, a.double() @ b.double(), a @ b)
+
+
+@pytest.mark.parametrize(("M", "N", "K"), [(256, 512, 384), (200, 264, 400), (64, 8, 16)])
+@pytest.mark.parametrize("format", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_fp8_matmul(M, N, K, format):
+    a, b = torch.randn(M, K).to(format), torch.randn(N, K).to(torch.float8_e4m3fn)
+    a_factors, b_factors = torch.rand(M), torch.rand(1).expand(N)
+    c = torch.full((M, N), float("nan"), dtype=torch.bfloat16)
+    _fp8_hopper.fp8_hopper(a, b, c, a_factors, b_factors, 2)
+    truth = (a.double() * a_factors.double()[:, None]) @ (b.double() * b_factors.double()[:, None]).T
+    assert_close(c, truth, truth.to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("backward", [_flash_hopper.backward_in_one, _flash_hopper.backward_in_two])

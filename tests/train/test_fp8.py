@@ -17,7 +17,7 @@ def test_cast_transpose(dtype, M, N, device):
     x[0, 0] = 1e30  # beyond the format
     factor = torch.tensor(0.3, device=device)
     largest = torch.finfo(dtype).max
-    expected = (x.float() / factor).clamp(-largest, largest).to(dtype)
+    expected = (x.float() * (1 / factor)).clamp(-largest, largest).to(dtype)
     rows, columns = cast_transpose(x, factor, dtype)
     assert rows.is_contiguous() and columns.is_contiguous() and rows.dtype == columns.dtype == dtype
     torch.testing.assert_close(rows.float(), expected.float(), rtol=0, atol=0)
