@@ -1,7 +1,5 @@
 """A matrix divided by factors and rounded to 8 bits, row by row and column by column, in one pass; and the factors.
 
-Divided means multiplied by the reciprocal in float32.
-
 Tensor cores read 8-bit operands along the dimension that is summed over, and of training's three products two sum over
 another dimension than the first: every operand is needed in both orders. Made one after the other the two would read the
 matrix twice, and the second would write with gaps.
@@ -72,8 +70,7 @@ def maxima_kernel(
 
 @triton.jit
 def _rounded(x, factor, FORMAT: tl.constexpr, LARGEST: tl.constexpr):
-    # Of a factor the exact reciprocal, which costs a division for a row; Triton's own division is not exact.
-    x *= tl.div_rn(tl.full(factor.shape, 1.0, tl.float32), factor)
+    x = x / factor
     # NaN stays NaN: tl.clamp would make a number of it, and the loss would hide what went wrong.
     return tl.where(x > LARGEST, LARGEST, tl.where(x < -LARGEST, -LARGEST, x)).to(FORMAT)
 
@@ -129,9 +126,8 @@ def scaled_copies(x: Tensor, dtype: torch.dtype, by_row: bool, rows: bool, colum
     factors = x.new_full((sum(sizes),), SMALLEST * torch.finfo(dtype).max, dtype=torch.float32)
     maxima = factors.view(torch.int32).split(sizes)
     if x.numel():
-        found = [part if wanted else None for part, wanted in zip(maxima, (rows, columns), strict=True)]
-        if not by_row:
-            found = [maxima[0], None]
+        wanted = (rows, columns) if by_row else (True, False)
+        found = [part if there else None for part, there in zip(maxima, wanted, strict=True)]
         launch(
             maxima_kernel, _blocks(x), x, *found, M, N, *x.stride(),
             WHOLE=not by_row, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=NUM_WARPS,

@@ -17,11 +17,14 @@ def test_cast_transpose(dtype, M, N, device):
     x[0, 0] = 1e30  # beyond the format
     factor = torch.tensor(0.3, device=device)
     largest = torch.finfo(dtype).max
-    expected = (x.float() * (1 / factor)).clamp(-largest, largest).to(dtype)
+    # A GPU's own division is good to 2 units of float32, and where a quotient lies between two numbers of 8 bits, it decides.
+    near = [
+        (x.float() / factor * (1 + unit)).clamp(-largest, largest).to(dtype).float() for unit in (-(2.0**-22), 2.0**-22)
+    ]
     rows, columns = cast_transpose(x, factor, dtype)
     assert rows.is_contiguous() and columns.is_contiguous() and rows.dtype == columns.dtype == dtype
-    torch.testing.assert_close(rows.float(), expected.float(), rtol=0, atol=0)
-    torch.testing.assert_close(columns.float(), expected.float().T, rtol=0, atol=0)
+    assert bool((torch.minimum(*near) <= rows.float()).all() and (rows.float() <= torch.maximum(*near)).all())
+    assert torch.equal(columns.float(), rows.float().T)
 
 
 def test_nan_stays_nan(device):
