@@ -3,7 +3,9 @@
 import random
 
 import pytest
+import torch
 
+from gpukit import course
 from gpukit.grading import registry
 from gpukit.grading.exercise import FunctionExercise
 from tests.checks.known import ids
@@ -45,3 +47,23 @@ def wrong_in(exercise, gives, case, right) -> bool:
         return exercise.differs(gives(*case.args), right) is not None
     except (ArithmeticError, ValueError):  # it would divide by zero, or find no value
         return True
+
+
+def test_answers_in_pytorch_make_their_tensors_where_their_inputs_are(monkeypatch):
+    """A notebook's own cells call them on a GPU where there is one. On the meta device a tensor of the CPU is refused too."""
+    monkeypatch.setenv("GPUKIT_IMPL", "solutions")
+    attention, matmul, cache, capstone = map(course.exercise, ("flash_attention", "matmul", "kv_cache", "capstone"))
+
+    def make(*shape, dtype=torch.float32):
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    q, k = make(20, 8), make(30, 8)
+    step = (make(4, 8), make(4, dtype=torch.int64))
+    made = [
+        attention.attention_tiles(q, k, k, 16),
+        *attention.gradient_tiles(q, k, k, q, make(20), q, 16),
+        matmul.matmul_tiles(make(20, 30, dtype=torch.bfloat16), make(30, 40, dtype=torch.bfloat16), 16),
+        *cache.attend(make(1, 2, 4, 8), make(1, 2, 2, 8), make(1, 2, 2, 8), make(1, 16, 2, 8), make(1, 16, 2, 8), 5),
+        *capstone.step_gradient(make(10, 8), [step], 4, 1),
+    ]
+    assert {x.device.type for x in made} == {"meta"}
