@@ -1,7 +1,7 @@
 """The gradients of the norms: dx row by row, and the sums over all rows that weight and bias need.
 
 A program walks over many rows and keeps its own sums of the gradients of weight and bias; a second kernel adds those of
-all programs, in a fixed order.
+all programs, in a fixed order. On Hopper the rows of some LayerNorms come through gpukit.kernels._norms_hopper.
 """
 
 from functools import cache
@@ -15,6 +15,7 @@ from gpukit.kernels import _norm_choices as choices
 from gpukit.kernels._device import multiprocessors, properties
 from gpukit.kernels._launch import launch, power_of_2
 from gpukit.kernels._rows import as_rows, column_sums, empty
+from gpukit.kernels._rows_choices import LAYER_NORM_BACKWARD, chosen
 
 
 @triton.jit
@@ -170,6 +171,8 @@ def norm_bwd(
     dy, x = as_rows(dy, copy_interleaved=reread), as_rows(x, copy_interleaved=reread)
     du = None if du is None else as_rows(du, copy_interleaved=reread)
     M = x.shape[0]
+    if du is None and len(stats) == 2 and (on_hopper := chosen("_norms_hopper", LAYER_NORM_BACKWARD, x, dy)):
+        return on_hopper[0].layer_norm_gradients(dy, x, weight, bias, stats, dx, on_hopper[1])
     programs = min(-(-M // config.get("BLOCK_M", 1)), per_sm * multiprocessors(x.device))
     new = torch.zeros if reread else torch.empty
     within = bias if N <= choices.BIAS_BWD else None  # whose gradient the kernel sums

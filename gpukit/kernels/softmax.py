@@ -10,7 +10,8 @@ One family of kernels computes both; LOG says which.
 
 Traffic for M rows of N: forward one read and one write, backward two reads and one write, the least possible. That
 holds while a row stays in the registers of one program (N <= 32,768). A longer row is read a second time, from its end
-backwards: the part read last is still in a cache. Times in comments are of an H200, bf16, 4,096 rows unless said.
+backwards: the part read last is still in a cache. On Hopper gpukit.kernels._rows_hopper keeps some of these rows in shared memory
+and reads them once. Times in comments are of an H200, bf16, 4,096 rows unless said.
 
 Limits: a row of -inf alone is NaN, as in torch.softmax; second derivatives are left to PyTorch's operations.
 Sources: Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867 (one pass for maximum and sum);
@@ -30,6 +31,7 @@ from gpukit.kernels._device import properties
 from gpukit.kernels._dtypes import DTYPES, acc_dtype
 from gpukit.kernels._launch import launch, power_of_2
 from gpukit.kernels._rows import as_rows, empty
+from gpukit.kernels._rows_choices import SOFTMAX, SOFTMAX_BACKWARD, chosen
 
 
 @triton.jit
@@ -296,6 +298,10 @@ def softmax_fwd(x: Tensor, log: bool = False) -> Tensor:
     # Interleaved rows that are read once are faster without a copy (4096 x 4096: 119 us, 132 with it).
     x = as_rows(x, copy_interleaved=not resident)
     M, strides = x.shape[0], x.stride()
+    if not resident and (on_hopper := chosen("_rows_hopper", SOFTMAX, x)):
+        module, config = on_hopper
+        module.softmax_rows(x, y, log, config)
+        return y
     if not resident:
         launch(softmax_fwd_online_kernel, M, x, y, *strides, N, LOG=log, **_online_fwd_config(N, dtype))
         return y
@@ -325,6 +331,9 @@ def softmax_bwd(y: Tensor, dy: Tensor, log: bool = False) -> Tensor:
         config = _resident_config(N, dtype)
         programs = -(-M // config["BLOCK_M"])
         launch(softmax_bwd_kernel, programs, y, dy, dx, *strides, M, N, LOG=log, **config)
+    elif not log and (on_hopper := chosen("_rows_hopper", SOFTMAX_BACKWARD, y, dy)):
+        module, config = on_hopper
+        module.softmax_gradients(y, dy, dx, log, config)
     else:
         config = _online_bwd_config(N, dtype)
         launch(softmax_bwd_online_kernel, M, y, dy, dx, *strides, N, LOG=log, **config)

@@ -1,0 +1,88 @@
+"""Which long rows are kept on an SM of a Hopper GPU, and in which pieces (gpukit.kernels._rows_hopper says what for).
+
+Chosen are the rows for which this was measured to be faster, and no others. The times in µs are of an H100 with bf16 and 4,096
+rows; "kept" is by these kernels, "others" by those that every other GPU gets too:
+
+    operation                columns   kept  others
+    softmax                  131,072    758     775    (a copy takes 717)
+    softmax                   65,536    383     372    not chosen
+    softmax                   16,384    104      95    not chosen
+    its gradient              65,536    555     579
+    its gradient              32,768    283     282    not chosen
+    cross-entropy in place   128,256    758     991
+    cross-entropy in place    50,304    306     384
+    cross-entropy in place    32,000    391     436    (8,192 rows)
+    LayerNorm                 16,384    101      98    not chosen: there is no such kernel
+    its gradients             16,384    170     330
+"""
+
+from functools import cache
+from types import ModuleType
+from typing import NamedTuple
+
+from torch import Tensor
+
+from gpukit.kernels._device import for_hopper, multiprocessors
+
+KIB = 1024
+
+
+class RowsConfig(NamedTuple):
+    """Bytes of a piece, slots for pieces, pieces held in registers, warps that compute, programs that share an SM."""
+
+    BYTES: int
+    STAGES: int
+    HELD: int
+    WARPS: int
+    PER_SM: int = 1
+
+
+class Choice(NamedTuple):
+    """For rows of `least` to `most` bytes, if there are `rows` or more for each SM: they are dealt out, and the SMs with one row
+    more than others are waited for. `ahead`: slots that are to be free for the next row while one is kept; the pieces for which
+    there is no slot beside them are held. The others are RowsConfig's. In a table the shortest rows come first."""
+
+    least: int
+    most: int
+    rows: int
+    BYTES: int
+    STAGES: int
+    ahead: int
+    WARPS: int
+    PER_SM: int = 1
+
+
+SOFTMAX = (Choice(256 * KIB, 256 * KIB, 31, 16 * KIB, 14, 3, 16),)
+SOFTMAX_BACKWARD = (Choice(128 * KIB, 128 * KIB, 31, 8 * KIB, 14, 2, 8),)
+CROSS_ENTROPY = (
+    Choice(62 * KIB, 80 * KIB, 31, 16 * KIB, 6, 0, 8, 2),
+    Choice(80 * KIB, 251 * KIB, 16, 8 * KIB, 28, 6, 16),
+)
+LAYER_NORM_BACKWARD = (Choice(32 * KIB, 32 * KIB, 8, 32 * KIB, 2, 0, 8),)
+
+
+@cache
+def _config(choices: tuple[Choice, ...], row_bytes: int, rows: int) -> RowsConfig | None:
+    """rows: of an SM."""
+    for choice in choices:
+        if choice.least <= row_bytes <= choice.most and rows >= choice.rows:
+            held = max(0, -(-row_bytes // choice.BYTES) + choice.ahead - choice.STAGES)
+            return RowsConfig(choice.BYTES, choice.STAGES, held, choice.WARPS, choice.PER_SM)
+    return None
+
+
+def _describable(x: Tensor) -> bool:
+    """Whether the TMA unit can copy pieces of x [M, N]: its addresses are multiples of 16 bytes. Rows are whole blocks of 128
+    numbers."""
+    N, (stride_m, stride_n) = x.shape[1], x.stride()
+    return stride_n == 1 and N % 128 == 0 and stride_m >= N and (2 * stride_m) % 16 == 0 and x.data_ptr() % 16 == 0
+
+
+def chosen(module: str, choices: tuple[Choice, ...], *tensors: Tensor) -> tuple[ModuleType, RowsConfig] | None:
+    """The module of that name and how it takes the rows of tensors [M, N], or None: it is not for them, or not for their GPU."""
+    M, N = tensors[0].shape
+    if tensors[0].element_size() != 2 or 2 * N < choices[0].least or not all(map(_describable, tensors)):
+        return None
+    found = for_hopper(module, tensors[0].device)
+    config = _config(choices, 2 * N, M // multiprocessors(tensors[0].device)) if found else None
+    return (found, config) if config else None
