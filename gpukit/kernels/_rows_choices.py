@@ -1,7 +1,8 @@
 """Which long rows are kept on an SM of a Hopper GPU, and in which pieces (gpukit.kernels._rows_hopper says what for).
 
 Chosen are the rows for which this was measured to be faster, and no others. The times in µs are of an H100 with bf16 and 4,096
-rows; "kept" is by these kernels, "others" by those that every other GPU gets too:
+rows, from gpukit/results/h100-sxm/long_rows.csv, where each way to cut the rows has its line: bytes of a piece, slots, pieces
+held in registers, warps, programs on an SM. "kept" is by these kernels, "others" by those that every other GPU gets too:
 
     operation                columns   kept  others
     softmax                  131,072    758     775    (a copy takes 717)
