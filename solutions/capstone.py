@@ -232,7 +232,7 @@ def forward_kernel(
 @triton.jit
 def delta_kernel(o_ptr, do_ptr, delta_ptr, rows, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
     """Complete: delta = sum(o do) for each of the rows of o and do, which are [rows, D]."""
-    start = tl.program_id(0) * ROWS
+    start = tl.program_id(0).to(tl.int64) * ROWS
     o = load_rows(o_ptr, start, rows, D, ROWS, BLOCK_D).to(tl.float32)
     do = load_rows(do_ptr, start, rows, D, ROWS, BLOCK_D).to(tl.float32)
     offs = start + tl.arange(0, ROWS)

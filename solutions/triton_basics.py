@@ -197,7 +197,7 @@ def row_sum(x: Tensor, BLOCK_N: int = 1024) -> Tensor:
 def dot_kernel(x_ptr, y_ptr, z_ptr, n, BLOCK: tl.constexpr):
     """Each program multiplies one block of x by one block of y and adds up the products. All programs together make one
     number."""
-    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     # BEGIN SOLUTION
     x = tl.load(x_ptr + offs, mask=offs < n, other=0.0).to(tl.float32)
     y = tl.load(y_ptr + offs, mask=offs < n, other=0.0).to(tl.float32)
@@ -249,7 +249,7 @@ def prefix_sum(x: Tensor, BLOCK_N: int = 1024) -> Tensor:
 @triton.jit
 def histogram_kernel(x_ptr, counts_ptr, n, num_bins, BLOCK: tl.constexpr):
     """Each program adds one block of x to the counts, which all programs share. The host sets them to 0 before the launch."""
-    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     # BEGIN SOLUTION
     bins = tl.load(x_ptr + offs, mask=offs < n, other=-1)
     counted = (bins >= 0) & (bins < num_bins)  # a lane past the end holds -1
@@ -345,7 +345,7 @@ def scale_rows(x: Tensor, s: Tensor, BLOCK_N: int = 1024) -> Tensor:
 @triton.jit
 def neighbour_mean_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     """y[i] = (x[i] + x[i + 1]) / 2. The last element has no right neighbor and stays as it is."""
-    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + offs, mask=offs < n)
     neighbour = tl.load(x_ptr + offs + 1, mask=offs + 1 < n, other=0.0)
     tl.store(y_ptr + offs, tl.where(offs + 1 < n, (x + neighbour) / 2, x), mask=offs < n)
