@@ -76,6 +76,17 @@ class Words:
         )
         return self._found("error", "forbidden", f"{self.shown}, line {line} uses {what}", more)
 
+    def left_out(self, line: int, what: str) -> str:
+        """Of something at the level of the file that is refused, and that the exercise does not need."""
+        return f"note: line {line} of {self.shown} uses {what}, which a check does not allow; it was left out, and this exercise does not need it"
+
+    def noted(self, lines: tuple[str, ...], note: str | None) -> tuple[str, ...]:
+        """A verdict's lines with a note before the hint, as far as there is room."""
+        more = _wrap(f"  {note}") if note else []
+        if not lines or len(lines) + len(more) > MAX_LINES:
+            return (*lines, *more) if not lines else lines
+        return (*lines[:-1], *more, lines[-1])
+
     def no_function(self) -> Diagnosis:
         text = f"{self.shown} defines no function {self.exercise.function}"
         return self._found("missing", "missing-function", text)

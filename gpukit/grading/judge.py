@@ -28,13 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from gpukit import course
-from gpukit.grading import cuda_text, messages, registry, remote, wire
+from gpukit.grading import cuda_text, messages, parts, registry, remote, wire
 from gpukit.grading.check_cells import protect_imports
 from gpukit.grading.diagnose import Diagnosis, Words
 from gpukit.grading.evidence import Outcome
 from gpukit.grading.example import offer
 from gpukit.grading.exercise import Case, CudaExercise, Exercise
-from gpukit.grading.lint import lint
 from gpukit.grading.messages import Failure, Job, Reply
 from gpukit.grading.registry import exercise as find
 from gpukit.grading.server import Deadline, Server, ServerFailed, ServerGone, Worker
@@ -178,7 +177,7 @@ class _Run:
         self.seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
         self.passed = self.total = 0
         self.beyond: tuple[Failure, Case] | None = None
-        self.detail = ""
+        self.detail = self.note = ""
         self.say = Words(exercise, shown, source, min(_shown.get(exercise.id, 0) + 1, 3), terminal)
 
     def judge(self) -> tuple[str, str, tuple[str, ...]]:
@@ -195,8 +194,8 @@ class _Run:
             with _one_thread():  # the cases may have been what loads torch
                 self._judge_cases(server, cases, again)
         except Diagnosis as found:
-            return found.state, found.label, found.lines
-        return "pass", "", ()
+            return found.state, found.label, self.say.noted(found.lines, self.note)
+        return "pass", "", self.say.noted((), self.note)
 
     def _again(self, cases: list[Case]) -> list[Case]:
         """One more call, if there is one: tensors of the same shapes as in an earlier call, and other numbers in them. A
@@ -248,11 +247,13 @@ class _Run:
             with warnings.catch_warnings():  # the worker's Python says them again
                 warnings.simplefilter("ignore")
                 kernel = self.exercise.kernel
-                finding = lint(self.source, kernel=kernel, counted=self.exercise.watched and not kernel)
+                counted = self.exercise.watched and not kernel
+                text, finding, out = parts.accepted(self.source, self.exercise.function, kernel=kernel, counted=counted)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise self.say.unreadable(error) from None
         if finding is not None:
             raise self.say.forbidden(finding.line, finding.text, finding.instead)
+        self.source, self.note = text, out and self.say.left_out(out.line, out.text)
 
     # -- running -------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,8 @@ MAX_DETAIL = 1 << 17
 
 @dataclass(frozen=True)
 class Verdict:
-    """state is one of STATES; `diagnosis` a label such as "tail-mask" ("" for a pass); `lines` what the learner reads."""
+    """state is one of STATES; `diagnosis` a label such as "tail-mask" ("" for a pass); `lines` what the learner reads, of a pass
+    a note at most."""
 
     id: str
     state: str
@@ -46,14 +47,14 @@ class Verdict:
     def __str__(self) -> str:
         if self.passed:
             note = "  (solutions: an instructor's run, not a grade)" if self.impl == "solutions" else ""
-            return f"PASS {self.id}  {self.checks_passed}/{self.checks_total}{note}"
+            return "\n".join([f"PASS {self.id}  {self.checks_passed}/{self.checks_total}{note}", *self.lines])
         return "\n".join(self.lines[:MAX_LINES])
 
     @property
     def line(self) -> str:
         """The verdict in one line, for a list of several."""
         said = self.lines[0].removeprefix(f"{self.id}: ").partition(" still raises")[0] if self.lines else ""
-        return str(self) if self.passed else f"{self.state.upper()} {self.id}  {said}"
+        return str(self).partition("\n")[0] if self.passed else f"{self.state.upper()} {self.id}  {said}"
 
     def as_dict(self) -> dict:
         return asdict(self)

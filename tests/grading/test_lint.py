@@ -809,7 +809,7 @@ def test_a_slip_in_a_name_is_told_as_one():
 
 
 def test_a_refusal_names_line_thing_and_way_out():
-    text = str(judging.judge_source(ADD, "import pickle\n\n\ndef add(a, b):\n    return a + b\n", seed=1))
+    text = str(judging.judge_source(ADD, "import pickle\n\n\ndef add(a, b):\n    return pickle.loads(a) + b\n", seed=1))
     assert "line 1 uses import pickle" in text and "files" in text
 
 
