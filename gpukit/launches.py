@@ -5,7 +5,8 @@ there is one: what goes through the table, nobody sees.
 
 A watcher has `begin(call) -> recorder`, `dry`: if any is dry, launches are listed but not run, and `sample`: how many
 programs of a launch to run, None for all. A recorder has `access(access, program, file, line)`, `dot(flops)`,
-`unwritten(fault)`, which may raise it, and `end()`; for sampled launches `role`, `window()` and `cut(program)` too.
+`unwritten(fault)` and `disorder(fault)`, which may raise it, and `end()`; for sampled launches `role`, `window()` and
+`cut(program)` too.
 """
 
 watchers: list = []  # in the order in which they came

@@ -279,6 +279,13 @@ class Words:
         text = f"three runs on the GPU gave different results, in case {outcome.case.name}"
         return self._found("fail", "race", text, "do two programs write one address?")
 
+    def warps_race(self, outcome: Outcome) -> Diagnosis:
+        """Right here, where all lanes of a line are done before the next line begins."""
+        fault = outcome.reply.disorder
+        text = f"right values here, but on a GPU two threads of one program race, in case {outcome.case.name}"
+        remark = self._remark(fault.what) or [_WARPS]
+        return self._found("fail", fault.what, text, fault.text.partition(": ")[2], *self._code(fault.line), *remark)
+
     # -- whose work it was ---------------------------------------------------------------------------------------------
 
     def computes_outside(self, outcome: Outcome, operation: str, line: int) -> Diagnosis:
@@ -433,6 +440,10 @@ class Words:
         return (*lines[: MAX_LINES - 1], f"  hint {self.hint} of 3: {ask}")
 
 
+_WARPS = (
+    "Each warp of a program goes at its own pace. Take the number from a block that is already loaded, or let a reduction or "
+    "tl.debug_barrier() stand between the two lines"
+)
 _COPIED = (
     "the kernels alone would keep the bound: which line outside them copies a tensor, as .contiguous(), .clone(), .to() and "
     "arithmetic do? Strides can be handed to a kernel as they are"

@@ -500,6 +500,9 @@ class _Run:
             self.passed += 2  # no access outside a tensor (that raises), inputs unchanged
             self._own_kernel(outcomes)
             self.passed += 1
+            for outcome in outcomes:
+                if outcome.reply.disorder:
+                    raise self.say.warps_race(outcome)
         for outcome in outcomes:
             if broken := self.exercise.broken_rule(outcome.case, outcome.reply):
                 raise self.say.breaks_rule(*broken, outcome.case)

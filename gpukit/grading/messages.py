@@ -45,8 +45,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Fault:
-    """An access outside a tensor ("out-of-bounds") or two programs at one address ("race"), as the interpreter told it; of a
-    kernel in CUDA C++ also an access that is "misaligned" and a kernel that is "endless"."""
+    """An access outside a tensor ("out-of-bounds"), two programs at one address ("race") or two threads of one program
+    ("warp-race"), as the interpreter told it; of a kernel in CUDA C++ also an access that is "misaligned" and a kernel that is
+    "endless"."""
 
     what: str
     text: str
@@ -70,7 +71,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class AccessFacts:
-    """All executions of one tl.load, tl.store or atomic on one tensor in a launch."""
+    """All executions of one tl.load, tl.store or atomic on one tensor in a launch. `again_bytes`: those of `bytes` that the
+    same program had moved before, in the same line."""
 
     kind: str  # "load", "store" or "atomic"
     tensor: str
@@ -78,6 +80,7 @@ class AccessFacts:
     bytes: int
     sectors: int  # of 32 bytes
     width: int = 0  # bytes that one instruction moves for a thread; 0 where the compiler decides
+    again_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ class Reply:
     left         whether a forward pass leaves tensors behind once nobody holds its result
     compiles     the learner's launches as gpukit.simulator.compiler.compile packs them
     same_without_kernels  whether a replay in which launches do nothing gave the same
+    disorder     what two threads of one program do at one address without a barrier, if they do
     mostly_copied  whether more than half of what it returned are copies of inputs that no kernel stored
     agree        whether three runs on a GPU gave the same
     tape         what a host asks of a device (gpukit.grading.host)
@@ -143,6 +147,7 @@ class Reply:
     copied_write_bytes: int = 0
     same_without_kernels: bool = False
     mostly_copied: bool = False
+    disorder: Fault | None = None
     agree: bool = True
     tape: str = ""
 

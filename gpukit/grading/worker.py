@@ -362,6 +362,7 @@ def _seen(args: tuple, outputs: dict[str, Any], replay: dict[str, Any], traced: 
         aliases=_sharing(tensors, inputs),
         launches=tuple(_launch_facts(launch, job.caches) for launch in own),
         compiles=tuple(dict.fromkeys(_packed(launch, job.path) for launch in own)),
+        disorder=_fault("warp-race", traced.disorder[0]) if traced.disorder else None,
         copied_read_bytes=sum(op.read_bytes for op in traced.torch_ops),
         copied_write_bytes=sum(op.write_bytes for op in traced.torch_ops),
         same_without_kernels=bool(tensors)
@@ -643,7 +644,10 @@ def _launch_facts(launch: Any, caches: tuple[int, int] | None) -> LaunchFacts:
         store_bytes=launch.store_bytes,
         atomic_bytes=launch.atomic_bytes,
         flops=launch.flops,
-        accesses=tuple(AccessFacts(a.kind, a.tensor, a.line, a.bytes, a.sectors) for a in launch.accesses),
+        accesses=tuple(
+            AccessFacts(a.kind, a.tensor, a.line, a.bytes, a.sectors, again_bytes=a.again_bytes)
+            for a in launch.accesses
+        ),
         sizes={name: x.nbytes for name, x in launch.arguments.items() if hasattr(x, "nbytes")},
         longest=max(Counter(launch.recording.program).values(), default=0),
         dram_read_bytes=read,
@@ -702,6 +706,16 @@ def _identical(a: Any, b: Any) -> bool:
     )
 
 
+def _fault(what: str, error: Any) -> Fault:
+    return Fault(
+        what=what,
+        text=str(error),
+        kind=getattr(error, "kind", ""),
+        tensor=getattr(error, "tensor", ""),
+        line=getattr(error, "line", 0),
+    )
+
+
 def _describe(error: BaseException, path: str) -> Failure:
     """An exception as plain data, seen from the learner's file: type, message, line and that line's text."""
     fault = None
@@ -713,13 +727,7 @@ def _describe(error: BaseException, path: str) -> Failure:
         error, file, line = original(error)
         line = line if file == path else 0  # autograd raises in ours, and our line is not one of the learner's
         if isinstance(error, faults.MemoryFault | faults.RaceFault):
-            fault = Fault(
-                what="race" if isinstance(error, faults.RaceFault) else "out-of-bounds",
-                text=str(error),
-                kind=getattr(error, "kind", ""),
-                tensor=getattr(error, "tensor", ""),
-                line=getattr(error, "line", 0),
-            )
+            fault = _fault("race" if isinstance(error, faults.RaceFault) else "out-of-bounds", error)
     frames = list(_frames(error))
     line = next((number for name, number in reversed(frames) if name == path), line or 0)
     if isinstance(error, SyntaxError) and error.filename == path:

@@ -14,7 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import gpukit
 from gpukit import launches
-from gpukit.simulator.interpreter.faults import MemoryFault, UnwrittenFault
+from gpukit.simulator.interpreter.faults import MemoryFault, UnwrittenFault, WarpFault
 from gpukit.simulator.trace import tracer as trace_module
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
@@ -278,6 +278,97 @@ def test_memory_that_somebody_filled_is_not_fresh():
             copy[(1,)](torch.ones(64), y, 64, 1, BLOCK=64)
     assert t.unwritten == []
     copy[(1,)](torch.empty(64), y, 64, 1, BLOCK=64)
+
+
+# ---- threads of one program ---------------------------------------------------------------------------------------
+
+
+@triton.jit
+def one_and_the_row(x_ptr, y_ptr, at, N, HOW: tl.constexpr, BLOCK: tl.constexpr):
+    """Loads one element by itself and writes the row in place, in several orders."""
+    offs = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, mask=offs < N, other=0.0)
+    if HOW == "load, store":
+        one = tl.load(x_ptr + at)
+        tl.store(x_ptr + offs, x + 1, mask=offs < N)
+    elif HOW == "load, barrier, store":
+        one = tl.load(x_ptr + at)
+        tl.debug_barrier()
+        tl.store(x_ptr + offs, x + 1, mask=offs < N)
+    elif HOW == "load, sum, store":
+        one = tl.load(x_ptr + at)
+        tl.store(x_ptr + offs, x + tl.sum(x, axis=0), mask=offs < N)
+    elif HOW == "store, load":
+        tl.store(x_ptr + offs, x + 1, mask=offs < N)
+        one = tl.load(x_ptr + at)
+    elif HOW == "store, barrier, load":
+        tl.store(x_ptr + offs, x + 1, mask=offs < N)
+        tl.debug_barrier()
+        one = tl.load(x_ptr + at)
+    elif HOW == "store, store":
+        one = tl.sum(x, axis=0)
+        tl.store(x_ptr + offs, x + 1, mask=offs < N)
+        tl.store(x_ptr + at, one)
+    elif HOW == "store, store the same":
+        one = tl.sum(x, axis=0)
+        tl.store(x_ptr + offs, x * 0 + 7, mask=offs < N)
+        tl.store(x_ptr + at, 7.0)
+    elif HOW == "shift":
+        one = tl.sum(x, axis=0)
+        following = tl.load(x_ptr + offs + 1, mask=offs + 1 < N, other=0.0)
+        tl.store(x_ptr + offs, following, mask=offs < N)
+    elif HOW == "block by block":
+        one = tl.sum(x, axis=0)
+        for start in range(0, N, 16):
+            part = tl.arange(0, 16) + start
+            tl.store(x_ptr + part, tl.load(x_ptr + part, mask=part < N) + 1, mask=part < N)
+    else:
+        one = tl.load(x_ptr + at)
+        tl.store(x_ptr + offs, x + 1, mask=(offs < N) & (offs != at))
+    tl.store(y_ptr, one)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "clash"),
+    [
+        ("load, store", "store", "load"),
+        ("store, load", "load", "store"),
+        ("store, store", "store", "store"),
+        ("shift", "store", "load"),
+    ],
+)
+def test_threads_of_one_program_race(how, kind, clash):
+    with gpukit.trace(raises=False) as t:
+        one_and_the_row[(1,)](torch.rand(50), torch.zeros(1), 33, 50, HOW=how, BLOCK=64)
+    (fault,) = t.disorder
+    assert (fault.kind, fault.clash, fault.tensor, fault.program) == (kind, clash, "x_ptr", (0,))
+    assert 0 < fault.line - fault.before < 4 and f"line {fault.before}" in str(fault)
+    assert fault.first_index == 33 or how == "shift"
+    with pytest.raises(WarpFault), gpukit.trace():
+        one_and_the_row[(1,)](torch.rand(50), torch.zeros(1), 33, 50, HOW=how, BLOCK=64)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "load, barrier, store",
+        "load, sum, store",
+        "store, barrier, load",
+        "store, store the same",
+        "block by block",
+        "another element",
+    ],
+)
+def test_what_is_no_race_of_threads(how):
+    with gpukit.trace() as t:
+        one_and_the_row[(1,)](torch.rand(50), torch.zeros(1), 33, 50, HOW=how, BLOCK=64)
+    assert t.disorder == []
+
+
+def test_one_warp_is_in_step_with_itself():
+    with gpukit.trace() as t:
+        one_and_the_row[(1,)](torch.rand(50), torch.zeros(1), 33, 50, HOW="load, store", BLOCK=64, num_warps=1)
+    assert t.disorder == []
 
 
 # ---- sampled launches ---------------------------------------------------------------------------------------------

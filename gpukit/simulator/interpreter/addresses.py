@@ -127,10 +127,11 @@ class Access:
     low, high   first byte touched and the end of the last, if any lane is live
     tile        the lanes as a grid, None where they are none
     via         how a GPU moves it: "lsu" (the SM's ordinary way), "tma" (a descriptor)
+    line        of the kernel's text, if anybody asked; else 0
     """
 
     def __init__(self, kind: str, pointers: np.ndarray, live: np.ndarray | None, width: int, via: str = "lsu"):
-        self.kind, self.pointers, self.width, self.via = kind, pointers, width, via
+        self.kind, self.pointers, self.width, self.via, self.line = kind, pointers, width, via, 0
         if live is not None:
             live = live.astype(bool, copy=False)
             if live.all():

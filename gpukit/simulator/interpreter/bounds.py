@@ -10,7 +10,8 @@ import math
 import numpy as np
 
 from gpukit.simulator.interpreter.addresses import Access
-from gpukit.simulator.interpreter.faults import MemoryFault, RaceFault, UnwrittenFault, program_ids
+from gpukit.simulator.interpreter.faults import MemoryFault, RaceFault, UnwrittenFault, WarpFault, program_ids
+from gpukit.simulator.interpreter.warps import Warps
 
 _FIRST_IMAGINARY, _IMAGINARY_STEP = 1 << 60, 1 << 30  # addresses that no process has, and room between two of them
 _MAX_PENDING_LANES = 1 << 22  # of addresses kept per program, 32 MiB: beyond it races with earlier loads go unseen
@@ -186,6 +187,7 @@ class Memory:
         self.linear = 0
         self.race: RaceFault | None = None
         self.unwritten: UnwrittenFault | None = None  # the first one
+        self.disorder: WarpFault | None = None  # the first one
         self._next_imaginary = _FIRST_IMAGINARY
         self._released: dict[int, set[int]] = {}  # address of an atomic -> programs that passed through it
         self.start_program(0)
@@ -225,6 +227,7 @@ class Memory:
         self._pending: list[Access] = []  # loads of this program from storages nobody has stored to yet
         self._pending_lanes = 0
         self._ordered: set[int] | None = None  # programs that atomics put before this one
+        self.warps = Warps()
 
     @property
     def program(self) -> tuple[int, ...]:
@@ -326,6 +329,20 @@ class Memory:
             if clash.any():
                 self.race = self._race(access, clash, writer, "store")
         self._note_reader(history, index, me)
+
+    def note_order(self, access: Access, values: np.ndarray | None = None) -> None:
+        """Compare a load, or a store of `values` that has not happened yet, with what other threads of this program did."""
+        if self.disorder or not access.lanes or access.buffer.imaginary:
+            return
+        if (found := self.warps.add(access)) is None:
+            return
+        earlier, bad = found
+        if access.kind == "store" == earlier.kind:  # one value, stored twice, is the same in any order
+            changes = self._changes(access, values, access.width, access.index(access.width))
+            bad = bad & changes.reshape(-1)
+        if bad.any():
+            fields = {"clash": earlier.kind, "before": earlier.line, **self._fields(access, bad)}
+            self.disorder = WarpFault(**fields)
 
     def _note_reader(self, history: _History, index, me: int) -> None:
         reader = history.reader[index]

@@ -130,6 +130,9 @@ def launch(function, args, kwargs, grid) -> None:
             if memory.unwritten:
                 for recorder in running.now.recorders:
                     recorder.unwritten(memory.unwritten)
+            if memory.disorder:
+                for recorder in running.now.recorders:
+                    recorder.disorder(memory.disorder)
         except (Fault, NotImplementedError):  # a gap in an exercise says what it is
             raise
         except Exception as exc:

@@ -74,6 +74,28 @@ class RaceFault(Fault):
         )
 
 
+class WarpFault(Fault):
+    """Two threads of one program use one address, at least one of them stores, and no barrier says which comes first.
+
+    clash  what the other thread did: "load" or "store"; before  its line
+    """
+
+    clash: str
+    before: int
+
+    def _sentence(self) -> str:
+        other = f"another thread of the program {self.clash}s in line {self.before}"
+        did = {
+            ("store", "store"): f"stores another value than {other}",
+            ("store", "load"): f"stores to what {other}",
+            ("load", "store"): f"loads what {other}",
+        }[self.kind, self.clash]
+        return (
+            f"race on {self.tensor}: {_program(self.program)}, line {self.line}: {did}, at index {self.first_index} of "
+            f"{self.name} {list(self.shape)}; the warps of a program run in any order until a barrier"
+        )
+
+
 class UnwrittenFault(Fault):
     """A load, or an atomic, of elements of a fresh tensor (torch.empty) that nobody has written."""
 

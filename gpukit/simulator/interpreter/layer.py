@@ -2,7 +2,8 @@
 
 `install()` changes Triton's interpreter in this process: bf16 is rounded as a GPU rounds it, `@triton.autotune` runs
 its first config, Triton 3.6 works with NumPy >= 2.4, every load, store and atomic is checked against the live tensors
-before memory is touched (`MemoryFault`), and so are two programs on one address (`RaceFault`). `_PATCHES` lists every
+before memory is touched (`MemoryFault`), and so are two programs on one address (`RaceFault`) and two threads of one program
+(`WarpFault`). `_PATCHES` lists every
 private name that this package uses. What is still unlike a GPU: differences_from_a_gpu.md.
 """
 
@@ -38,14 +39,14 @@ _PATCHES = (
     (INTERPRETER, "interpreter_builder.set_grid_dim", None),
     (INTERPRETER, "InterpreterBuilder.create_masked_load", memory_ops.masked_load),
     (INTERPRETER, "InterpreterBuilder.create_masked_store", memory_ops.masked_store),
-    (INTERPRETER, "InterpreterBuilder.create_atomic_rmw", memory_ops.atomic_rmw),
-    (INTERPRETER, "InterpreterBuilder.create_atomic_cas", memory_ops.atomic_cas),
+    (INTERPRETER, "InterpreterBuilder.create_atomic_rmw", memory_ops.synchronizing(memory_ops.atomic_rmw)),
+    (INTERPRETER, "InterpreterBuilder.create_atomic_cas", memory_ops.synchronizing(memory_ops.atomic_cas)),
     (INTERPRETER, "InterpreterBuilder.create_addptr", memory_ops.carry(0)),
     (INTERPRETER, "InterpreterBuilder.create_bitcast", memory_ops.carry(0)),
     (INTERPRETER, "InterpreterBuilder.create_broadcast", memory_ops.carry(0)),
     (INTERPRETER, "InterpreterBuilder.create_expand_dims", memory_ops.carry(0)),
-    (INTERPRETER, "InterpreterBuilder.create_reshape", memory_ops.carry(0)),
-    (INTERPRETER, "InterpreterBuilder.create_trans", memory_ops.carry(0)),
+    (INTERPRETER, "InterpreterBuilder.create_reshape", memory_ops.synchronizing(memory_ops.carry(0))),
+    (INTERPRETER, "InterpreterBuilder.create_trans", memory_ops.synchronizing(memory_ops.carry(0))),
     (INTERPRETER, "InterpreterBuilder.create_splat", memory_ops.carry(1)),
     (INTERPRETER, "TensorDescHandle.materialize_pointers", memory_ops.pointers_of(descriptor=True)),
     (INTERPRETER, "_ir.PADDING_OPTION.PAD_ZERO", None),
@@ -56,7 +57,7 @@ _PATCHES = (
     (INTERPRETER, "InterpreterBuilder.create_fma", arithmetic.fma),
     (INTERPRETER, "InterpreterBuilder.cast_impl", arithmetic.cast),
     (INTERPRETER, "InterpreterBuilder.create_fp_to_fp", arithmetic.fp_to_fp),
-    (INTERPRETER, "InterpreterBuilder.create_dot", arithmetic.dot),
+    (INTERPRETER, "InterpreterBuilder.create_dot", memory_ops.synchronizing(arithmetic.dot)),
     (INTERPRETER, "InterpreterBuilder.create_erf", arithmetic.erf),
     (INTERPRETER, "InterpreterBuilder.create_extern_elementwise", arithmetic.extern_elementwise),
     (INTERPRETER, "InterpreterBuilder.create_inline_asm", arithmetic.inline_asm),
@@ -77,6 +78,8 @@ _PATCHES = (
     (INTERPRETER, "FunctionRewriter._compile_and_exec", language.compiled),
     (INTERPRETER, "ScanOps.cumsum", arithmetic.scan(np.cumsum)),
     (INTERPRETER, "ScanOps.cumprod", arithmetic.scan(np.cumprod)),
+    (INTERPRETER, "ReduceOps.apply_impl", memory_ops.synchronizing()),
+    (INTERPRETER, "ScanOps.apply_impl", memory_ops.synchronizing()),
     ("triton.runtime.autotuner", "Autotuner.run", executor.first_config),
     ("triton.runtime.jit", "JITFunction.run", executor.counted_launch),
     ("triton.runtime.jit", "JITFunction.__call__", executor.device_function),
@@ -87,6 +90,10 @@ _PATCHES = (
 )
 # Triton 3.9 has no block pointers.
 _PATCHES_IF_THERE = (
+    *(
+        (INTERPRETER, f"InterpreterBuilder.create_{name}", memory_ops.synchronizing())
+        for name in "barrier join split cat gather histogram".split()
+    ),
     (INTERPRETER, "BlockPointerHandle.materialize_pointers", memory_ops.pointers_of(descriptor=False)),
     (INTERPRETER, "InterpreterBuilder.create_tensor_pointer_load", memory_ops.block_pointer_load),
 )

@@ -70,6 +70,8 @@ class LineCounter:
     def unknown(self, fault) -> None:
         pass
 
+    unwritten = disorder = unknown
+
     def end(self) -> None:
         sys.settrace(self._outer)
 

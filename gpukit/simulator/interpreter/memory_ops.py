@@ -36,6 +36,7 @@ def _admit(kind: str, ptrs, mask, width: int) -> Access:
     memory.admit(access, ptrs.attr.get(PARAMETER))
     if running.now.recorders:
         file, line = where()
+        access.line = line
         if running.now.seen is not None:
             place = kind, file, line, access.parameter
             if place in running.now.seen:
@@ -48,9 +49,34 @@ def _admit(kind: str, ptrs, mask, width: int) -> Access:
 
 def _locate_faults() -> None:
     """What is raised when the launch ends has a traceback that shows where it happened."""
-    for fault in (running.now.memory.race, running.now.memory.unwritten):
+    memory = running.now.memory
+    for fault in (memory.race, memory.unwritten, memory.disorder):
         if fault is not None and fault.__traceback__ is None:
             fault.__traceback__ = user_frames(frames_inside(launch.__code__))
+
+
+def _note_order(access: Access, values=None) -> None:
+    """What threads of one program do to each other is for those who watch. One warp is in step with itself, and a kernel in
+    Gluon has layouts and barriers of its own."""
+    if running.now.recorders and running.now.num_warps > 1 and not (running.now.sampling or running.now.in_gluon):
+        running.now.memory.note_order(access, values)
+
+
+def synchronizing(make=None):
+    """The replacement of a function that moves data between the threads of a program, with a barrier."""
+
+    def outer(plain):
+        replaced = make(plain) if make else plain
+
+        def synchronized(*args, **kwargs):
+            result = replaced(*args, **kwargs)
+            if running.now is not None and running.now.memory is not None:
+                running.now.memory.warps.barrier()
+            return result
+
+        return synchronized
+
+    return outer
 
 
 def _width(ptrs) -> int:
@@ -84,6 +110,7 @@ def masked_load(plain):
         if running.now is not None:
             access = _admit("load", ptrs, mask, _width(ptrs))
             running.now.memory.load(access)
+            _note_order(access)
             _locate_faults()
             if running.now.sampling and (
                 ptrs.get_element_ty().is_floating() or access.buffer is None or access.buffer.imaginary
@@ -123,6 +150,7 @@ def masked_store(plain):
             # Triton writes items of the value's own size, whatever the pointer says
             access = _admit("store", ptrs, mask, value.data.itemsize)
             running.now.memory.store(access, value.data)
+            _note_order(access, value.data)
             _locate_faults()
             if running.now.sampling:
                 return None

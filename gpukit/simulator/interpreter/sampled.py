@@ -46,6 +46,8 @@ class Sampled:
     def unknown(self, fault) -> None:
         """Not minded: an exercise's host has no data at all."""
 
+    unwritten = disorder = unknown
+
     def window(self) -> int:
         return 0
 

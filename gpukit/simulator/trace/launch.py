@@ -25,6 +25,7 @@ class Access:
 
     run_bytes      the shortest run of lanes that lie next to each other in memory, among all executions
     vector_bytes   what one thread could move at once, judged by these runs and by where they begin: 16 at best
+    again_bytes    those of `bytes` that a program had moved before, with the same lanes of the same line
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Access:
     via: str = "lsu"
     run_bytes: int = 0
     vector_bytes: int = 0
+    again_bytes: int = 0
 
 
 @dataclass

@@ -15,7 +15,7 @@ import torch
 
 from gpukit import hardware, launches
 from gpukit.simulator.interpreter import bounds
-from gpukit.simulator.interpreter.faults import UnwrittenFault, program_ids
+from gpukit.simulator.interpreter.faults import UnwrittenFault, WarpFault, program_ids
 from gpukit.simulator.trace import caches
 from gpukit.simulator.trace.launch import Access, Event, Launch, cell, html_table, text_table
 from gpukit.simulator.trace.recording import Recording, Site
@@ -80,6 +80,7 @@ class _Recorder:
         self.rows: dict[tuple, tuple[Access, Site]] = {}
         self.role = "whole"
         self.counting = launch.sampled is None
+        self._program, self._made = -1, set()  # the accesses that the running program has made
 
     def access(self, access, linear: int, file: str, line: int) -> None:
         launch, kind = self.launch, access.kind
@@ -104,6 +105,12 @@ class _Recorder:
             run, vector = access.runs
             row.run_bytes = min(row.run_bytes or run, run)
             row.vector_bytes = min(row.vector_bytes or vector, vector)
+            if linear != self._program:
+                self._program, self._made = linear, set()
+            made = key, access.tile
+            if access.tile is not None and made in self._made:
+                row.again_bytes += moved
+            self._made.add(made)
             if launch.sampled is None:
                 self.trace._mark(access)
         if self.trace.detail:
@@ -141,6 +148,12 @@ class _Recorder:
         if self.trace.raises:
             raise fault
 
+    def disorder(self, fault) -> None:
+        """Two threads of one program use one address, and no barrier stands between them."""
+        self.trace.disorder.append(fault)
+        if self.trace.raises:
+            raise fault
+
     def unknown(self, fault) -> None:
         """What the launch moves depends on integers that nobody knows."""
         raise fault
@@ -161,7 +174,7 @@ class _Recorder:
                 setattr(thing, name, round(getattr(thing, name) * scale))
 
 
-_ACCESS_COUNTS = ("count", "lanes", "bytes", "sectors")
+_ACCESS_COUNTS = ("count", "lanes", "bytes", "sectors", "again_bytes")
 
 
 class Trace:
@@ -187,6 +200,7 @@ class Trace:
         self.gpu = gpu if isinstance(gpu, hardware.Gpu) else hardware.gpu(gpu)
         self.raises = raises
         self.unwritten: list[UnwrittenFault] = []
+        self.disorder: list[WarpFault] = []
         self.events: list[Launch | TorchOp] = []
         self._marks: dict[int, _Marks] = {}
         self._mode = CountOps(self.events)
@@ -373,7 +387,8 @@ def trace(
                may be indices, or a mask or a bound: UnknownFault, a ValueError, where a meta tensor holds them. Loops that wait for another program's value may not end.
 
     raises     whether a launch that reads what nobody has written (of a torch.empty made in the block) raises
-               UnwrittenFault when it ends; `t.unwritten` lists these faults either way
+               UnwrittenFault when it ends, and one in which threads of a program race WarpFault; `t.unwritten` and
+               `t.disorder` list these faults either way
 
     Where there is a GPU, each launch is interpreted on copies of its tensors first and then runs.
     Blocks nest: an inner block's work counts in the outer one too. Raises MemoryFault and RaceFault where a kernel
