@@ -583,6 +583,7 @@ def _linear(
     empty: tuple[int, int] = (1, 1),
     ignored: str = "nothing",
     keep: str = "sum",
+    index: str = "given",
 ) -> list[Any]:
     """Loss, dx and dweight, or those of a wrong idea.
 
@@ -593,8 +594,12 @@ def _linear(
              PyTorch's mean makes NaN of the loss and 0 of the gradients.
     ignored  what an ignored row's gradient is: "nothing", "softmax", or "wraps", where a negative index counts from the end
     keep     "sum" of the chunks' dweight, or the "last"
+    index    which ignore_index counts: the "given" one, or -100 "always"
     """
     import torch
+
+    if index == "always":
+        ignore_index = IGNORE
 
     def count(counts: Tensor, divisor: str, least: int) -> float:
         among = max(least, int(counts.sum()))
@@ -945,7 +950,7 @@ CHUNKED = FunctionExercise(
         ),
         Misconception("no-mean", gives=_linear_gives(divisor="none")),
         Misconception("sum-gradient", gives=_linear_gives(gradients="none")),
-        Misconception("minus-100-only", gives=lambda x, weight, target, chunk, *_: _linear(x, weight, target, chunk)),
+        Misconception("minus-100-only", gives=_linear_gives(index="always")),
         Misconception("ignored-in-the-mean", gives=_linear_gives(divisor="tokens")),
         Misconception("ignored-rows", gives=_linear_gives(ignored="softmax")),
         Misconception("ignored-index", gives=_linear_gives(ignored="wraps")),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import combinations, islice
+from itertools import combinations
+from types import CellType, FunctionType
 from typing import Any
 
 from gpukit.grading.evidence import Evidence, Outcome
@@ -198,8 +199,7 @@ def ideas(exercise: Exercise, evidence: Evidence) -> tuple[Misconception, ...]:
 
 
 def _two(exercise: Exercise, evidence: Evidence) -> tuple[Misconception, ...]:
-    """Two ideas at once, which change the result by the sum or the product of what each changes, or which are one function
-    with an option of each."""
+    """Two ideas at once, which change the result in one of the ways of `_together`."""
     outcomes = exercise.told_by(evidence.outcomes)
     moved: list[tuple[Misconception, list[Any]]] = []
     for known in exercise.misconceptions:
@@ -212,17 +212,15 @@ def _two(exercise: Exercise, evidence: Evidence) -> tuple[Misconception, ...]:
     for (first, firsts), (second, seconds) in combinations(moved, 2):
         if first.label == second.label:
             continue
-        both = _merged(first.gives, second.gives)
         try:
-            guesses = [
-                _together(exercise, a, b, both, outcome)
-                for a, b, outcome in zip(firsts, seconds, outcomes, strict=True)
-            ]
-            way = next(  # the two change every result in one way: by a sum, or a product, or as one function
+            way = next(  # the two change every result in one way
                 (
-                    i
-                    for i, column in enumerate(zip(*guesses, strict=True))
-                    if all(exercise.fits(guess, outcome) for guess, outcome in zip(column, outcomes, strict=True))
+                    way
+                    for way in _together(exercise, first.gives, second.gives)
+                    if all(
+                        (guess := way(a, b, outcome)) is not None and exercise.fits(guess, outcome)
+                        for a, b, outcome in zip(firsts, seconds, outcomes, strict=True)
+                    )
                 ),
                 None,
             )
@@ -237,27 +235,109 @@ def _two(exercise: Exercise, evidence: Evidence) -> tuple[Misconception, ...]:
     return ()
 
 
-def _merged(a: Callable[..., Any], b: Callable[..., Any]) -> Callable[..., Any] | None:
-    """One function with the options of both."""
-    if not (isinstance(a, partial) and isinstance(b, partial) and a.func is b.func) or a.args != b.args:
-        return None
-    return None if a.keywords.keys() & b.keywords.keys() else partial(a, **b.keywords)
-
-
-def _together(exercise: Exercise, a: Any, b: Any, both: Callable[..., Any] | None, outcome: Outcome) -> Iterator[Any]:
-    """What two ideas may give at once, from what each gives."""
-    if both is not None:
-        yield exercise.predicts(both, outcome)
-    right = exercise.truth(outcome)
-    yield _apply(lambda a, b, right: a + b - right, a, b, right)
-    yield _apply(lambda a, b, right: a * b / right, a, b, right)
-
-
-def _guess(exercise: Exercise, first: Misconception, second: Misconception, way: int, outcome: Outcome) -> Any:
+def _guess(exercise: Exercise, first: Misconception, second: Misconception, way: Callable, outcome: Outcome) -> Any:
     """What two ideas give at once in a case, in the given one of the ways in which they may."""
     a, b = (exercise.predicts(known.gives, outcome) for known in (first, second))
-    both = _merged(first.gives, second.gives)
-    return next(islice(_together(exercise, a, b, both, outcome), way, None))
+    return way(a, b, outcome)
+
+
+def _together(exercise: Exercise, first: Callable[..., Any], second: Callable[..., Any]) -> list[Callable]:
+    """The ways in which two ideas may change a result at once, each a function of what they give alone and the case: as one
+    function with an option of each, by a sum or a product of the two changes, or by one change where the other makes none.
+    None where a way does not apply."""
+
+    def ways() -> Iterator[Callable]:
+        both = merged(first, second)
+        if both is not None:
+            yield lambda a, b, outcome: exercise.predicts(both, outcome)
+        for combine in (_sum, _product, _either, lambda a, b, right: _either(b, a, right)):
+            yield lambda a, b, outcome, combine=combine: _apply(combine, a, b, exercise.truth(outcome))
+
+    def applied(way: Callable) -> Callable:
+        def guess(a: Any, b: Any, outcome: Outcome) -> Any:
+            try:
+                return way(a, b, outcome)
+            except _INAPPLICABLE:
+                return None
+
+        return guess
+
+    return [applied(way) for way in ways()]
+
+
+def _sum(a: Any, b: Any, right: Any) -> Any:
+    return a + b - right
+
+
+def _product(a: Any, b: Any, right: Any) -> Any:
+    """Where the right result is 0, a factor changes nothing."""
+    if hasattr(right, "untyped_storage"):
+        return _either(a, b, right).where(right == 0, a * b / right)
+    return a * b / right if right else _either(a, b, right)
+
+
+def _either(a: Any, b: Any, right: Any) -> Any:
+    """`b` where `a` is right. Both may be infinite or NaN, of which there are no sums."""
+    if hasattr(right, "untyped_storage"):
+        return b.where((a == right) | (a.isnan() & right.isnan()), a)
+    return b if a == right else a
+
+
+class _Both(str):
+    """The names of two faults, for a function that compares its fault with the names of those it knows."""
+
+    def __new__(cls, a: str, b: str):
+        made = super().__new__(cls, f"{a} and {b}")
+        made.parts = getattr(a, "parts", {str(a)}) | getattr(b, "parts", {str(b)})
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and not self.parts.isdisjoint(getattr(other, "parts", {str(other)}))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+def merged(a: Any, b: Any) -> Any:
+    """One function that does what two made from one do: two partials of one function, or two that one function returned, whose
+    options differ in what each of them sets. None if they are none."""
+    try:
+        return _merged(a, b)
+    except (_Apart, *_INAPPLICABLE):
+        return None
+
+
+class _Apart(Exception):
+    """Two values that are no two options of one thing."""
+
+
+def _merged(a: Any, b: Any) -> Any:
+    if a is b:
+        return a
+    if type(a) is not type(b):
+        if a is None or b is None:  # an option that only one of them sets
+            return b if a is None else a
+        raise _Apart
+    if isinstance(a, str):
+        return a if a == b or not b else b if not a else _Both(a, b)
+    if isinstance(a, dict):
+        return {key: _merged(a.get(key), b.get(key)) for key in {**a, **b}}
+    if isinstance(a, tuple) and len(a) == len(b):
+        return tuple(map(_merged, a, b))
+    if isinstance(a, partial):
+        function = _merged(a.func, b.func)
+        return partial(function, *_merged(a.args, b.args), **_merged(a.keywords, b.keywords))
+    if isinstance(a, FunctionType) and a.__code__ is b.__code__:
+        cells = [_merged(x.cell_contents, y.cell_contents) for x, y in zip(a.__closure__ or (), b.__closure__ or (), strict=True)]
+        made = FunctionType(a.__code__, a.__globals__, a.__name__, None, tuple(map(CellType, cells)))
+        made.__defaults__ = _merged(a.__defaults__, b.__defaults__)
+        made.__kwdefaults__ = _merged(a.__kwdefaults__, b.__kwdefaults__)
+        return made
+    if bool(a == b):
+        return a
+    raise _Apart
 
 
 def _apply(combine: Callable[..., Any], a: Any, b: Any, right: Any) -> Any:

@@ -29,7 +29,7 @@ judge_source = partial(judging.judge_source, seed=1)
 
 @pytest.fixture(autouse=True)
 def lint_is_off(monkeypatch):
-    monkeypatch.setattr(judging, "lint", lambda *_, **__: None)
+    monkeypatch.setattr(judging.parts, "lint", lambda *_, **__: None)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -152,7 +152,7 @@ def test_a_killed_judge_leaves_no_process_and_no_folder(loop, stopped, tmp_path)
     """In the middle of a check, its server stopped or not."""
     script = (
         "from tests.grading.test_hostile import judging, replace, ADD\n"
-        "judging.lint = lambda *_, **__: None\n"
+        "judging.parts.lint = lambda *_, **__: None\n"
         f"judging.judge_source(ADD, '''import os, time\ndef add(a, b):\n    print(1)\n    {loop}''')\n"
     )
     root = str(Path(__file__).parents[2])

@@ -153,7 +153,7 @@ def test_state_of(body, state, diagnosis):
 
 @pytest.mark.parametrize("body", ["while True: pass", "import threading\n    while True: pass"])
 def test_endless_loop_ends(body, monkeypatch):
-    monkeypatch.setattr(judging, "lint", lambda *_, **__: None)
+    monkeypatch.setattr(judging.parts, "lint", lambda *_, **__: None)
     verdict = judge_source(replace(ADD, timeout_s=1), f"def add(a, b):\n    {body}\n")
     assert (verdict.state, verdict.diagnosis) == ("timeout", "timeout"), str(verdict)
     assert add("return a + b").passed
@@ -219,7 +219,7 @@ def test_the_largest_tensor_of_a_plain_function():
     ],
 )
 def test_crash_is_one_verdict(statement, how, monkeypatch):
-    monkeypatch.setattr(judging, "lint", lambda *_, **__: None)  # past the fence
+    monkeypatch.setattr(judging.parts, "lint", lambda *_, **__: None)  # past the fence
     verdict = judge_source(ADD, f"def add(a, b):\n    {statement}\n    return 1\n")
     assert verdict.state in (("crashed",) if how else ("crashed", "error")), str(verdict)
     assert how in str(verdict)
@@ -237,7 +237,7 @@ def test_forked_children_and_threads_end_with_the_check():
     for text in ("import os, time\n{}\ndef add(a, b):\n    return a + b\n",):
         fork = "if os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\n"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(judging, "lint", lambda *_, **__: None)
+            patch.setattr(judging.parts, "lint", lambda *_, **__: None)
             verdict = judge_source(ADD, text.format(fork))
     assert verdict.state in ("error", "pass", "crashed", "timeout")  # what the fence allows (test_fence.py)
     server = judging._servers["cpu"]._process.pid
@@ -549,7 +549,7 @@ def test_worker_environment_does_not_tell_that_it_is_graded():
     probe = "import os\nprint(sorted(os.environ), os.getcwd())\n\n\ndef add(a, b):\n    return a + b\n"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPUKIT_VERDICTS", "/nowhere")
-        patch.setattr(judging, "lint", lambda *_, **__: None)
+        patch.setattr(judging.parts, "lint", lambda *_, **__: None)
         fresh_server()
         detail = judge_source(ADD, probe).detail
     assert "TRITON_INTERPRET" in detail

@@ -194,7 +194,7 @@ wire.send = lie
 )
 def test_a_worker_that_lies_gets_a_verdict(exercise, source, lie, diagnosis, monkeypatch):
     """Past the fence the learner's code may change what the worker says; the judge has a sentence for it and no traceback."""
-    monkeypatch.setattr(judging, "lint", lambda *_, **__: None)
+    monkeypatch.setattr(judging.parts, "lint", lambda *_, **__: None)
     verdict = judge_source(exercise, HOSTILE.format(lie=lie) + source)
     assert (verdict.passed, verdict.diagnosis) == (False, diagnosis), str(verdict)
     assert "Traceback" not in str(verdict) and str(verdict).startswith(exercise.id)
@@ -208,7 +208,7 @@ def test_a_well_formed_lie_that_breaks_a_rule_of_an_exercise_is_one_verdict(monk
     exercise = replace(ADD, memory_rule=rule)
     source = "import torch\n\n\ndef add(a, b):\n    return int(torch.tensor(a) + b)\n"
     assert judge_source(exercise, source).passed
-    monkeypatch.setattr(judging, "lint", lambda *_, **__: None)
+    monkeypatch.setattr(judging.parts, "lint", lambda *_, **__: None)
     verdict = judge_source(exercise, HOSTILE.format(lie="reply['peak_bytes'] = 0") + source)
     assert (verdict.state, verdict.diagnosis) == ("error", "grader"), str(verdict)
     assert "the check itself failed" in str(verdict) and "in rule" in verdict.detail
@@ -225,7 +225,7 @@ def test_a_well_formed_lie_that_breaks_a_rule_of_an_exercise_is_one_verdict(monk
 )
 @pytest.mark.parametrize("tolerance", (0.0, 1e-9))
 def test_results_that_are_hard_to_show(body, text, tolerance, monkeypatch):
-    monkeypatch.setattr(judging, "lint", lambda *_, **__: None)
+    monkeypatch.setattr(judging.parts, "lint", lambda *_, **__: None)
     verdict = judge_source(replace(ADD, tolerance=tolerance), f"def add(a, b):\n    {body}\n")
     assert verdict.state == "fail" and text in str(verdict), f"{verdict}\n{verdict.detail}"
 
@@ -249,7 +249,7 @@ def test_a_long_string_is_shown_in_part():
 )
 def test_an_answer_without_measure_is_not_read(body, what, monkeypatch):
     """The judge needs no memory for it."""
-    monkeypatch.setattr(judging, "lint", lambda *_, **__: None)
+    monkeypatch.setattr(judging.parts, "lint", lambda *_, **__: None)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     source = f"import torch\n\n\ndef add(a, b):\n    {body if 'return' in body else 'return 1'}\n"
     verdict = judge_source(ADD, (HOSTILE.format(lie=body) if "sock" in body else "") + source)

@@ -30,7 +30,7 @@ def _close_servers():
 
 @pytest.fixture(autouse=True)
 def _no_fence(monkeypatch):
-    monkeypatch.setattr(judging, "lint", lambda *_, **__: None)
+    monkeypatch.setattr(judging.parts, "lint", lambda *_, **__: None)
 
 
 def host(source: str, body: str, before: str = "") -> str:
