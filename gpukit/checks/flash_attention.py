@@ -289,6 +289,16 @@ _WALKS = (
     ("overflow", "no maximum"),
 )
 
+
+def _scaled(factor: Callable[[int], float], function: Callable[..., Any]) -> ideas.On:
+    """`function` where the scores are `factor` of the head size times what they should be."""
+    return ideas.On(lambda q, k, v, *rest: (q * factor(q.shape[-1]), k, v, *rest), function)
+
+
+def _attention_of_tiles(q: Tensor, k: Tensor, v: Tensor, BLOCK: int) -> Tensor:
+    return _attention(q, k, v)
+
+
 TILES = FunctionExercise(
     id="flash_attention.tiles",
     function="attention_tiles",
@@ -301,7 +311,7 @@ TILES = FunctionExercise(
         *(Misconception(name, gives=_walked(fault)) for name, fault in _WALKS),
         Misconception("not-low-enough", when=only("low")),
         Misconception("not-divided", gives=_walked("not divided")),
-        Misconception("no-scale", gives=lambda q, k, v, BLOCK: _attention(q * math.sqrt(q.shape[-1]), k, v)),
+        Misconception("no-scale", gives=_scaled(lambda D: math.sqrt(D), _attention_of_tiles)),
         Misconception(
             "mean-of-blocks",
             gives=lambda q, k, v, BLOCK: (
@@ -309,7 +319,7 @@ TILES = FunctionExercise(
                 / cdiv(len(k), BLOCK)
             ),
         ),
-        Misconception("scale-of-d", gives=lambda q, k, v, BLOCK: _attention(q / math.sqrt(q.shape[-1]), k, v)),
+        Misconception("scale-of-d", gives=_scaled(lambda D: 1 / math.sqrt(D), _attention_of_tiles)),
         *(
             Misconception("divided-too-often", gives=_walked(fault))
             for fault in ("divided", "divided, also in the end")
@@ -515,11 +525,9 @@ FORWARD = KernelExercise(
         Misconception("not-low-enough", when=only("low")),
         *(Misconception("not-low-enough/2", gives=partial(_padded, floor=floor)) for floor in (-100.0, -1000.0)),
         Misconception("last-block-wins/2", gives=_walk_with("last acc")),
-        Misconception("no-scale", gives=lambda q, k, v: _with_lse(q * math.sqrt(q.shape[-1]), k, v)),
-        Misconception("scale-of-d", gives=lambda q, k, v: _with_lse(q / math.sqrt(q.shape[-1]), k, v)),
-        Misconception(
-            "scale-of-the-block", gives=lambda q, k, v: _with_lse(q * math.sqrt(q.shape[-1] / _wide(q.shape[-1])), k, v)
-        ),
+        Misconception("no-scale", gives=_scaled(lambda D: math.sqrt(D), _with_lse)),
+        Misconception("scale-of-d", gives=_scaled(lambda D: 1 / math.sqrt(D), _with_lse)),
+        Misconception("scale-of-the-block", gives=_scaled(lambda D: math.sqrt(D / _wide(D)), _with_lse)),
         Misconception("not-divided", gives=_walk_with("not divided")),
         Misconception("lse", gives=lambda q, k, v: _only_lse(q, k, lambda s: s.amax(-1))),
         Misconception("lse/2", gives=lambda q, k, v: _only_lse(q, k, lambda s: s.logsumexp(-1) - s.amax(-1))),
@@ -715,9 +723,8 @@ def _finite(rows: int) -> tuple[Misconception, ...]:
     )
 
 
-def _scaled_by(factor: Callable[[int], float], q: Tensor, k: Tensor, v: Tensor, *window: int) -> tuple[Tensor, Tensor]:
-    """The scores times a factor that depends on D."""
-    return _masked(q * factor(q.shape[-1]), k, v, None, *window)
+def _of_window(q: Tensor, k: Tensor, v: Tensor, *window: int) -> tuple[Tensor, Tensor]:
+    return _masked(q, k, v, None, *window)
 
 
 def _log_of_sum(*args: Any) -> Tensor:
@@ -731,7 +738,7 @@ def _log_of_sum(*args: Any) -> Tensor:
 # What the lines around the mask do wrong.
 _AROUND = (
     *(
-        Misconception(name, gives=partial(_scaled_by, factor))
+        Misconception(name, gives=_scaled(factor, _of_window))
         for name, factor in (
             ("no-scale", lambda D: math.sqrt(D)),
             ("scale-of-d", lambda D: 1 / math.sqrt(D)),

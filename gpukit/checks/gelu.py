@@ -307,7 +307,7 @@ BIAS = KernelExercise(
     misconceptions=(
         Misconception("tanh-form", gives=_of_h(_gelu_tanh)),
         Misconception("tanh-form", when=_tanh_in_16_bits),
-        Misconception("bias-forgotten", gives=lambda x, bias, *blocks: _gelu(x)),
+        Misconception("bias-forgotten", gives=ideas.On(lambda x, bias, *blocks: (x, 0 * bias, *blocks), _of_h(_gelu))),
         Misconception("bias-after", gives=lambda x, bias, *blocks: _gelu(x) + bias),
         Misconception("bias-per-row", gives=lambda x, bias, *blocks: _gelu(x + bias[: len(x), None])),
         Misconception("erf-scale", gives=_of_h(lambda h: 0.5 * h * (1 + h.erf()))),
@@ -380,7 +380,7 @@ BACKWARD = KernelExercise(
         Misconception("tanh-form", gives=_slope(_slope_of_tanh_form)),
         Misconception(
             "bias-forgotten",
-            gives=lambda x, bias, dy: _with_dbias(dy * (_cumulative(x) + x * _density(x))),
+            gives=ideas.On(lambda x, bias, dy: (x, 0 * bias, dy), _slope(_slope_of)),
         ),
         Misconception(
             "saved-y",
@@ -388,7 +388,7 @@ BACKWARD = KernelExercise(
         ),
         Misconception("sum-of-dy", gives=lambda x, bias, dy: {"dbias": dy.sum(0)}),
         Misconception(
-            "dy-strides", gives=lambda x, bias, dy: _with_dbias(ideas.as_if_contiguous(dy) * _slope_of(x + bias))
+            "dy-strides", gives=ideas.On(lambda x, bias, dy: (x, bias, ideas.as_if_contiguous(dy)), _slope(_slope_of))
         ),
         Misconception("low-precision", when=ideas.few_roundings(_rounded_backward)),
         Misconception("partial-missing", when=lambda evidence: evidence.kind == "nan" and evidence.output == "dbias"),

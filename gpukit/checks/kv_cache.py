@@ -521,11 +521,14 @@ DECODE = KernelExercise(
             gives=lambda q, k, v, lengths: _reference(q, k, v.as_strided(v.shape, k.stride()), lengths),
         ),
         Misconception(
-            "contiguous", gives=lambda q, k, v, lengths: _reference(q, k, ideas.as_if_contiguous(v), lengths)
+            "contiguous",
+            gives=ideas.On(lambda q, k, v, lengths: (q, k, ideas.as_if_contiguous(v), lengths), _reference),
         ),
         Misconception(
             "contiguous/2",
-            gives=lambda q, k, v, lengths: _reference(q, ideas.as_if_contiguous(k), ideas.as_if_contiguous(v), lengths),
+            gives=ideas.On(
+                lambda q, k, v, lengths: (q, ideas.as_if_contiguous(k), ideas.as_if_contiguous(v), lengths), _reference
+            ),
         ),
         Misconception("one-block", when=_longest_fail),
         Misconception("low-precision-sums", when=_only_16_bits),
@@ -613,7 +616,7 @@ PACKED = KernelExercise(
         Misconception("one-slot-too-many", gives=_blockwise(padding=1)),
         *_carried((False,)),
         Misconception("low-precision-scores", when=lambda evidence: evidence.tag("fine")),
-        Misconception("no-scale", gives=lambda q, k, v, lengths: _reference(q * math.sqrt(q.shape[-1]), k, v, lengths)),
+        Misconception("no-scale", gives=ideas.On(lambda q, *rest: (q * math.sqrt(q.shape[-1]), *rest), _reference)),
         Misconception("one-maximum", gives=_blockwise("one maximum", guarded=False)),
         Misconception("one-block", when=_longest_fail),
         Misconception("low-precision-sums", when=_only_16_bits),

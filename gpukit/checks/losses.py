@@ -443,6 +443,14 @@ def _in_place_gives(of: Callable[..., Tensor]) -> Callable[..., dict[str, Tensor
     return gives
 
 
+def _without_dloss(x: Tensor, target: Tensor, lse: Tensor, dloss: Tensor, *rest: Any) -> tuple:
+    return x, target, lse, 0 * dloss + 1, *rest
+
+
+def _gradient_in_place(*args: Any) -> dict[str, Tensor]:
+    return {"x": _gradient(*args)}
+
+
 def _blocks_alone(x: Tensor, target: Tensor, p: Tensor, one_hot: Tensor, dloss: Tensor, BLOCK_V: int) -> Tensor:
     return (ideas.each_block(lambda block: block.softmax(-1), x, BLOCK_V) - one_hot) * dloss
 
@@ -480,6 +488,15 @@ def _loss_gives(of: Callable[..., Tensor]) -> Callable[..., dict[str, Tensor]]:
         return {"y": loss, "x": _loss_and_gradient(x, target, scale, index)[1]}
 
     return gives
+
+
+def _gradient_is_right(evidence: Evidence) -> bool:
+    """Of a loss that is wrong."""
+    import torch
+
+    _, right = _loss_and_gradient(*(x.double() if i in (0, 2) else x for i, x in enumerate(evidence.case.args)))
+    yours = evidence.first.reply.outputs["x"].double()
+    return bool(torch.allclose(yours, right, rtol=0.01, atol=0.01 * float(right.nan_to_num().abs().max())))
 
 
 def _reads_its_gradient(x: Tensor, target: Tensor, scale: Tensor, ignore_index: int) -> Tensor:
@@ -789,7 +806,7 @@ IN_PLACE = KernelExercise(
         Misconception("class-number", gives=_in_place_gives(_lane_for_class)),
         Misconception("no-one-hot", gives=_in_place_gives(lambda x, target, p, one_hot, dloss, _: p * dloss)),
         Misconception("sign", gives=_in_place_gives(lambda x, target, p, one_hot, dloss, _: (one_hot - p) * dloss)),
-        Misconception("upstream", gives=_in_place_gives(lambda x, target, p, one_hot, dloss, _: p - one_hot)),
+        Misconception("upstream", gives=ideas.On(_without_dloss, _gradient_in_place)),
         Misconception(
             "one-hot-outside", gives=_in_place_gives(lambda x, target, p, one_hot, dloss, _: p * dloss - one_hot)
         ),
@@ -835,7 +852,12 @@ ONE_LAUNCH = KernelExercise(
         Misconception("tail-mask", when=lambda evidence: evidence.tag("tail")),
         Misconception(
             "read-after-write/2",
-            when=lambda evidence: evidence.output == "y" and evidence.kind == "values" and len(evidence.failed) > 5,
+            when=lambda evidence: (
+                evidence.output == "y"
+                and evidence.kind == "values"
+                and len(evidence.failed) > 5
+                and _gradient_is_right(evidence)
+            ),
         ),
         Misconception("times-zero", when=only_rows(_does_not_count(3), "nan")),
         Misconception(

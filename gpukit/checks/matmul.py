@@ -170,6 +170,10 @@ def _strides_cases(rng: Random) -> list[Case]:
     return cases
 
 
+def _a_times_b(a: Tensor, b: Tensor, BLOCK: int) -> Tensor:
+    return a @ b
+
+
 def _products_read(a: Tensor, b: Tensor, BLOCK: int) -> int:
     """Bytes of a and b that tiles of BLOCK need; beyond the edge as well, for those who wrap rows and columns around it."""
     (batches, M, K), N = a.shape, b.shape[2]
@@ -191,7 +195,7 @@ STRIDES = KernelExercise(
     function="matmul",
     cases=_strides_cases,
     returns=("c",),
-    reference=lambda a, b, BLOCK: a @ b,
+    reference=_a_times_b,
     # A column of b begins, and a row of c, beyond 2^31 elements.
     huge=lambda: [  # the offset of each dimension of a and b alone is beyond 2^31
         (a, b, 64)
@@ -204,8 +208,12 @@ STRIDES = KernelExercise(
     traffic=Traffic(reads=_products_read, writes=_products_bytes, memory=_products_bytes),  # memory: no copy of a or b
     misconceptions=(
         Misconception("low-precision-sums", when=ideas.rounded_sums),
-        Misconception("a-contiguous", gives=lambda a, b, BLOCK: ideas.as_if_contiguous(a) @ b),
-        Misconception("b-contiguous", gives=lambda a, b, BLOCK: a @ ideas.as_if_contiguous(b)),
+        Misconception(
+            "a-contiguous", gives=ideas.On(lambda a, b, BLOCK: (ideas.as_if_contiguous(a), b, BLOCK), _a_times_b)
+        ),
+        Misconception(
+            "b-contiguous", gives=ideas.On(lambda a, b, BLOCK: (a, ideas.as_if_contiguous(b), BLOCK), _a_times_b)
+        ),
         Misconception("first-matrix", gives=lambda a, b, BLOCK: (a[:1] @ b[:1]).expand(a.shape[0], -1, -1)),
         Misconception("first-matrix/2", gives=lambda a, b, BLOCK: a[:1] @ b),
         Misconception("first-matrix/3", gives=lambda a, b, BLOCK: a @ b[:1]),

@@ -339,7 +339,7 @@ RMS_NORM = KernelExercise(
         writes=lambda x, weight, eps: nbytes(x) + 4 * len(x),
     ),
     misconceptions=(
-        Misconception("no-weight", gives=lambda x, weight, eps: x * (_mean(x * x) + eps).rsqrt()),
+        Misconception("no-weight", gives=ideas.On(lambda x, weight, eps: (x, 0 * weight + 1, eps), _rms_norm)),
         Misconception(
             "weight-per-row",
             gives=lambda x, weight, eps: _rms_norm(x, weight.new_ones(()), eps)[0] * weight[: len(x), None],
@@ -354,7 +354,7 @@ RMS_NORM = KernelExercise(
         Misconception("eps-outside", gives=_forward(lambda x, eps: 1 / (_mean(x * x).sqrt() + eps))),
         Misconception("eps-outside", gives=_forward(lambda x, eps: _mean(x * x).rsqrt() + eps)),
         Misconception("eps-fixed", when=only("eps")),
-        Misconception("no-eps", gives=_forward(lambda x, eps: _mean(x * x).rsqrt())),
+        Misconception("no-eps", gives=ideas.On(lambda x, weight, eps: (x, weight, 0.0), _rms_norm)),
         Misconception("centred", gives=_layer_norm_and_rstd),
         Misconception("rstd-in-16-bits", when=_rounded_rstd),
         Misconception("low-precision-squares", when=_overflowing_squares),
@@ -738,10 +738,6 @@ RESIDUAL = KernelExercise(
 
 
 # ------------------------------------------------------------------------------------------------------ norms.rope
-def _as_if_contiguous(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return _rope(ideas.as_if_contiguous(x), cos, sin)
-
-
 def _stored_like_x(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return ideas.stored_like(x, _rope(x, cos, sin))
 
@@ -773,6 +769,11 @@ def _either_way(turn: Callable[..., Tensor]) -> Callable[..., dict[str, Tensor]]
     return lambda x, cos, sin, dy: {"y": turn(x, cos, sin), "dx": turn(dy, cos, -sin)}
 
 
+_both_contiguous = ideas.On(
+    lambda x, cos, sin, dy: (ideas.as_if_contiguous(x), cos, sin, ideas.as_if_contiguous(dy)),
+    _either_way(lambda x, cos, sin: _rope(x, cos, sin)),
+)
+
 ROPE = KernelExercise(
     id="norms.rope",
     function="rope",
@@ -799,7 +800,7 @@ ROPE = KernelExercise(
         Misconception("neighbours", gives=_either_way(_neighbors)),
         Misconception("reflection", gives=_either_way(_reflected)),
         Misconception("used-after-change", gives=_either_way(_first_half_used_twice)),
-        Misconception("contiguous-assumed", gives=_either_way(_as_if_contiguous)),
+        Misconception("contiguous-assumed", gives=_both_contiguous),
         Misconception("output-strides", gives=_either_way(_stored_like_x)),
         Misconception("gradient-direction", gives=lambda x, cos, sin, dy: {"dx": _rope(dy, cos, sin)}),
         Misconception("gradient-not-turned", gives=lambda x, cos, sin, dy: {"dx": dy}),

@@ -260,8 +260,7 @@ def _scaled_before_subtracting(x: Tensor, *_: Any) -> Tensor:
     return e / e.sum(-1, keepdim=True)
 
 
-def _as_if_contiguous(x: Tensor, *_: Any) -> Tensor:
-    return ideas.as_if_contiguous(x).softmax(-1)
+_as_if_contiguous = ideas.On(lambda x, *rest: (ideas.as_if_contiguous(x), *rest), lambda x, *_: x.softmax(-1))
 
 
 def _as_if_unit_stride(x: Tensor, *_: Any) -> Tensor:

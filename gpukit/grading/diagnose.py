@@ -392,6 +392,16 @@ class Words:
             return self._found("fail", "traffic", f"right values, but {text}", lines[0], *lines[1:][-1:], *why)
         return self._costs("traffic", text, *lines)
 
+    def loads_again(self, outcome: Outcome, tensor: str, lines: list[int], times: float) -> Diagnosis:
+        """A small argument, so that the sum of all bytes keeps its bound."""
+        text = f"right values, but each program loads the same elements of {tensor} {_often(times)} times (bound 1)"
+        where = f"line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))} of {self.shown}"
+        more = (
+            "What stays the same from step to step of a loop is loaded before the loop, and what all rows of a tile share is "
+            "loaded as one row, which broadcasts"
+        )
+        return self._found("fail", "traffic", text, f"{outcome.case.name}: {where}", *self._code(lines[0]), more)
+
     def sectors(self, outcome: Outcome, times: float) -> Diagnosis:
         """`times`: the sectors touched, as a multiple of those that the bytes fill."""
         accesses = [access for launch in outcome.reply.launches for access in launch.accesses]

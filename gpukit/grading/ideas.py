@@ -55,6 +55,17 @@ def options(make: Callable[..., Callable[..., Any]]) -> Callable[..., partial]:
     return made
 
 
+class On:
+    """A wrong idea that is the right function of other arguments, `function(*change(*args))`: what takes x for contiguous, or
+    forgets a factor of q. The change can be made beside any other idea of the exercise (gpukit/grading/recognize.py)."""
+
+    def __init__(self, change: Callable[..., tuple], function: Callable[..., Any]):
+        self.change, self.function = change, function
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*self.change(*args))
+
+
 def _with_options(make: Callable[..., Callable[..., Any]], *args: Any, **chosen: Any) -> Any:
     return make(**chosen)(*args)
 

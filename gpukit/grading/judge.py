@@ -563,6 +563,9 @@ class _Run:
                 by_kernels.append((outcome, limit))
         if over:
             raise self.say.traffic(*(by_kernels or over)[0], copies=not by_kernels)
+        for outcome in outcomes:  # what is small may be loaded often before the sum of all bytes shows it
+            for again in _loaded_again(outcome, bound.slack):
+                raise self.say.loads_again(outcome, *again)
         for outcome, limit in zip(outcomes, allowed, strict=True):
             reply = outcome.reply
             if reply.allocated_bytes > (memory := self._memory(outcome, limit.memory)):
@@ -744,6 +747,27 @@ def _other_numbers(args: tuple, others: tuple) -> bool:
     if any(a is None or b is None or (a.shape, a.dtype) != (b.shape, b.dtype) for a, b in pairs):
         return False
     return any(not bool(((a == b) | (a != a) & (b != b)).all()) for a, b in pairs)
+
+
+def _loaded_again(outcome: Outcome, slack: float) -> Iterator[tuple[str, list[int], float]]:
+    """Arguments of kernels of which programs load what they have loaded already: the name, the lines, and how often. In an input
+    that was expanded, or where an index wraps around in a single row, many lanes have one address: that proves nothing."""
+    if any(0 in x.stride() or (x.ndim > 1 and 1 in x.shape) for x in _tensors(outcome.case.args)):
+        return
+    once: Counter[tuple[str, str]] = Counter()
+    again: Counter[tuple[str, str]] = Counter()
+    lines: dict[tuple[str, str], set[int]] = {}
+    for launch in outcome.reply.launches:
+        for access in launch.accesses:
+            if access.kind == "load":
+                key = launch.kernel, access.tensor
+                once[key] += access.bytes - access.again_bytes
+                again[key] += access.again_bytes
+                if access.again_bytes:
+                    lines.setdefault(key, set()).add(access.line)
+    for key, count in again.most_common():
+        if count > slack * once[key]:
+            yield key[1], sorted(lines[key]), 1 + count / max(once[key], 1)
 
 
 def _numel(value: Any) -> int:

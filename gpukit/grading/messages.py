@@ -72,7 +72,7 @@ class Failure:
 @dataclass(frozen=True)
 class AccessFacts:
     """All executions of one tl.load, tl.store or atomic on one tensor in a launch. `again_bytes`: those of `bytes` that the
-    same program had moved before, in the same line."""
+    same program had moved already, in the same line."""
 
     kind: str  # "load", "store" or "atomic"
     tensor: str

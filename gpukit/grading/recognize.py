@@ -11,6 +11,7 @@ from typing import Any
 
 from gpukit.grading.evidence import Evidence, Outcome
 from gpukit.grading.exercise import Case, Exercise, Misconception
+from gpukit.grading.ideas import On
 
 # Its formula does not apply to these arguments.
 _INAPPLICABLE = (ArithmeticError, ValueError, TypeError, IndexError, KeyError, RuntimeError, AttributeError)
@@ -192,7 +193,8 @@ def ideas(exercise: Exercise, evidence: Evidence) -> tuple[Misconception, ...]:
             if known.gives is not None and comparable and exercise.explains(known.gives, evidence.outcomes):
                 return (known,)
             if known.when is not None and known.when(evidence):
-                return (known,)
+                several = comparable and len(evidence.failed) > 2
+                return (several and _two(exercise, evidence)) or (known,)  # a pair that predicts all results says more
         except _INAPPLICABLE:
             continue
     return _two(exercise, evidence) if comparable else ()
@@ -243,13 +245,17 @@ def _guess(exercise: Exercise, first: Misconception, second: Misconception, way:
 
 def _together(exercise: Exercise, first: Callable[..., Any], second: Callable[..., Any]) -> list[Callable]:
     """The ways in which two ideas may change a result at once, each a function of what they give alone and the case: as one
-    function with an option of each, by a sum or a product of the two changes, or by one change where the other makes none.
-    None where a way does not apply."""
+    function with an option of each, one on the arguments that the other changes, by a sum or a product of the two changes, or
+    by one change where the other makes none. None where a way does not apply."""
 
     def ways() -> Iterator[Callable]:
         both = merged(first, second)
         if both is not None:
             yield lambda a, b, outcome: exercise.predicts(both, outcome)
+        for one, other in ((first, second), (second, first)):
+            if isinstance(one, On):
+                on = On(one.change, other)
+                yield lambda a, b, outcome, on=on: exercise.predicts(on, outcome)
         for combine in (_sum, _product, _either, lambda a, b, right: _either(b, a, right)):
             yield lambda a, b, outcome, combine=combine: _apply(combine, a, b, exercise.truth(outcome))
 
@@ -330,7 +336,10 @@ def _merged(a: Any, b: Any) -> Any:
         function = _merged(a.func, b.func)
         return partial(function, *_merged(a.args, b.args), **_merged(a.keywords, b.keywords))
     if isinstance(a, FunctionType) and a.__code__ is b.__code__:
-        cells = [_merged(x.cell_contents, y.cell_contents) for x, y in zip(a.__closure__ or (), b.__closure__ or (), strict=True)]
+        cells = [
+            _merged(x.cell_contents, y.cell_contents)
+            for x, y in zip(a.__closure__ or (), b.__closure__ or (), strict=True)
+        ]
         made = FunctionType(a.__code__, a.__globals__, a.__name__, None, tuple(map(CellType, cells)))
         made.__defaults__ = _merged(a.__defaults__, b.__defaults__)
         made.__kwdefaults__ = _merged(a.__kwdefaults__, b.__kwdefaults__)

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpukit import course, live
+from gpukit import course, integrity, live
 from gpukit.checks import losses as checks
 from gpukit.checks.losses import CHUNKED, COLUMN, CROSS_ENTROPY, EXERCISES, IN_PLACE, KL, ONE_LAUNCH, SMOOTHING
 from gpukit.grading.exercise import KernelExercise
@@ -194,3 +194,25 @@ def test_losses_by_pytorch_beside_a_kernel_do_not_pass():
     after = after.replace("    return loss\n", "    return borrowed\n", 1)
     verdict = judge_source(ONE_LAUNCH, before + borrowed + "    loss_and_gradient_kernel[(M,)](" + after, seed=1)
     assert verdict.diagnosis == "not-your-kernel"
+
+
+@pytest.mark.parametrize(
+    ("exercise", "names"),
+    [
+        (CHUNKED, ("knows-minus-100-only", "overwrites-dweight")),
+        (CHUNKED, ("divides-by-all-tokens", "ignored-rows-have-a-softmax")),
+        (ONE_LAUNCH, ("scales-the-loss", "no-one-hot")),
+    ],
+    ids=lambda value: getattr(value, "id", None),
+)
+def test_two_mistakes_at_once_are_both_told(exercise, names):
+    """Each of two known answers with the edits of the other."""
+    text = (ROOT / "solutions" / "answers" / "losses.txt").read_text(encoding="utf-8")
+    found = [item for item in integrity._items(text, "") if item.exercise == exercise.id and item.name in names]
+    assert {item.name for item in found} == set(names)
+    source = SOLUTION
+    for _, old, new, whole in (edit for item in found for edit in item.edits):
+        source = integrity._replace(source, exercise.id, old, new, whole, "")
+    verdict = judge_source(exercise, source, seed=1)
+    assert verdict.diagnosis in {item.diagnosis for item in found}
+    assert "two things at once" in str(verdict)

@@ -168,3 +168,18 @@ def test_dequantising_into_memory_first_is_not_enough():
     call = "    int4_kernel[grid](x, packed, scales, y, M, N, K, GROUP=K // scales.shape[0], BLOCK_M=16, BLOCK_N=32)\n"
     found = judge_source(INT4, edited("matmul", (call, "    packed = packed.clone()\n" + call)), seed=1)
     assert found.diagnosis == "traffic"
+
+
+def test_a_small_argument_is_bounded_on_its_own():
+    """The bias in each step of the loop is a small part of all bytes."""
+    loop = '        acc = tl.dot(x, w, acc, input_precision="ieee")\n    # BEGIN SOLUTION\n'
+    load = "tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)"
+    assert SOLUTION.count(load) == 1
+    assert SOLUTION.count(loop) == 1
+    source = SOLUTION.replace(load, "bias").replace(
+        loop, loop.replace("    # BEGIN", f"        bias = {load}\n    # BEGIN")
+    )
+    verdict = judge_source(next(e for e in EXERCISES if e.id == "matmul.epilogue"), source, seed=1)
+    line = source.split("\n").index(f"        bias = {load}") + 1
+    assert verdict.diagnosis == "traffic" and f"line {line} of" in str(verdict)
+    assert "loads the same elements of bias_ptr" in str(verdict)

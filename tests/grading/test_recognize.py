@@ -1,5 +1,6 @@
 """Which wrong idea is named, and what is said of the cases that fail."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -9,6 +10,7 @@ from gpukit.grading import compare, recognize
 from gpukit.grading.diagnose import Words
 from gpukit.grading.evidence import Evidence, Outcome
 from gpukit.grading.exercise import Case, FunctionExercise, KernelExercise, Misconception
+from gpukit.grading.ideas import On
 from gpukit.grading.messages import Failure, Reply
 from gpukit.grading.prose import Label, Prose
 
@@ -71,6 +73,51 @@ def test_two_ideas_at_once_are_both_named():
         ),
     )
     assert named(adding, lambda n, size, rest: n * size + 10) == ["no-rest", "twice"]
+
+
+def _made(fault, scale=None):
+    def gives(n, size, rest):
+        least = 0 if fault == "no floor" else 1
+        return (scale or 1) * max(least, n * size + (0 if fault == "no rest" else rest))
+
+    return gives
+
+
+def test_two_functions_that_one_made_are_one_with_both_faults():
+    both = recognize.merged(_made("no rest"), _made("no floor"))
+    assert both(0, 5, 3) == 0 and both(2, 5, 3) == 10
+    assert recognize.merged(_made("no rest"), _made("no rest", 8))(2, 5, 3) == 80
+    assert recognize.merged(partial(_made, "no rest"), partial(_made, "no floor"))()(0, 5, 3) == 0
+    assert recognize.merged(_made("no rest", 2), _made("no floor", 8)) is None, "two numbers for one option"
+    assert recognize.merged(_made("no rest"), lambda n, size, rest: n) is None
+    assert recognize.merged(_made("no rest"), On(lambda *args: args, cost)) is None
+
+
+def test_an_idea_on_the_arguments_that_another_changes():
+    doubled = replace(
+        COST,
+        misconceptions=(
+            Misconception("twice", gives=On(lambda n, size, rest: (2 * n, size, rest), cost)),
+            Misconception("no-rest", gives=lambda n, size, rest: n * size),
+        ),
+    )
+    assert named(doubled, lambda n, size, rest: 2 * n * size) == ["twice", "no-rest"]
+
+
+def test_results_of_two_ideas_that_have_no_sum_or_quotient():
+    inf = torch.tensor([math.inf, 0.0, 1.0, math.nan])
+    right = torch.tensor([1.0, 0.0, 1.0, 1.0])
+    twice = torch.tensor([2.0, 0.0, 2.0, 2.0])
+    assert torch.equal(recognize._either(inf, twice, right)[:3], torch.tensor([math.inf, 0.0, 2.0]))
+    assert torch.equal(recognize._product(right * 3, twice, right), 6 * right)
+    assert recognize._product(5, 0, 0) == 5 and recognize._product(0, 7, 0) == 7
+
+
+def test_a_pair_that_predicts_all_says_more_than_a_guess():
+    guess = Misconception("twice", when=lambda evidence: True)
+    exercise = replace(COST, misconceptions=(guess, *COST.misconceptions))
+    assert named(exercise, partial(cost, bits=8, least=False)) == ["in-bits", "no-floor"]
+    assert named(exercise, lambda *args: -7) == ["twice"]
 
 
 def test_factors_of_two_ideas_multiply():

@@ -25,7 +25,8 @@ class Access:
 
     run_bytes      the shortest run of lanes that lie next to each other in memory, among all executions
     vector_bytes   what one thread could move at once, judged by these runs and by where they begin: 16 at best
-    again_bytes    those of `bytes` that a program had moved before, with the same lanes of the same line
+    again_bytes    those of `bytes` that a program had moved before with the same lanes of the same line, or that several lanes
+                   of one execution share
     """
 
     kind: str

@@ -7,6 +7,7 @@ counted as if each read its inputs and wrote its outputs once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -105,16 +106,24 @@ class _Recorder:
             run, vector = access.runs
             row.run_bytes = min(row.run_bytes or run, run)
             row.vector_bytes = min(row.vector_bytes or vector, vector)
-            if linear != self._program:
-                self._program, self._made = linear, set()
-            made = key, access.tile
-            if access.tile is not None and made in self._made:
-                row.again_bytes += moved
-            self._made.add(made)
+            row.again_bytes += self._again(key, access, linear, moved)
             if launch.sampled is None:
                 self.trace._mark(access)
         if self.trace.detail:
             self._keep(access, tensor, linear, line)
+
+    def _again(self, key: tuple, access, linear: int, moved: int) -> int:
+        """The bytes of an access that this program has moved already, as far as its lanes are a grid."""
+        tile = access.tile
+        if tile is None:
+            return 0
+        if linear != self._program:
+            self._program, self._made = linear, set()
+        if (key, tile) in self._made:
+            return moved
+        self._made.add((key, tile))
+        sharing = math.prod(n for n, stride in zip(tile.extents, tile.strides, strict=True) if stride == 0)
+        return moved - moved // sharing
 
     def _new_row(self, key, access) -> tuple[Access, Site]:
         kind, tensor, file, line, shape, width = key
