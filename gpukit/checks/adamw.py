@@ -230,6 +230,9 @@ CLIP = KernelExercise(
         Misconception(
             "no-root", gives=_clip_gives(lambda g, max_norm: (max_norm / (g.square().sum() + 1e-6)).clamp(max=1.0))
         ),
+        Misconception(
+            "no-eps", gives=_clip_gives(lambda g, max_norm: (max_norm / g.square().sum().sqrt()).clamp(max=1.0))
+        ),
         Misconception("cast-after-the-product", when=_rounded_squares),
         Misconception("squares-in-own-dtype", when=_squares_in_own_dtype),
     ),

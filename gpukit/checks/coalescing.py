@@ -336,7 +336,7 @@ GATHER = KernelExercise(
     cases=_gather_cases,
     reference=_embedding,
     huge=_huge_gather,
-    traffic=Traffic(reads=_gathered, writes=_rows_bytes, memory=_rows_bytes),
+    traffic=Traffic(reads=_gathered, writes=_rows_bytes, memory=_rows_bytes, again=True),  # an id for each block
     launch_rule=_whole_sectors(
         "which of the two dimensions has neighbors in memory, and how many of them has a program?"
     ),

@@ -355,6 +355,9 @@ RMS_NORM = KernelExercise(
         Misconception("eps-outside", gives=_forward(lambda x, eps: _mean(x * x).rsqrt() + eps)),
         Misconception("eps-fixed", when=only("eps")),
         Misconception("no-eps", gives=ideas.On(lambda x, weight, eps: (x, weight, 0.0), _rms_norm)),
+        Misconception(
+            "eps-in-the-sum", gives=ideas.On(lambda x, weight, eps: (x, weight, eps / x.shape[-1]), _rms_norm)
+        ),
         Misconception("centred", gives=_layer_norm_and_rstd),
         Misconception("rstd-in-16-bits", when=_rounded_rstd),
         Misconception("low-precision-squares", when=_overflowing_squares),
@@ -412,6 +415,10 @@ DETECTIVE = KernelExercise(
 
 
 # --------------------------------------------------------------------------------------------------- norms.welford
+def _eps_over_n(x: Tensor, BLOCK_N: int, eps: float = LAYER_EPS) -> tuple:
+    return x, BLOCK_N, eps / x.shape[-1]
+
+
 def _merged(
     step: Callable[..., tuple[Any, Any]],
     keep: Callable[[int, int], bool] = lambda here, BLOCK_N: True,
@@ -506,6 +513,7 @@ WELFORD = KernelExercise(
         Misconception("tail-block/2", when=lambda evidence: evidence.kind == "nan" and evidence.tag("partial")),
         Misconception("count-in-32-bits", when=only("counts")),
         Misconception("eps-fixed", when=only("eps")),
+        Misconception("eps-in-the-sum", gives=ideas.On(_eps_over_n, _layer_norm_long)),
         Misconception("cancellation", when=_far_from_zero),
         Misconception("cancellation/2", when=only("outlier")),
     ),

@@ -219,6 +219,8 @@ class Traffic:
              largest case
     flops    from the case's arguments, what tl.dot must do; a multiply-add is 2
     slack    by how much bytes and FLOPs may be more
+    again    whether a program may load small arguments again and again, since the docstring allows it. Elsewhere it may not, even
+             where the slack has room for that
     """
 
     reads: float | Callable[..., float]
@@ -229,6 +231,7 @@ class Traffic:
     slack: float = 0.05
     sectors: float | None = None
     flops: Callable[..., float] | None = None
+    again: bool = False
 
     def allowed(self, case: Case) -> Allowed:
         """In bytes and launches, for one case."""

@@ -563,7 +563,7 @@ class _Run:
                 by_kernels.append((outcome, limit))
         if over:
             raise self.say.traffic(*(by_kernels or over)[0], copies=not by_kernels)
-        for outcome in outcomes:  # what is small may be loaded often before the sum of all bytes shows it
+        for outcome in () if bound.again else outcomes:  # what is small is loaded often before the sum shows it
             for again in _loaded_again(outcome, bound.slack):
                 raise self.say.loads_again(outcome, *again)
         for outcome, limit in zip(outcomes, allowed, strict=True):

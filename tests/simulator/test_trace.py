@@ -313,6 +313,16 @@ def one_and_the_row(x_ptr, y_ptr, at, N, HOW: tl.constexpr, BLOCK: tl.constexpr)
         one = tl.sum(x, axis=0)
         tl.store(x_ptr + offs, x * 0 + 7, mask=offs < N)
         tl.store(x_ptr + at, 7.0)
+    elif HOW == "store one, load it":
+        tl.store(x_ptr + at, tl.sum(x, axis=0))
+        one = tl.load(x_ptr + at)
+    elif HOW == "store one, barrier, load it":
+        tl.store(x_ptr + at, tl.sum(x, axis=0))
+        tl.debug_barrier()
+        one = tl.load(x_ptr + at)
+    elif HOW == "count":
+        one = tl.load(x_ptr + at)
+        tl.store(x_ptr + at, one + 1)
     elif HOW == "shift":
         one = tl.sum(x, axis=0)
         following = tl.load(x_ptr + offs + 1, mask=offs + 1 < N, other=0.0)
@@ -334,6 +344,7 @@ def one_and_the_row(x_ptr, y_ptr, at, N, HOW: tl.constexpr, BLOCK: tl.constexpr)
         ("load, store", "store", "load"),
         ("store, load", "load", "store"),
         ("store, store", "store", "store"),
+        ("store one, load it", "load", "store"),
         ("shift", "store", "load"),
     ],
 )
@@ -355,6 +366,8 @@ def test_threads_of_one_program_race(how, kind, clash):
         "load, sum, store",
         "store, barrier, load",
         "store, store the same",
+        "store one, barrier, load it",
+        "count",
         "block by block",
         "another element",
     ],

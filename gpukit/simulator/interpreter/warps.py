@@ -47,7 +47,10 @@ class Warps:
 def _by_others(access: Access, earlier: Access) -> np.ndarray | None:
     """For each lane of an access whether another thread made the earlier one at its address; None if that is true of no lane."""
     single, before = access.pointers.size == 1, earlier.pointers.size == 1
-    if (single and before) or not (single or before or access.pointers.shape == earlier.pointers.shape):
+    if single and before:  # one thread stores, and all load; what the others loaded before, it may not have needed
+        back = (earlier.kind, access.kind, earlier.low) == ("store", "load", access.low)
+        return np.ones(1, dtype=bool) if back else None
+    if not (single or before or access.pointers.shape == earlier.pointers.shape):
         return None
     if access.tile and earlier.tile and access.tile[:3] == earlier.tile[:3]:
         return None
