@@ -209,6 +209,12 @@ def _clip_gives(formula: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor,
     return lambda g, max_norm: formula(g, max_norm).view(1)
 
 
+def _clipped_above(g: Tensor, max_norm: float) -> Tensor:
+    """1 where the norm itself is not above max_norm."""
+    norm = g.square().sum().sqrt()
+    return (max_norm / (norm + 1e-6)).where(norm > max_norm, norm.new_ones(()))
+
+
 CLIP = KernelExercise(
     id="adamw.clip",
     function="clip_scale",
@@ -230,6 +236,7 @@ CLIP = KernelExercise(
         Misconception(
             "no-root", gives=_clip_gives(lambda g, max_norm: (max_norm / (g.square().sum() + 1e-6)).clamp(max=1.0))
         ),
+        Misconception("compared-first", gives=_clip_gives(_clipped_above)),
         Misconception(
             "no-eps", gives=_clip_gives(lambda g, max_norm: (max_norm / g.square().sum().sqrt()).clamp(max=1.0))
         ),

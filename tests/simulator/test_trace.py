@@ -321,6 +321,7 @@ def one_and_the_row(x_ptr, y_ptr, at, N, HOW: tl.constexpr, BLOCK: tl.constexpr)
         tl.debug_barrier()
         one = tl.load(x_ptr + at)
     elif HOW == "count":
+        tl.debug_barrier()
         one = tl.load(x_ptr + at)
         tl.store(x_ptr + at, one + 1)
     elif HOW == "shift":
