@@ -113,9 +113,10 @@ class _Recorder:
             self._keep(access, tensor, linear, line)
 
     def _again(self, key: tuple, access, linear: int, moved: int) -> int:
-        """The bytes of an access that this program has moved already, as far as its lanes are a grid."""
+        """The bytes of an access that this program has moved already, as far as its lanes are a grid. A single number counts
+        once: it stays in a register or in L1, and the code is often simpler where it is loaded where it is used."""
         tile = access.tile
-        if tile is None:
+        if tile is None or access.pointers.size == 1:
             return 0
         if linear != self._program:
             self._program, self._made = linear, set()
