@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpukit import hardware
-from gpukit.accounting import memory, models, pencil
+from gpukit.accounting import collectives, memory, models, pencil
 from gpukit.accounting.arguments import divides
 from gpukit.train.presets import Settings
 
@@ -128,6 +128,30 @@ def step_memory(config: models.Config, settings: Settings, world: int = 1, *, on
         moments[0] = at("loss", before, all_kept, working["loss"] - logits, loss, copies)
         moments.append(at("loss", before, all_kept, working["loss"], loss, 2 * head))
     return max(moments, key=lambda found: found.total_bytes)
+
+
+def traffic(config: models.Config, settings: Settings, world: int) -> collectives.Step:
+    """What each of `world` GPUs sends in one step, computed. Raises ValueError.
+
+    FSDP gathers a block's weights in the products' dtype, for the forward and again for the backward pass, and what lies outside
+    of the blocks (tables, last norm, head) in float32, once per pass over a micro-batch. Gradients are float32 everywhere.
+    """
+    counted, micro_batches = models.parameters(config), settings.micro_batches
+    if settings.sharding == "ddp":
+        return collectives.step("ddp", counted.total, world, micro_batches=micro_batches)
+    last_norm = counted.norms // (2 * config.layers + 1)
+    outside = counted.embedding + counted.positions + counted.head + last_norm
+    blocks = collectives.step(
+        "fsdp",
+        counted.total - outside,
+        world,
+        micro_batches=micro_batches,
+        weight_bytes=2 if settings.dtype == "bf16" else 4,
+    )
+    rest = collectives.step("fsdp", outside, world, micro_batches=micro_batches, weight_bytes=4, reshard=False)
+    return collectives.Step(
+        all_gather=blocks.all_gather + rest.all_gather, reduce_scatter=blocks.reduce_scatter + rest.reduce_scatter
+    )
 
 
 def measured_flops_per_s() -> float:

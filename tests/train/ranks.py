@@ -1,17 +1,19 @@
 """`python -m tests.train.ranks CASE ...`: runs of several processes with gloo on the CPU. An error ends it with a status other than 0.
+With `--device cuda` each process has a GPU of its own, and runs of more processes than there are GPUs are left out.
 
-A script of its own: the processes are forked once everything is imported, before PyTorch has started a thread.
+A script of its own: the processes are forked once everything is imported, before PyTorch has started a thread or a GPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import multiprocessing
 import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,12 +26,20 @@ import torch.profiler
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from gpukit.accounting import collectives
 from gpukit.train import plan, ranks
 from gpukit.train.loop import Trainer
 from gpukit.train.record import read_metrics
 from tests.train import corpus
 
+DEVICE = "cpu"
 MODEL = {**corpus.MODEL, "layers": 2, "hidden": 20}  # with 4 processes some shares are empty, and some not equal
+
+
+def possible(world: int) -> bool:
+    """Whether there is a GPU for each of so many processes; on a CPU there is room for all. The driver is asked in a way that
+    does not start CUDA, or the processes could not be forked."""
+    return DEVICE == "cpu" or world <= torch.cuda._device_count_nvml()
 
 
 def forked(world: int, work: Callable[[ranks.Ranks], None], killed: int | None = None) -> list[int]:
@@ -43,7 +53,7 @@ def forked(world: int, work: Callable[[ranks.Ranks], None], killed: int | None =
         torch.set_num_threads(1)
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
         os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-        with ranks.joined("cpu") as joined:
+        with ranks.joined(DEVICE) as joined:
             work(joined)
 
     fork = multiprocessing.get_context("fork")
@@ -65,9 +75,15 @@ class Place:
     def __init__(self, folder: Path):
         self.folder, self.text = folder, corpus.prepared(folder)
 
-    def trainer(self, name: str, joined: ranks.Ranks, *, resume: bool = False, model: dict | None = None, **changes):
+    def trainer(
+        self, name: str, joined: ranks.Ranks, *, device: str | None = None, resume: bool = False, model: dict | None = None,
+        **changes,
+    ):  # fmt: skip
         settings = corpus.settings(self.folder / "text").replace(model=MODEL | (model or {}), **changes)
-        return Trainer(settings, self.folder / name, self.text, ranks=joined, resume=resume, say=lambda line: None)
+        device = device or DEVICE
+        where = torch.device("cuda", joined.local_rank) if device == "cuda" else torch.device("cpu")
+        options = {"device": where, "ranks": joined, "resume": resume, "say": lambda line: None}
+        return Trainer(settings, self.folder / name, self.text, **options)
 
     def run(self, name: str, world: int, **options) -> None:
         statuses = forked(world, lambda joined: self.trainer(name, joined, **options).run())
@@ -80,7 +96,7 @@ class Place:
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """All of the newest checkpoint but the random numbers, as one process reads it."""
-        trainer = self.trainer(name, ranks.ALONE, resume=True)
+        trainer = self.trainer(name, ranks.ALONE, device="cpu", resume=True)
         return {name: value.clone() for name, value in trainer._state().items() if not name.startswith("random")}
 
 
@@ -98,6 +114,9 @@ def equal(place: Place) -> None:
     place.run("one", 1, **options)
     expected = place.numbers("one")
     for name, how in EQUAL.items():
+        if not possible(how["world"]):
+            print(f"{name}: left out, there are not so many GPUs")
+            continue
         place.run(name, **options, **how)
         found = place.numbers(name)
         worst = max(abs(a / b - 1) for a, b in zip(found, expected, strict=True))
@@ -127,6 +146,8 @@ def moved(place: Place) -> None:
         trainer.save()
 
     for world, sharding in ((2, "ddp"), (2, "fsdp"), (4, "fsdp"), (2, "ddp"), (1, "ddp")):
+        if not possible(world):
+            continue
         assert forked(world, lambda joined, sharding=sharding: pass_on(joined, sharding)) == [0] * world
         found = place.tensors("run")
         assert found.keys() == expected.keys()
@@ -180,8 +201,9 @@ def full(place: Place) -> None:
 
 def lost(place: Place) -> None:
     """A process that is killed, or stands still, ends the others with a sentence."""
-    ranks.BEAT_S = 0.1
+    ranks.BEAT_S = 0.1 if DEVICE == "cpu" else 1.0  # to start CUDA and NCCL a process may be silent for seconds
     for world, rank, number in ((2, 1, signal.SIGKILL), (2, 0, signal.SIGKILL), (3, 1, signal.SIGSTOP)):
+        world = world if possible(world) else 2
 
         def work(joined: ranks.Ranks, rank=rank, number=number) -> None:
             trainer = place.trainer(f"{joined.world} {rank}", joined, batch=6, steps=1000)
@@ -226,6 +248,55 @@ def memory_in_bf16(place: Place) -> None:
     _as_planned(place, [(world, changes | {"dtype": "bf16"}) for world, changes in IN_BF16])
 
 
+# The gradients, in float32, are what DDP sends; FSDP sends weights as well, those of blocks in bf16 where products run in it.
+SENT = (
+    {"sharding": "ddp", "micro_batches": 2},
+    {"sharding": "fsdp", "micro_batches": 2},
+    {"sharding": "fsdp", "dtype": "bf16", "model": ROPE},
+    {"sharding": "fsdp", "dtype": "bf16", "recompute": "full", "model": {"tied_embeddings": False}},
+)
+ITEMSIZES = {"float": 4, "c10::BFloat16": 2}
+
+
+def traffic(place: Place) -> None:
+    """What a step sends, by PyTorch's record of the calls, is what the plan says."""
+    for changes in SENT:
+
+        def work(joined: ranks.Ranks, changes=changes) -> None:
+            options = {"sample": 0, **changes, "model": LARGER | changes.get("model", {})}
+            trainer = place.trainer("run", joined, **options)
+            trainer.train_step(norm_wanted=False)
+            trainer.train_step(norm_wanted=False)  # DDP packs its gradients anew after the first step
+            with torch.profiler.profile(record_shapes=True, acc_events=True) as record:
+                trainer.train_step(norm_wanted=False)
+            file = place.folder / f"trace{joined.rank}.json"
+            record.export_chrome_trace(str(file))
+            found = _sent(json.loads(file.read_text())["traceEvents"], joined.world)
+            config = plan.accounting_config("tiny", trainer.settings.model)
+            expected = plan.traffic(config, trainer.settings, joined.world)
+            print(f"{changes}: {found}", flush=True)
+            assert found == expected, expected
+
+        assert forked(2, work) == [0, 0]
+
+
+def _sent(events: list[dict], world: int) -> collectives.Step:
+    """What one process sends by the calls of torch.distributed in a record of shapes; FSDP's norms of gradients, a
+    number per tensor, are left out."""
+    found = dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), 0)
+    for event in events:
+        name = event.get("name", "")
+        shapes, types = (event.get("args", {}).get(key) for key in ("Input Dims", "Input type"))
+        if name == "c10d::allreduce_":
+            elements = sum(math.prod(shape) for shape in shapes[0])  # DDP's, in float32; their types are not recorded
+            found["all_reduce"] += collectives.all_reduce(elements, world, 4) if elements >= 1024 else 0
+        elif name == "c10d::_allgather_base_":  # the output comes first
+            found["all_gather"] += collectives.all_gather(math.prod(shapes[0]), world, ITEMSIZES[types[0]])
+        elif name == "c10d::_reduce_scatter_base_":
+            found["reduce_scatter"] += collectives.reduce_scatter(math.prod(shapes[1]), world, ITEMSIZES[types[1]])
+    return collectives.Step(**found)
+
+
 def _as_planned(place: Place, runs) -> None:
     """Of several processes one runs, and PyTorch fakes the others."""
     for world, changes in runs:
@@ -267,11 +338,17 @@ def _peak(place: Place, joined: ranks.Ranks, options: dict) -> tuple[int, int]:
     return found, plan.step_memory(config, trainer.settings, joined.world, on_cpu=True).total_bytes
 
 
-CASES = {case.__name__: case for case in (equal, moved, resumed, full, lost, memory, memory_in_bf16)}
+CASES = {case.__name__: case for case in (equal, moved, resumed, full, lost, memory, memory_in_bf16, traffic)}
 
 
 def main() -> None:
-    for name in sys.argv[1:]:
+    global DEVICE
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="+", choices=CASES)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    args = parser.parse_args()
+    DEVICE = args.device
+    for name in args.cases:
         with tempfile.TemporaryDirectory() as folder:
             CASES[name](Place(Path(folder)))
 

@@ -3,7 +3,14 @@
 Every row is a run of its own through torchrun: the preset's batch shared out over so many GPUs, so that all runs compute the same
 loss. After WARM steps TIMED ones are timed together, then PROFILED ones are recorded for the time that NCCL's kernels take, and
 the part of it in which nothing else ran. memory_bytes is the most that PyTorch had allocated in the timed steps, on the GPU that
-had most. With `--device cpu --steps 2` it is tried without a GPU, and nothing is written.
+had most; reserved_bytes is what it had taken from the driver for that.
+
+What a GPU sends in a step stands there three times: sent_bytes is computed from the model's shape (plan.traffic); all_reduce_bytes,
+all_gather_bytes and reduce_scatter_bytes are what the recorded calls ask for (the sizes that PyTorch hands to NCCL, sent around a
+ring); link_bytes is what the counters of the GPU's links counted in the timed steps, where the driver shows them.
+
+A run is a process, and its row is written when it ends, so several runs on different GPUs may write one file.
+With `--device cpu --steps 2` it is tried without a GPU, and nothing is written.
 """
 
 from __future__ import annotations
@@ -11,6 +18,8 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
+import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,6 +29,7 @@ from pathlib import Path
 import torch
 
 from gpukit import benchmark, hardware, profiling
+from gpukit.accounting import collectives
 from gpukit.accounting.training import mfu
 from gpukit.train import data, plan, presets, ranks
 from gpukit.train.loop import Trainer
@@ -33,37 +43,53 @@ ENGINES = {
 }
 COLUMNS = (
     "preset", "engine", "gpus", "batch", "seq", "micro_batches", "tokens_per_s", "mfu", "scaling", "communication_ms",
-    "exposed_ms", "memory_bytes", "predicted_bytes", "ratio", "step", "loss", "gpu", "torch", "triton", "commit", "date",
+    "exposed_ms", "calls", "sent_bytes", "all_reduce_bytes", "all_gather_bytes", "reduce_scatter_bytes", "link_bytes",
+    "memory_bytes", "predicted_bytes", "ratio", "reserved_bytes", "step", "loss", "gpu", "torch", "triton", "commit", "date",
 )  # fmt: skip
+# What PyTorch's record of a call of NCCL says: name -> (operation, whether the tensor to be sent is the call's input).
+OPERATIONS = {
+    "allreduce": ("all_reduce", True),
+    "_allgather_base": ("all_gather", False),
+    "_reduce_scatter_base": ("reduce_scatter", True),
+}
+ITEMSIZES = {"Float": 4, "BFloat16": 2, "Half": 2, "Int": 4, "Long": 8, "Double": 8, "Byte": 1}
 
 
 def measured(preset: str, engine: str, steps: int, device: str) -> dict:
-    """The row of this process's run, the same in all of its processes."""
+    """The row of this process's run; {} in all processes but the first."""
     settings = presets.preset(preset).settings.replace(**ENGINES[engine], sample=0)
-    settings = settings.replace(steps=WARM + steps + PROFILED)
+    settings = settings.replace(steps=WARM + steps + 1 + PROFILED)
     on_gpu = device == "cuda"
     wait = torch.cuda.synchronize if on_gpu else lambda: None
     with ranks.joined(device) as joined, tempfile.TemporaryDirectory() as folder:
         where = torch.device("cuda", joined.local_rank) if on_gpu else torch.device("cpu")
         # A vocabulary of 50,257 takes a minute to learn, and the loss is of the same tokens in all rows anyway.
-        corpus = data.prepare(min(settings.model["vocab_size"], 8192))
-        trainer = Trainer(settings, Path(folder), corpus, device=where, ranks=joined, say=lambda line: None)
+        corpus = data.prepare(min(settings.model["vocab_size"], 8192), say=lambda line: None)
+        with where:  # a GPU draws the first weights of a billion parameters at once, and a CPU takes half a minute
+            trainer = Trainer(settings, Path(folder), corpus, device=where, ranks=joined, say=lambda line: None)
         for _ in range(WARM):
             trainer.train_step()
         wait()
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
+        before = _link_bytes(where)
+        joined.gather(None)  # so that no process begins while another one still counts
         begin = time.perf_counter()
         for _ in range(steps):
             loss, _ = trainer.train_step()
         wait()
         seconds = (time.perf_counter() - begin) / steps
+        joined.gather(None)
+        after = _link_bytes(where)
         peak = joined.largest(torch.cuda.max_memory_allocated() if on_gpu else 0)
+        reserved = joined.largest(torch.cuda.max_memory_reserved() if on_gpu else 0)
         loss = joined.mean(loss).item()
-        record = profiling.profile(trainer.train_step, calls=PROFILED, warmup=0)
+        record, calls = _recorded(trainer.train_step, joined)
         busy = [dataclasses.replace(record, spans=spans).busy_us for spans in _parted(record)]
         config = plan.accounting_config(preset, settings.model)
         predicted = plan.step_memory(config, settings, joined.world, on_cpu=not on_gpu).total_bytes
+        built = plan.accounting_config(preset, settings.shape)  # with the padded table, which travels as well
+        computed = plan.traffic(built, settings, joined.world).total if joined.world > 1 else 0
         tokens_per_s = settings.tokens_per_step / seconds
         name = torch.cuda.get_device_name() if on_gpu else "cpu"
         row = {
@@ -71,14 +97,71 @@ def measured(preset: str, engine: str, steps: int, device: str) -> dict:
             "micro_batches": settings.micro_batches, "tokens_per_s": round(tokens_per_s),
             "communication_ms": round(busy[0] / PROFILED / 1e3, 3),
             "exposed_ms": round((busy[2] - busy[1]) / PROFILED / 1e3, 3),
-            "memory_bytes": peak, "predicted_bytes": predicted, "step": WARM + steps, "loss": f"{loss:.6f}",
-            **benchmark.identity(name),
+            "sent_bytes": computed, **calls,
+            "link_bytes": "" if before is None or after is None else round((after - before) / steps),
+            "memory_bytes": peak, "predicted_bytes": predicted, "reserved_bytes": reserved,
+            "step": WARM + steps, "loss": f"{loss:.6f}", **benchmark.identity(name),
         }  # fmt: skip
         if on_gpu:
             flops = plan.flops_per_token(config, settings.seq)
             share = mfu(tokens_per_s, flops, hardware.gpu(name), joined.world, settings.dtype)
             row |= {"mfu": f"{share:.4f}", "ratio": f"{predicted / peak:.4f}"}
         return row if joined.main else {}
+
+
+def _recorded(step, joined: ranks.Ranks) -> tuple[profiling.Profile, dict[str, int | str]]:
+    """PROFILED steps as spans, and what one of them sends."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    for steps in (
+        1,
+        PROFILED,
+    ):  # the profiler takes a second for its first start, and a process waits for the others in NCCL
+        with torch.profiler.profile(activities=activities) as recording:
+            joined.gather(None)
+            for _ in range(steps):
+                step()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "trace.json")
+        recording.export_chrome_trace(str(file))
+        events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+        return profiling.load(file), sent(events, joined.world)
+
+
+def sent(events: list[dict], world: int) -> dict[str, int | str]:
+    """What a GPU sends in one of PROFILED steps, by the record of each call of NCCL: bytes by operation, and the number of calls.
+    Where a call is not known, it is printed and nothing is said."""
+    totals = {"calls": 0, **{f"{operation}_bytes": 0 for operation, _ in OPERATIONS.values()}}
+    for event in events:
+        about = event.get("args", {})
+        if event.get("name") != "record_param_comms" or not int(about.get("In msg nelems") or 0):  # such as a wait
+            continue
+        name, dtype = about.get("Collective name"), about.get("dtype")
+        if name not in OPERATIONS or dtype not in ITEMSIZES:
+            print(f"what this call sends is not known: {about}", flush=True)
+            return dict.fromkeys(totals, "")
+        operation, by_input = OPERATIONS[name]
+        elements = int(about["In msg nelems" if by_input else "Out msg nelems"])
+        totals[f"{operation}_bytes"] += getattr(collectives, operation)(elements, world, ITEMSIZES[dtype])
+        totals["calls"] += 1
+    return {name: round(total / PROFILED) for name, total in totals.items()}
+
+
+def _link_bytes(device: torch.device) -> int | None:
+    """What the GPU has sent over its links since they were counted; None where the driver does not show it."""
+    if device.type != "cuda":
+        return None
+    uuid = str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
+    try:
+        command = ["nvidia-smi", "nvlink", "--getthroughput", "d", "--id", f"GPU-{uuid}"]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    links = re.findall(r"Data Tx: (\d+) KiB", shown)
+    return 1024 * sum(map(int, links)) if links else None
 
 
 def _parted(record: profiling.Profile) -> tuple[tuple, tuple, tuple]:
@@ -94,6 +177,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--gpus", nargs="+", type=int, default=[1, 2, 4], help="numbers of GPUs")
     parser.add_argument("--steps", type=int, default=TIMED, help=f"timed steps (default: {TIMED})")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write there instead of gpukit/results/<gpu>/ranks.csv"
+    )
     parser.add_argument("--row", metavar="FILE", help="measure in this process, and write the row to FILE")
     args = parser.parse_args(argv)
     if args.row:
@@ -102,7 +188,7 @@ def main(argv: list[str] | None = None) -> int:
             _write(Path(args.row), [row])
         return 0
 
-    rows, failed = [], 0
+    failed = 0
     for preset in args.presets:
         for engine in args.engines:
             for gpus in args.gpus:
@@ -112,14 +198,14 @@ def main(argv: list[str] | None = None) -> int:
                 if row is None:
                     failed += 1
                     continue
-                alone = next((r for r in rows if r["preset"] == preset and r["gpus"] == "1"), None)
-                if alone:
-                    row["scaling"] = f"{int(row['tokens_per_s']) / int(alone['tokens_per_s']) / gpus:.4f}"
-                rows.append(row)
-                print("  ".join(f"{name} {row[name]}" for name in COLUMNS[:16] if row[name]), flush=True)
+                out = None
                 if args.device == "cuda":
-                    out = benchmark.RESULTS / benchmark.gpu_key(row["gpu"]) / "ranks.csv"
-                    _write(out, [*_others(out, rows), *rows])
+                    out = args.out or benchmark.RESULTS / benchmark.gpu_key(row["gpu"]) / "ranks.csv"
+                rows = merged(_read(out) if out and out.exists() else [], row)
+                row = next(r for r in rows if _key(r) == _key(row))
+                print("  ".join(f"{name} {row[name]}" for name in COLUMNS[:-5] if row[name]), flush=True)
+                if out:
+                    _write(out, rows)
     return 1 if failed else 0
 
 
@@ -135,11 +221,23 @@ def _run(preset: str, engine: str, gpus: int, args: argparse.Namespace) -> dict 
         return _read(file)[0]
 
 
-def _others(out: Path, rows: list[dict]) -> list[dict]:
-    """The rows that are there and were not measured anew."""
-    anew = {(row["preset"], row["engine"], row["gpus"]) for row in rows}
-    there = _read(out) if out.exists() else []
-    return [row for row in there if (row["preset"], row["engine"], row["gpus"]) not in anew]
+def _key(row: dict) -> tuple:
+    return row["preset"], row["engine"], int(row["gpus"])
+
+
+def merged(rows: list[dict], new: dict) -> list[dict]:
+    """`rows` with the new one in the place of an older one of the same run, in order; `scaling` is the speed per GPU as a part of
+    that of one GPU alone, where both were measured on the same kind of GPU."""
+    by_key = {_key(row): dict(row) for row in [*rows, new]}
+    for (preset, _, gpus), row in by_key.items():
+        alone = by_key.get((preset, "one", 1))
+        row["scaling"] = ""
+        if alone and alone["gpu"] == row["gpu"]:
+            row["scaling"] = f"{int(row['tokens_per_s']) / int(alone['tokens_per_s']) / gpus:.4f}"
+    presets_, engines = [*presets.PRESETS], [*ENGINES]
+    return sorted(
+        by_key.values(), key=lambda row: (presets_.index(row["preset"]), int(row["gpus"]), engines.index(row["engine"]))
+    )
 
 
 def _read(file: Path) -> list[dict]:
