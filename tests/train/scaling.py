@@ -55,8 +55,8 @@ OPERATIONS = {
 ITEMSIZES = {"Float": 4, "BFloat16": 2, "Half": 2, "Int": 4, "Long": 8, "Double": 8, "Byte": 1}
 
 
-def measured(preset: str, engine: str, steps: int, device: str) -> dict:
-    """The row of this process's run; {} in all processes but the first."""
+def measured(preset: str, engine: str, steps: int, device: str, traces: Path | None = None) -> dict:
+    """The row of this process's run; {} in all processes but the first. The kernels of a step are written into `traces`."""
     settings = presets.preset(preset).settings.replace(**ENGINES[engine], sample=0)
     settings = settings.replace(steps=WARM + steps + 1 + PROFILED)
     on_gpu = device == "cuda"
@@ -85,6 +85,11 @@ def measured(preset: str, engine: str, steps: int, device: str) -> dict:
         reserved = joined.largest(torch.cuda.max_memory_reserved() if on_gpu else 0)
         loss = joined.mean(loss).item()
         record, calls = _recorded(trainer.train_step, joined)
+        if traces and joined.main:
+            about = f"the kernels of a step of {preset}, {engine}, on one of {joined.world} GPUs"
+            one = dataclasses.replace(record.note("step"), about=about)
+            one = dataclasses.replace(one, spans=one.kernels if on_gpu else one.spans)
+            one.save(traces / f"ranks-{preset}-{engine}-{joined.world}.json.gz")
         busy = [dataclasses.replace(record, spans=spans).busy_us for spans in _parted(record)]
         config = plan.accounting_config(preset, settings.model)
         predicted = plan.step_memory(config, settings, joined.world, on_cpu=not on_gpu).total_bytes
@@ -121,7 +126,8 @@ def _recorded(step, joined: ranks.Ranks) -> tuple[profiling.Profile, dict[str, i
         with torch.profiler.profile(activities=activities) as recording:
             joined.gather(None)
             for _ in range(steps):
-                step()
+                with torch.profiler.record_function("step"):
+                    step()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
@@ -180,10 +186,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="write there instead of gpukit/results/<gpu>/ranks.csv"
     )
+    parser.add_argument("--traces", type=Path, metavar="DIR", help="record the kernels of a step of each run there")
     parser.add_argument("--row", metavar="FILE", help="measure in this process, and write the row to FILE")
     args = parser.parse_args(argv)
     if args.row:
-        row = measured(args.presets[0], args.engines[0], args.steps, args.device)
+        row = measured(args.presets[0], args.engines[0], args.steps, args.device, args.traces)
         if row:
             _write(Path(args.row), [row])
         return 0
@@ -214,6 +221,7 @@ def _run(preset: str, engine: str, gpus: int, args: argparse.Namespace) -> dict 
         file = Path(folder, "row.csv")
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)]
         options = ["--presets", preset, "--engines", engine, "--steps", str(args.steps), "--device", args.device]
+        options += ["--traces", str(args.traces)] if args.traces else []
         command = [sys.executable, *launcher, "-m", "tests.train.scaling", *options, "--row", str(file)]
         if subprocess.run(command).returncode:
             print(f"{preset} {engine} on {gpus}: failed", flush=True)
