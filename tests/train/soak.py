@@ -250,8 +250,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.train.soak", description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=540, help="after which no run begins (default: 540)")
     parser.add_argument("--presets", nargs="+", default=["gpt2", "gpt-1.3b", "llama-1b", "tiny"])
+    parser.add_argument(
+        "--compiled-every", type=int, default=4, metavar="N",
+        help="compile in every N-th round (default: 4, since compiling takes longer than training); 1: always",
+    )  # fmt: skip
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     args = parser.parse_args(argv)
+    if args.compiled_every < 1:
+        parser.error(f"--compiled-every must be 1 or more, got {args.compiled_every}")
     until = time.monotonic() + args.seconds
     device = torch.device(args.device)
     distance, step = adamw(device)
@@ -259,8 +265,8 @@ def main(argv: list[str] | None = None) -> int:
     # A text of few tokens, which every model knows: a vocabulary of 50,257 takes a minute to learn.
     soak = Soak(device, data.prepare(min(presets.preset(name).settings.model["vocab_size"] for name in args.presets)))
     number = 0
-    # Compiled in every fourth round: compiling takes longer than training.
-    while soak.round(args.presets, number % 4 == 3, until):
+    every = args.compiled_every
+    while soak.round(args.presets, number % every == every - 1, until):
         number += 1
         print(f"round {number}: {soak.steps:,} steps", flush=True)
     for key, row in soak.rows.items():
