@@ -122,7 +122,10 @@ class Trainer:
                     loss = loss / s.micro_batches
                 loss.backward()
             total += loss.detach()
-        norm = update(self.optimizer, self.schedule.rate(self.step), s, norm_wanted=norm_wanted)
+        # DDP's gradients lie in the tensors that it sends, from the pass on that it sends them in. What an earlier pass of the
+        # step adds up has to lie there too, or all gradients would be there twice.
+        keep = self.ranks.world > 1 and s.sharding == "ddp" and s.micro_batches > 1
+        norm = update(self.optimizer, self.schedule.rate(self.step), s, norm_wanted=norm_wanted, keep=keep)
         self.step += 1
         return total, norm
 

@@ -32,8 +32,11 @@ def adamw(
     return torch.optim.AdamW(groups, foreach=None if fused else False, **options)
 
 
-def update(optimizer: torch.optim.Optimizer, rate: float, settings: Settings, *, norm_wanted: bool) -> Tensor | None:
-    """One step with the learning rate `rate`, and gradients whose norm is at most `settings.clip`; they are gone after it.
+def update(
+    optimizer: torch.optim.Optimizer, rate: float, settings: Settings, *, norm_wanted: bool, keep: bool = False
+) -> Tensor | None:
+    """One step with the learning rate `rate`, and gradients whose norm is at most `settings.clip`; they are gone after it, or
+    zeros with `keep`.
 
     Returns the norm that the gradients had before clipping. gpukit's AdamW clips on the way, without saying the norm, so there
     it is computed only where it is wanted.
@@ -50,5 +53,5 @@ def update(optimizer: torch.optim.Optimizer, rate: float, settings: Settings, *,
     for group in optimizer.param_groups:
         group["lr"] = rate
     optimizer.step()
-    optimizer.zero_grad()
+    optimizer.zero_grad(set_to_none=not keep)
     return norm

@@ -3,7 +3,8 @@
 Every row is a run of its own through torchrun: the preset's batch shared out over so many GPUs, so that all runs compute the same
 loss. After WARM steps TIMED ones are timed together, then PROFILED ones are recorded for the time that NCCL's kernels take, and
 the part of it in which nothing else ran. memory_bytes is the most that PyTorch had allocated in the timed steps, on the GPU that
-had most; reserved_bytes is what it had taken from the driver for that.
+had most; reserved_bytes is what it had taken from the driver for that. first_loss is of the first step, and mean_loss the mean
+up to the last timed step, `step`: the loss of a single later step is moved by rounding alone.
 
 What a GPU sends in a step stands there three times: sent_bytes is computed from the model's shape (plan.traffic); all_reduce_bytes,
 all_gather_bytes and reduce_scatter_bytes are what the recorded calls ask for (the sizes that PyTorch hands to NCCL, sent around a
@@ -44,7 +45,7 @@ ENGINES = {
 COLUMNS = (
     "preset", "engine", "gpus", "batch", "seq", "micro_batches", "tokens_per_s", "mfu", "scaling", "communication_ms",
     "exposed_ms", "calls", "sent_bytes", "all_reduce_bytes", "all_gather_bytes", "reduce_scatter_bytes", "link_bytes",
-    "memory_bytes", "predicted_bytes", "ratio", "reserved_bytes", "step", "loss", "gpu", "torch", "triton", "commit", "date",
+    "memory_bytes", "predicted_bytes", "ratio", "reserved_bytes", "first_loss", "mean_loss", "step", "gpu", "torch", "triton", "commit", "date",
 )  # fmt: skip
 # What PyTorch's record of a call of NCCL says: name -> (operation, whether the tensor to be sent is the call's input).
 OPERATIONS = {
@@ -67,8 +68,7 @@ def measured(preset: str, engine: str, steps: int, device: str, traces: Path | N
         corpus = data.prepare(min(settings.model["vocab_size"], 8192), say=lambda line: None)
         with where:  # a GPU draws the first weights of a billion parameters at once, and a CPU takes half a minute
             trainer = Trainer(settings, Path(folder), corpus, device=where, ranks=joined, say=lambda line: None)
-        for _ in range(WARM):
-            trainer.train_step()
+        losses = [trainer.train_step()[0] for _ in range(WARM)]
         wait()
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
@@ -76,14 +76,14 @@ def measured(preset: str, engine: str, steps: int, device: str, traces: Path | N
         joined.gather(None)  # so that no process begins while another one still counts
         begin = time.perf_counter()
         for _ in range(steps):
-            loss, _ = trainer.train_step()
+            losses.append(trainer.train_step()[0])
         wait()
         seconds = (time.perf_counter() - begin) / steps
         joined.gather(None)
         after = _link_bytes(where)
         peak = joined.largest(torch.cuda.max_memory_allocated() if on_gpu else 0)
         reserved = joined.largest(torch.cuda.max_memory_reserved() if on_gpu else 0)
-        loss = joined.mean(loss).item()
+        losses = joined.mean(torch.stack(losses))
         record, calls = _recorded(trainer.train_step, joined)
         if traces and joined.main:
             about = f"the kernels of a step of {preset}, {engine}, on one of {joined.world} GPUs"
@@ -105,7 +105,8 @@ def measured(preset: str, engine: str, steps: int, device: str, traces: Path | N
             "sent_bytes": computed, **calls,
             "link_bytes": "" if before is None or after is None else round((after - before) / steps),
             "memory_bytes": peak, "predicted_bytes": predicted, "reserved_bytes": reserved,
-            "step": WARM + steps, "loss": f"{loss:.6f}", **benchmark.identity(name),
+            "first_loss": f"{losses[0].item():.6f}", "mean_loss": f"{losses.mean().item():.6f}", "step": len(losses),
+            **benchmark.identity(name),
         }  # fmt: skip
         if on_gpu:
             flops = plan.flops_per_token(config, settings.seq)
