@@ -3,7 +3,8 @@
 Every row is a run of its own through torchrun: the preset's batch shared out over so many GPUs, so that all runs compute the same
 loss. After WARM steps TIMED ones are timed together, then PROFILED ones are recorded for the time in which NCCL's kernels run, the
 part of it in which nothing else runs (exposed), and the time in which other kernels run. NCCL's kernels begin on the GPU that is
-first and wait for the others, so these times are of the GPU on which they were shortest, the one that others waited for. memory_bytes is the most that PyTorch had allocated in the timed steps, on the GPU that
+first and wait for the others, so these times are of the GPU on which they were shortest, the one that others waited for. host_ms is
+how long its process took to launch a timed step: where that is the whole step, the GPU waits for the host. memory_bytes is the most that PyTorch had allocated in the timed steps, on the GPU that
 had most; reserved_bytes is what it had taken from the driver for that. first_loss is of the first step, and mean_loss the mean
 up to the last timed step, `step`: the loss of a single later step is moved by rounding alone.
 
@@ -44,7 +45,7 @@ ENGINES = {
     "fsdp+recompute": {"sharding": "fsdp", "recompute": "full"},
 }
 COLUMNS = (
-    "preset", "engine", "gpus", "batch", "seq", "micro_batches", "tokens_per_s", "mfu", "scaling", "computation_ms", "communication_ms",
+    "preset", "engine", "gpus", "batch", "seq", "micro_batches", "tokens_per_s", "mfu", "scaling", "host_ms", "computation_ms", "communication_ms",
     "exposed_ms", "calls", "sent_bytes", "all_reduce_bytes", "all_gather_bytes", "reduce_scatter_bytes", "link_bytes",
     "memory_bytes", "predicted_bytes", "ratio", "reserved_bytes", "first_loss", "mean_loss", "step", "gpu", "torch", "triton", "commit", "date",
 )  # fmt: skip
@@ -78,6 +79,7 @@ def measured(preset: str, engine: str, steps: int, device: str, traces: Path | N
         begin = time.perf_counter()
         for _ in range(steps):
             losses.append(trainer.train_step()[0])
+        launched = (time.perf_counter() - begin) / steps
         wait()
         seconds = (time.perf_counter() - begin) / steps
         joined.gather(None)
@@ -94,9 +96,10 @@ def measured(preset: str, engine: str, steps: int, device: str, traces: Path | N
         communication, computation, both = (
             dataclasses.replace(record, spans=spans).busy_us / PROFILED / 1e3 for spans in _parted(record)
         )
-        times = joined.gather((round(communication, 3), round(both - computation, 3), round(computation, 3)))
+        times = [communication, both - computation, computation, launched * 1e3]
+        times = joined.gather([round(value, 3) for value in times])
         if joined.main and joined.world > 1:
-            print(f"communication, exposed and computation in ms, of each GPU: {times}", flush=True)
+            print(f"communication, exposed, computation and the host's ms, of each GPU: {times}", flush=True)
         config = plan.accounting_config(preset, settings.model)
         predicted = plan.step_memory(config, settings, joined.world, on_cpu=not on_gpu).total_bytes
         built = plan.accounting_config(preset, settings.shape)  # with the padded table, which travels as well
@@ -106,7 +109,7 @@ def measured(preset: str, engine: str, steps: int, device: str, traces: Path | N
         row = {
             "preset": preset, "engine": engine, "gpus": joined.world, "batch": settings.batch, "seq": settings.seq,
             "micro_batches": settings.micro_batches, "tokens_per_s": round(tokens_per_s),
-            **dict(zip(("communication_ms", "exposed_ms", "computation_ms"), min(times), strict=True)),
+            **dict(zip(("communication_ms", "exposed_ms", "computation_ms", "host_ms"), min(times), strict=True)),
             "sent_bytes": computed, **calls,
             "link_bytes": "" if before is None or after is None else round((after - before) / steps),
             "memory_bytes": peak, "predicted_bytes": predicted, "reserved_bytes": reserved,
