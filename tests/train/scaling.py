@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -92,7 +93,7 @@ def measured(preset: str, engine: str, steps: int, device: str, traces: Path | N
             about = f"the kernels of a step of {preset}, {engine}, on one of {joined.world} GPUs"
             one = dataclasses.replace(record.note("step"), about=about)
             one = dataclasses.replace(one, spans=one.kernels if on_gpu else one.spans)
-            one.save(traces / f"ranks-{preset}-{engine}-{joined.world}.json.gz")
+            one.save(traces / f"ranks~{preset}~{engine}~{joined.world}.json.gz")
         communication, computation, both = (
             dataclasses.replace(record, spans=spans).busy_us / PROFILED / 1e3 for spans in _parted(record)
         )
@@ -185,6 +186,29 @@ def _parted(record: profiling.Profile) -> tuple[tuple, tuple, tuple]:
     return communicating, tuple(set(record.kernels) - set(communicating)), record.kernels
 
 
+BRIDGED_US = 50  # a shorter gap between two kernels is no gap in a picture of a step
+KINDS = {"AllReduce": "all-reduce", "AllGather": "all-gather", "ReduceScatter": "reduce-scatter"}
+
+
+def stretches(record: profiling.Profile) -> list[dict]:
+    """When a step computed and when it communicated, in ms since its first kernel: rows what, start_ms, ms."""
+    begin, found = min(span.start_us for span in record.kernels), {}
+    for span in sorted(record.kernels, key=lambda span: span.start_us):
+        what = "computation"
+        if span.name.startswith("nccl"):
+            what = next((kind for name, kind in KINDS.items() if name in span.name), "other communication")
+        of_kind = found.setdefault(what, [])
+        if of_kind and span.start_us - of_kind[-1][1] < BRIDGED_US:
+            of_kind[-1][1] = max(of_kind[-1][1], span.end_us)
+        else:
+            of_kind.append([span.start_us, span.end_us])
+    return [
+        {"what": what, "start_ms": f"{(start - begin) / 1e3:.2f}", "ms": f"{(end - start) / 1e3:.2f}"}
+        for what, of_kind in found.items()
+        for start, end in of_kind
+    ]
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--presets", nargs="+", default=["gpt2", "gpt-1.3b", "llama-1b"], choices=presets.PRESETS)
@@ -196,6 +220,13 @@ def main(argv: list[str] | None = None) -> int:
         "--out", type=Path, metavar="FILE", help="write there instead of gpukit/results/<gpu>/ranks.csv"
     )
     parser.add_argument("--traces", type=Path, metavar="DIR", help="record the kernels of a step of each run there")
+    parser.add_argument(
+        "--draw",
+        nargs="+",
+        type=Path,
+        metavar="TRACE",
+        help="write the stretches of these records to --out, and measure nothing",
+    )
     parser.add_argument("--row", metavar="FILE", help="measure in this process, and write the row to FILE")
     args = parser.parse_args(argv)
     if args.row:
@@ -204,6 +235,15 @@ def main(argv: list[str] | None = None) -> int:
             _write(Path(args.row), [row])
         return 0
 
+    if args.draw:
+        rows = []
+        for trace in args.draw:
+            run = dict(
+                zip(("preset", "engine", "gpus"), trace.name.removesuffix(".json.gz").split("~")[1:], strict=True)
+            )
+            rows += [{**run, **row} for row in stretches(profiling.load(trace))]
+        _write(args.out, rows, [*rows[0]])
+        return 0
     failed = 0
     for preset in args.presets:
         for engine in args.engines:
@@ -262,9 +302,9 @@ def _read(file: Path) -> list[dict]:
         return list(csv.DictReader(lines))
 
 
-def _write(file: Path, rows: list[dict]) -> None:
+def _write(file: Path, rows: list[dict], columns: Sequence[str] = COLUMNS) -> None:
     with open(file, "w", newline="") as lines:
-        writer = csv.DictWriter(lines, COLUMNS, restval="", lineterminator="\n")
+        writer = csv.DictWriter(lines, columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
