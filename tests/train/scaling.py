@@ -62,7 +62,7 @@ ITEMSIZES = {"Float": 4, "BFloat16": 2, "Half": 2, "Int": 4, "Long": 8, "Double"
 def measured(preset: str, engine: str, steps: int, device: str, traces: Path | None = None) -> dict:
     """The row of this process's run; {} in all processes but the first. The kernels of a step are written into `traces`."""
     settings = presets.preset(preset).settings.replace(**ENGINES[engine], sample=0)
-    settings = settings.replace(steps=WARM + steps + 1 + PROFILED)
+    settings = settings.replace(steps=WARM + steps + 2 * PROFILED + 1)
     on_gpu = device == "cuda"
     wait = torch.cuda.synchronize if on_gpu else lambda: None
     with ranks.joined(device) as joined, tempfile.TemporaryDirectory() as folder:
@@ -88,12 +88,13 @@ def measured(preset: str, engine: str, steps: int, device: str, traces: Path | N
         peak = joined.largest(torch.cuda.max_memory_allocated() if on_gpu else 0)
         reserved = joined.largest(torch.cuda.max_memory_reserved() if on_gpu else 0)
         losses = joined.mean(torch.stack(losses))
-        record, calls = _recorded(trainer.train_step, joined)
+        calls, record, one = _recorded(trainer.train_step, joined)
         if traces and joined.main:
             about = f"the kernels of a step of {preset}, {engine}, on one of {joined.world} GPUs"
-            one = dataclasses.replace(record.note("step"), about=about)
-            one = dataclasses.replace(one, spans=one.kernels if on_gpu else one.spans)
-            one.save(traces / f"ranks~{preset}~{engine}~{joined.world}.json.gz")
+            spans = one.kernels if on_gpu else one.spans
+            dataclasses.replace(one, spans=spans, about=about).save(
+                traces / f"ranks~{preset}~{engine}~{joined.world}.json.gz"
+            )
         communication, computation, both = (
             dataclasses.replace(record, spans=spans).busy_us / PROFILED / 1e3 for spans in _parted(record)
         )
@@ -124,27 +125,30 @@ def measured(preset: str, engine: str, steps: int, device: str, traces: Path | N
         return row if joined.main else {}
 
 
-def _recorded(step, joined: ranks.Ranks) -> tuple[profiling.Profile, dict[str, int | str]]:
-    """PROFILED steps as spans, and what one of them sends."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    for steps in (
-        1,
-        PROFILED,
-    ):  # the profiler takes a second for its first start, and a process waits for the others in NCCL
-        with torch.profiler.profile(activities=activities) as recording:
-            joined.gather(None)
-            for _ in range(steps):
-                with torch.profiler.record_function("step"):
-                    step()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
+def _recorded(step, joined: ranks.Ranks) -> tuple[dict[str, int | str], profiling.Profile, profiling.Profile]:
+    """What one of PROFILED steps sends; the kernels of PROFILED others, and of one more.
+
+    Calls are recorded on the host, which takes it so long that the GPUs wait for it. So the kernels are recorded without them.
+    """
+    on_gpu = torch.cuda.is_available()
+    both = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if on_gpu else [])]
+    found = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "trace.json")
-        recording.export_chrome_trace(str(file))
-        events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
-        return profiling.load(file), sent(events, joined.world)
+        for activities, steps in ((both, PROFILED), (both[-1:], PROFILED), (both[-1:], 1)):
+            with torch.profiler.profile(activities=activities) as recording:
+                joined.gather(
+                    None
+                )  # the profiler starts at another time in each process, and NCCL's kernels would wait for it
+                for _ in range(steps):
+                    step()
+                if on_gpu:
+                    torch.cuda.synchronize()
+            recording.export_chrome_trace(str(file))
+            found.append(
+                profiling.load(file) if found else sent(json.loads(file.read_text())["traceEvents"], joined.world)
+            )
+    return tuple(found)
 
 
 def sent(events: list[dict], world: int) -> dict[str, int | str]:
