@@ -49,16 +49,28 @@ def forward_with_rope(module: nn.Module, report: Report) -> Callable | str:
 
 
 def _with_kernel(theirs: Callable, report: Report) -> Callable:
+    kept: tuple = (None, None, 0, ())  # cos and sin, for how many sequences, and their halves
+
+    def halves_of(cos: Tensor, sin: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
+        """The first halves, [sequences, T, D/2]. All layers of a model get the same two tables, and while text is generated
+        two views per layer would cost the host as much as the kernel."""
+        nonlocal kept
+        if cos is not kept[0] or sin is not kept[1] or sequences != kept[2] or torch.compiler.is_compiling():
+            half = cos.shape[-1] // 2
+            # One table for all sequences is read with a stride of 0.
+            halves = tuple(table[..., :half].expand(sequences, -1, -1) for table in (cos, sin))
+            if torch.compiler.is_compiling():
+                return halves
+            kept = cos, sin, sequences, halves
+        return kept[3]
+
     def apply_rotary_pos_emb(q, k, cos, sin, *arguments, **named):
         """q and k [B, H, T, D] with cos and sin [B or 1, T, D], whose second halves repeat the first."""
         reason = "arguments other than q, k, cos and sin" if arguments or named else _why_not(q, k, cos, sin)
         if reason:
             report.fell_back("rope", reason)
             return theirs(q, k, cos, sin, *arguments, **named)
-        half = q.shape[-1] // 2
-        # One table for all sequences is read with a stride of 0.
-        cos, sin = (table[..., :half].expand(len(q), -1, -1) for table in (cos, sin))
-        return rope(q, k, cos, sin)
+        return rope(q, k, *halves_of(cos, sin, len(q)))
 
     return apply_rotary_pos_emb
 

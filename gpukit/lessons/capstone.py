@@ -397,6 +397,182 @@ def traffic_and_time(gpus: int = 8) -> Markdown:
     )
 
 
+RANKS = "h100-sxm"  # whose rows and records the section about several GPUs shows
+_NAMES = {"one": "one GPU", "ddp": "DDP", "fsdp": "FSDP", "fsdp+recompute": "FSDP, recomputation"}
+
+
+def _ranks(*engines: str) -> list[dict[str, str]]:
+    """The rows of gpukit/results/<gpu>/ranks.csv, as tests/train/scaling.py names their values; of these engines, or all."""
+    return [row for row in view.read(RANKS, "ranks.csv") if not engines or row["engine"] in engines]
+
+
+def _ran(row: dict[str, str]) -> tuple[str, int, str]:
+    return row["preset"], int(row["gpus"]), _NAMES[row["engine"]]
+
+
+_RAN = {"preset": "", "GPUs": "", "engine": ""}
+
+
+def sent() -> Table:
+    """What each GPU sent in a step: computed, by the calls of NCCL, and by the counters of its links."""
+    rows = []
+    for row in _ranks("ddp", "fsdp"):
+        recorded = sum(int(row[name]) for name in ("all_reduce_bytes", "all_gather_bytes", "reduce_scatter_bytes"))
+        rows.append(
+            (
+                *_ran(row),
+                int(row["calls"]),
+                *(n / 1e9 for n in (int(row["sent_bytes"]), recorded, int(row["link_bytes"]))),
+            )
+        )
+    columns = {**_RAN, "calls of NCCL": "", "computed": "GB", "in the calls": "GB", "counted on the links": "GB"}
+    caption = (
+        "what each GPU sent in a step; computed from the shape, recorded by PyTorch's profiler in each call of NCCL, and "
+        "counted by the GPU's links; measured on H100s of one machine"
+    )
+    formats = dict.fromkeys(("computed", "in the calls", "counted on the links"), ".4f")
+    return style.table(columns, rows, caption=caption, formats=formats)
+
+
+def what_was_sent() -> Markdown:
+    """Said below that table."""
+    rows = _ranks("ddp", "fsdp")
+    worst = max(abs(int(row["link_bytes"]) / int(row["sent_bytes"]) - 1) for row in rows)
+    calls = {(row["preset"], row["engine"], row["gpus"]): int(row["calls"]) for row in rows}
+    big = PRESETS["gpt-1.3b"].settings
+    return Markdown(
+        f"**What you saw.** Three ways to the same number: what the links counted is within {_percent(worst)} of what was "
+        "computed, with two GPUs and with four. So nothing else travels in a step, and NCCL adds next to nothing of its own. "
+        "DDP collects gradients in buffers of about 25 MiB, or of one tensor where that is larger, and sends a buffer as soon as "
+        f"it is complete: {calls['gpt2', 'ddp', '2']} calls for GPT-2. FSDP gathers a block's weights twice and "
+        f"reduce-scatters its gradients, so {big.model['layers']} blocks in {big.micro_batches} micro-batches are "
+        f"{3 * big.model['layers'] * big.micro_batches} of gpt-1.3b's {calls['gpt-1.3b', 'fsdp', '2']} calls. The others belong "
+        "to the tables, which it gathers once per micro-batch, and to the norm of the gradients."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{share:.2%}"
+
+
+def scaling() -> Reveal:
+    """How many times as fast two GPUs train gpt-1.3b as one, and the rows of all runs."""
+    rows = []
+    for row in _ranks():
+        values = [float(row[name]) if row[name] else None for name in ("mfu", "scaling")]
+        times = [float(row[name]) if row["engine"] != "one" else None for name in ("communication_ms", "exposed_ms")]
+        step = int(row["batch"]) * int(row["seq"]) / int(row["tokens_per_s"]) * 1e3
+        rows.append((*_ran(row), int(row["tokens_per_s"]), *values, step, *times))
+    columns = {**_RAN, "speed": "tokens/s", "MFU": "", "scaling": "", "step": "ms", "NCCL": "ms", "of it exposed": "ms"}
+    caption = (
+        "measured on H100s of one machine; scaling: the speed per GPU divided by that of one GPU alone; NCCL: how long its "
+        "kernels ran in a recorded step, which takes longer than the others; exposed: the part in which no other kernel ran"
+    )
+    formats = {"MFU": ".1%", "scaling": ".1%", "step": ",.0f", "NCCL": ".1f", "of it exposed": ".1f"}
+    shown = style.table(columns, rows, caption=caption, formats=formats)
+    speed = {(row["preset"], row["engine"], int(row["gpus"])): int(row["tokens_per_s"]) for row in _ranks()}
+    alone = speed["gpt-1.3b", "one", 1]
+    times = {_NAMES[engine]: speed["gpt-1.3b", engine, 2] / alone for engine in ("ddp", "fsdp")}
+    return reveal("scaling", times, "measured", also=[shown, _what_scaling_says()])
+
+
+def _what_scaling_says() -> str:
+    rows = {(row["preset"], row["engine"], int(row["gpus"])): row for row in _ranks()}
+    value = lambda name, engine, gpus: float(rows["gpt-1.3b", engine, gpus][name])  # noqa: E731
+    step = lambda engine, gpus: 65_536 / value("tokens_per_s", engine, gpus) * 1e3  # noqa: E731
+    shares = {key: f"{value('scaling', *key):.0%}" for key in (("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4))}
+    link_ms = value("sent_bytes", "fsdp", 4) / NVLINK_GBPS / 1e6
+    losses = {row[name] for key, row in rows.items() if key[0] == "gpt-1.3b" for name in ("mean_loss",)}
+    apart = max(map(float, losses)) / min(map(float, losses)) - 1
+    said = (
+        f"**What you saw.** With DDP a GPU keeps {shares['ddp', 2]} of its speed among two and {shares['ddp', 4]} among four. "
+        f"What travels is not the reason: all but {value('exposed_ms', 'ddp', 2):.1f} ms of the {value('communication_ms', 'ddp', 2):.0f} "
+        f"ms of NCCL are hidden behind the backward pass. The computation itself takes more than half of the time on two "
+        f"GPUs. The batch is shared out, but every GPU still converts all weights to bfloat16 in each micro-batch and updates all of them, "
+        "and a pass over fewer sequences has smaller matrix products. "
+        f"FSDP keeps {shares['fsdp', 2]} and {shares['fsdp', 4]}. On four GPUs its NCCL kernels ran for "
+        f"{value('communication_ms', 'fsdp', 4):.0f} ms of a recorded step, and for {value('exposed_ms', 'fsdp', 4):.0f} of them nothing "
+        f"else ran, although the links could carry the data in {link_ms:.0f} ms. The rest is waiting. A kernel of NCCL starts on the GPU "
+        "that comes first, and it cannot end before the last GPU has come. With four micro-batches on four GPUs a pass has a single "
+        "sequence, so a block computes for only a few milliseconds, and in that time the host has to launch its kernels "
+        "and the collectives of the next block. "
+    )
+    if host := rows["gpt-1.3b", "fsdp", 4].get("host_ms"):
+        said += (
+            f"And it is the host that comes late: to launch the step of one GPU takes its process {float(host):.0f} ms, "
+            f"{float(host) / step('fsdp', 4):.0%} of the step. "
+        )
+    return said + (
+        f"The losses do not depend on who computes them: over the first {value('step', 'ddp', 2):.0f} steps the means of all runs of gpt-1.3b are within "
+        f"{apart:.0e} of each other."
+    ).replace("e-0", "e-")
+
+
+_KINDS = {
+    "computation": style.COMPUTE,
+    "all-reduce": style.WRITES,
+    "all-gather": style.READS,
+    "reduce-scatter": style.YOURS,
+}
+
+
+def what_travels_when(preset: str = "gpt-1.3b", gpus: int = 2) -> Picture | Missing:
+    """When the kernels of a recorded step ran on a GPU, with DDP and with FSDP: what computes above, what travels below."""
+    found = [r for r in view.read(RANKS, "ranks-steps.csv") if (r["preset"], int(r["gpus"])) == (preset, gpus)]
+    if not found:
+        return Missing(f"No step of {preset} on {gpus} GPUs is recorded there yet: tests/train/scaling.py")
+    engines = [engine for engine in ("ddp", "fsdp") if any(row["engine"] == engine for row in found)]
+    with style.use():
+        fig, panels = style.figure(len(engines), 1, width=8.5, height=3.9, sharex=True, squeeze=False)
+        said, labels = [], {}
+        for ax, engine in zip(panels[:, 0], engines, strict=True):
+            for what, color in _KINDS.items():
+                bars = [
+                    (float(r["start_ms"]), float(r["ms"])) for r in found if (r["engine"], r["what"]) == (engine, what)
+                ]
+                if bars:
+                    place = (0.55, 0.8) if what == "computation" else (-0.4, 0.8)
+                    labels[what] = ax.broken_barh(bars, place, facecolors=color)
+                    said.append(f"{_NAMES[engine]}, {what} from {bars[0][0]:.0f} to {sum(bars[-1]):.0f} ms")
+            ax.set_yticks([0, 0.95], ["NCCL's kernels", "other kernels"])
+            ax.set_title(f"{_NAMES[engine]}, one of {gpus} GPUs")
+            ax.set_ylim(-0.6, 1.6)
+            ax.tick_params(length=0)
+        style.axes(panels[-1, 0], x="ms since the first kernel of the step")
+        fig.legend(labels.values(), labels, loc="outside lower center", ncols=4, frameon=False)
+    return style.picture(fig, alt=f"When the kernels of a step of {preset} ran. {'; '.join(said)}.")
+
+
+def memory_per_gpu() -> Table:
+    """The most that a GPU had allocated in a step, and what the plan says before the run."""
+    rows = []
+    for row in _ranks():
+        measured, planned = int(row["memory_bytes"]), int(row["predicted_bytes"])
+        rows.append((*_ran(row), planned / 1e9, measured / 1e9, planned / measured))
+    columns = {**_RAN, "modelled": "GB", "measured": "GB", "ratio": ""}
+    caption = (
+        "memory per GPU; modelled from the shape before the run (gpukit train --dry-run), measured as the most that PyTorch "
+        "had allocated on the GPU that had most"
+    )
+    return style.table(columns, rows, caption=caption, formats={"modelled": ".1f", "measured": ".1f", "ratio": ".3f"})
+
+
+def what_the_memory_says() -> Markdown:
+    """Said below the table of memory."""
+    rows = {(row["preset"], row["engine"], int(row["gpus"])): row for row in _ranks()}
+    worst = max(abs(int(row["predicted_bytes"]) / int(row["memory_bytes"]) - 1) for row in rows.values())
+    used = {key: int(row["memory_bytes"]) / 1e9 for key, row in rows.items()}
+    big = PRESETS["gpt-1.3b"].settings
+    copies = 16 * parameters(plan.accounting_config("gpt-1.3b", big.model)).total / 1e9
+    return Markdown(
+        f"**What you saw.** The plan is within {worst:.1%} of what was measured, in all runs. DDP's copies do not get smaller: weights, "
+        f"gradients and AdamW's two moments take {copies:.1f} GB on each GPU (computed: 16 bytes per parameter), and only the "
+        f"activations shrink with the share of the batch. FSDP shares everything out: gpt-1.3b needs "
+        f"{used['gpt-1.3b', 'fsdp', 2]:.1f} GB on each of two GPUs and {used['gpt-1.3b', 'fsdp', 4]:.1f} GB on each of four, where DDP "
+        f"needs {used['gpt-1.3b', 'ddp', 2]:.1f} and {used['gpt-1.3b', 'ddp', 4]:.1f} GB."
+    )
+
+
 # ---- the detective ---------------------------------------------------------------------------------------------------
 
 _CONTEXT, _STEPS = 64, 100

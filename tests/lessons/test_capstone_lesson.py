@@ -42,3 +42,45 @@ def test_the_run_that_went_wrong_by_itself():
     assert "begins at 11.26 and ends at 6.63" in alt and "begins at 11.23 and ends at 46.58" in alt
     wrong = {block: share for block, _, share in lesson.block_sizes().rows if share}
     assert set(wrong) == {"2 x 2,048", "1 x 2,048"}
+
+
+def test_what_several_gpus_send_is_what_was_computed():
+    """All rows: the recorded calls send what the plan says to the byte, but for the norms of the gradients, which FSDP sends
+    as well; the links counted nothing else. Runs of a preset train the same model."""
+    rows = lesson._ranks()
+    assert {(row["engine"], row["gpus"]) for row in rows} >= {
+        ("one", "1"),
+        ("ddp", "2"),
+        ("fsdp", "2"),
+        ("ddp", "4"),
+        ("fsdp", "4"),
+    }
+    for row in rows:
+        recorded = sum(int(row[name]) for name in ("all_reduce_bytes", "all_gather_bytes", "reduce_scatter_bytes"))
+        assert 0 <= recorded - int(row["sent_bytes"]) < 10_000
+        assert abs(int(row["link_bytes"]) - recorded) <= 1e-3 * recorded
+        assert abs(int(row["predicted_bytes"]) / int(row["memory_bytes"]) - 1) < 0.05
+        alone = next(each for each in rows if (each["preset"], each["engine"]) == (row["preset"], "one"))
+        assert abs(float(row["first_loss"]) / float(alone["first_loss"]) - 1) < 1e-6
+        assert abs(float(row["mean_loss"]) / float(alone["mean_loss"]) - 1) < 0.01
+
+
+def test_the_prose_about_several_gpus():
+    """What the cells around the tables say without numbers."""
+    assert "within 0.01% of what was" in lesson.what_was_sent().data
+    rows = {(row["preset"], row["engine"], row["gpus"]): row for row in lesson._ranks()}
+    for gpus in ("2", "4"):
+        ddp, fsdp = (rows["gpt-1.3b", engine, gpus] for engine in ("ddp", "fsdp"))
+        assert float(ddp["exposed_ms"]) < 0.15 * float(ddp["communication_ms"]), "nearly all of it is hidden"
+        assert float(ddp["scaling"]) > float(fsdp["scaling"])
+        assert int(ddp["memory_bytes"]) > 1.3 * int(fsdp["memory_bytes"])
+    said = lesson._what_scaling_says()
+    assert "converts all weights to bfloat16" in said and "within 7e-6 of each other" in said
+    # The picture: DDP sends in the last quarter of the step, FSDP from its beginning to its end.
+    steps = [row for row in ladder.read(lesson.RANKS, "ranks-steps.csv") if row["preset"] == "gpt-1.3b"]
+    for engine, earliest in (("ddp", 0.7), ("fsdp", 0.0)):
+        found = [row for row in steps if row["engine"] == engine]
+        end = max(float(row["start_ms"]) + float(row["ms"]) for row in found)
+        sent = [float(row["start_ms"]) / end for row in found if row["what"] != "computation"]
+        assert earliest <= min(sent) < earliest + 0.15 and max(sent) > 0.9
+    assert "DDP, all-reduce from" in lesson.what_travels_when().alt

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from gpukit import profiling
 from tests.train import scaling
 
 
@@ -86,3 +87,16 @@ def test_rows_are_replaced_in_order_and_scaling_follows_the_row_of_one_gpu():
     assert [r["scaling"] for r in rows] == ["1.0000", "0.4500", "0.3750", "1.0000"]
     rows = scaling.merged(rows, row("gpt2", "one", 1, 200, gpu="H200"))  # another GPU says nothing about these
     assert [r["scaling"] for r in rows] == ["1.0000", "", "", "1.0000"]
+
+
+def test_a_step_as_stretches():
+    """Kernels that follow each other at once are one stretch; those of another kind are not in it."""
+    spans = [
+        profiling.Span("gemm", "kernel", 1000, 500), profiling.Span("gelu", "kernel", 1510, 490),
+        profiling.Span("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "kernel", 1800, 400, lane=1),
+        profiling.Span("adamw", "kernel", 2400, 100), profiling.Span("aten::mm", "op", 0, 9000),
+    ]  # fmt: skip
+    rows = scaling.stretches(profiling.Profile(tuple(spans), "H100"))
+    assert [tuple(row.values()) for row in rows] == [
+        ("computation", "0.00", "1.00"), ("computation", "1.40", "0.10"), ("all-reduce", "0.80", "0.40"),
+    ]  # fmt: skip
