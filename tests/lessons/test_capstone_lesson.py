@@ -74,10 +74,19 @@ def test_the_prose_about_several_gpus():
         assert float(ddp["exposed_ms"]) < 0.15 * float(ddp["communication_ms"]), "nearly all of it is hidden"
         assert float(ddp["scaling"]) > float(fsdp["scaling"])
         assert int(ddp["memory_bytes"]) > 1.3 * int(fsdp["memory_bytes"])
+    assert lesson._slowed("ddp", 2) < 0.01 and lesson._slowed("fsdp", 4) > 0.2, (
+        "FSDP waits for the host, and DDP does not"
+    )
+    assert (
+        float(rows["gpt-1.3b", "ddp", "2"]["computation_ms"])
+        > 1.05 * float(rows["gpt-1.3b", "one", "1"]["computation_ms"]) / 2
+    )
     said = lesson._what_scaling_says()
     assert "converts all weights to bfloat16" in said and "within 7e-6 of each other" in said
     # The picture: DDP sends in the last quarter of the step, FSDP from its beginning to its end.
-    steps = [row for row in ladder.read(lesson.RANKS, "ranks-steps.csv") if row["preset"] == "gpt-1.3b"]
+    steps = [
+        row for row in ladder.read(lesson.RANKS, "ranks-steps.csv") if (row["preset"], row["gpus"]) == ("gpt-1.3b", "2")
+    ]
     for engine, earliest in (("ddp", 0.7), ("fsdp", 0.0)):
         found = [row for row in steps if row["engine"] == engine]
         end = max(float(row["start_ms"]) + float(row["ms"]) for row in found)
