@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import gpukit
-from gpukit.huggingface import mlp, norms
+from gpukit.huggingface import mlp, norms, rope
 from gpukit.testing import assert_close
 from tests.huggingface.models import FAMILIES, build, build_one_layer, tokens, transformers
 
@@ -128,6 +128,21 @@ def test_patching_twice_is_patching_once():
     assert "forward" not in model.model.norm.__dict__ and model(ids, labels=ids).logits is not None
     gpukit.unpatch(model)
     assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_the_tables_of_rope_are_cut_once_per_pass(monkeypatch):
+    """All layers of a pass get the same views; those of another pass, of the same shapes, are their own."""
+    seen = []
+    kernel = rope.rope
+    monkeypatch.setattr(rope, "rope", lambda q, k, cos, sin: seen.append(cos) or kernel(q, k, cos, sin))
+    model, original = build("llama").eval(), build("llama").eval()
+    gpukit.patch(model, norms=False, mlp=False, attention=False, loss=False)
+    ids, steps = tokens(2, 5), torch.arange(5)[None]
+    with torch.no_grad():
+        for places in (steps, 3 * steps, steps):  # the distances differ, else the outputs would be the same
+            logits = model(ids, position_ids=places).logits
+            torch.testing.assert_close(logits, original(ids, position_ids=places).logits, rtol=1e-4, atol=1e-5)
+    assert len(seen) == 3 * model.config.num_hidden_layers and len({id(cos) for cos in seen}) == 3
 
 
 @pytest.mark.parametrize("part", ["norms", "rope", "mlp", "attention", "loss"])
