@@ -870,3 +870,31 @@ for _warps in (1, 8, 32):
         lambda us: MI / us,
         "launch on an idle stream",
     )(_empty_programs(_warps))
+
+
+@triton.jit
+def lanes_apart(x_ptr, y_ptr, turns, APART: tl.constexpr, LANES: tl.constexpr):
+    """Each thread loads 16 neighbors out of L1, one after the other; the lanes of a warp lie APART elements from one
+    another."""
+    lanes = tl.arange(0, LANES)
+    total = tl.zeros((LANES,), tl.float32)
+    own = x_ptr + tl.program_id(0) * 32 * LANES + lanes * APART
+    for i in range(turns):
+        for k in tl.static_range(16):
+            total += tl.load(own + (i & 1) * 16 + k)
+    tl.store(y_ptr + tl.program_id(0) * LANES + lanes, total, mask=total == 1)  # never, but the compiler cannot know
+
+
+def _lanes_apart(apart: int):
+    def prepare(device):
+        x = torch.zeros(SMS * 32 * 1024 + 32, device=device)
+        y = torch.zeros(SMS * 1024, device=device)
+        return lambda: lanes_apart[(SMS,)](x, y, 256, APART=apart, LANES=1024, num_warps=32)
+
+    return prepare
+
+
+for _bytes in (4, 8, 32, 128):
+    rate(f"L1, lanes {_bytes} bytes apart, one SM", "instructions/us", lambda us: 32 * 256 * 16 / us)(
+        _lanes_apart(_bytes // 4)
+    )

@@ -42,10 +42,6 @@ LEAST_US = 50  # shorter ones are shown and not judged: launching is too much of
 MEDIAN_BAR, WORST_BAR = 0.15, 0.35  # of |predicted / measured - 1|
 # Why a case is further off than WORST_BAR. One that is not has no reason here.
 REASONS: dict[str, str] = {
-    "matmul 4096 tf32, 128x128x32": (
-        "copies of four bytes transpose one operand on its way to shared memory, and 16 lanes of a warp meet in one bank: "
-        "Nsight Compute saw 270 million such waits; what bank an asynchronous copy writes to is not modelled"
-    ),
     "torch: softmax 4096 x 65536 bf16": (
         "PyTorch's kernel goes over a row three times (aten/src/ATen/native/cuda/SoftMax.cu), and an op is taken to read "
         "its input once"

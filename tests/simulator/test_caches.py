@@ -12,6 +12,7 @@ import gpukit
 from gpukit import hardware
 from gpukit.kernels.norms import norm_fwd
 from gpukit.simulator.trace import caches, coalesce, instructions, levels, recording, waves
+from gpukit.validation import times
 from gpukit.validation.counted_kernels import CASES, _matmul
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
@@ -502,3 +503,65 @@ def test_what_no_program_reached_lies_in_the_gaps_of_others(used):
     assert len(set(taken)) == len(taken) and max(taken) < lines
     steps = np.diff(used)[np.diff(used) > 1]
     assert len(moves) > 1 or steps.size == 0 or steps.min() - 1 < 2
+
+
+@pytest.mark.parametrize(
+    "apart, first, stretches",
+    [(4, 0, 1), (4, 12, 1), (8, 0, 2), (16, 4, 4), (32, 0, 8), (128, 0, 32), (132, 8, 32), (0, 0, 1)],
+)
+def test_what_an_instruction_reaches_over(apart, first, stretches):
+    """The H100 took 1.2, 2.1, 8.1 and 32 clocks for lanes 4, 8, 32 and 128 bytes apart, wherever they began."""
+    row = first + apart * np.arange(32, dtype=np.int64)
+    assert instructions._stretches(np.stack([row, row[::-1]])) == 2 * stretches
+    assert instructions._stretches(np.full((2, 32), instructions._NOBODY)) == 0
+
+
+def test_clocks_of_l1_that_were_measured():
+    measured = {row.name: row.value for row in times.machine("h100-sxm").values()}
+    for apart in (4, 8, 32, 128):
+        clocks = H200.boost_mhz / measured[f"L1, lanes {apart} bytes apart, one SM"]
+        assert clocks == pytest.approx(instructions._stretches(apart * np.arange(32)[None]), rel=0.16), apart
+
+
+@triton.jit
+def gather(index_ptr, x_ptr, y_ptr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + offs, tl.load(x_ptr + tl.load(index_ptr + offs)))
+
+
+def gathered(elements: int, sample: int | None) -> caches.SiteTraffic:
+    """Of 512 programs that draw 1,024 elements each."""
+    index = torch.randint(elements, (512 * 1024,), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    x, y = (torch.empty(n, dtype=torch.float32) for n in (elements, 512 * 1024))
+    launch = traced(lambda: gather[(512,)](index, x, y, BLOCK=1024), sample=sample)
+    (site,) = (s for s in launch.traffic(H200, compiled=False).sites if s.tensor == "x_ptr")
+    return site
+
+
+@pytest.mark.parametrize("elements", [1 << 10, 1 << 20])
+def test_each_program_of_a_sample_gathers_elsewhere(elements):
+    """Programs that were not looked at used to ask for the very elements of one that was, and to find them all in L1."""
+    whole, some = gathered(elements, None), gathered(elements, 2)
+    assert some.l2_sectors == pytest.approx(whole.l2_sectors, rel=0.25)
+    assert some.dram_bytes == pytest.approx(whole.dram_bytes, rel=0.5)
+
+
+@triton.jit
+def neighbors(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for k in tl.static_range(3):
+        total += tl.load(x_ptr + offs + k)
+    tl.store(y_ptr + offs, total)
+
+
+def test_a_line_that_is_loaded_in_several_widths():
+    """The compiler loads 16 bytes per thread where it sees that they are aligned, then 4, then 8: each thread's four
+    elements take one instruction, four, and two."""
+    x, y = torch.empty(4 * 512 + 4, device="meta"), torch.empty(4 * 512, device="meta")
+    launch = traced(lambda: neighbors[(4,)](x, y, BLOCK=512), sample=4)
+    compiled = gpukit.compile(neighbors, x, y, BLOCK=512, gpu="h200")
+    assert {a.bits for a in compiled.accesses if a.kind == "load"} == {128, 64, 32}
+    load, _ = launch.traffic(H200, compiled).sites
+    # A warp's 128 elements are 512 bytes, four stretches, for each instruction that reaches over them.
+    assert load.l1_stretches == 4 * 4 * 4 * (1 + 4 + 2)

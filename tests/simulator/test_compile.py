@@ -526,6 +526,7 @@ def test_sass_and_its_loops():
     (
         (["UIADD3 UR4, UR4, -0x22, URZ", "ISETP.NE.U32.AND P0, PT, RZ, UR4, PT", "@P0 BRA `(.L_x_0)"], 34),
         (["IADD3 R5, P1, R5, 0x4, RZ", "UISETP.GE.AND UP0, UPT, UR2, UR3, UPT", "ISETP.GE.AND P0, PT, R5, R7, PT", "@!P0 BRA `(.L_x_0)"], 4),
+        (["VIADD R0, R0, 0xfffffffc", "ISETP.GT.AND P1, PT, R0, 0x3, PT", "@P1 BRA `(.L_x_0)"], 4),
         (["add.s32 \t%r8, %r8, -1;", "setp.ne.b32 \t%p1, %r8, 0;", "@%p1 bra \t$L_x_0;"], 1),
         (["UIADD3 UR4, UR4, UR5, URZ", "ISETP.NE.U32.AND P0, PT, RZ, UR4, PT", "@P0 BRA `(.L_x_0)"], 0),
         (["FADD R1, R1, R2", "BRA `(.L_x_0)"], 0),

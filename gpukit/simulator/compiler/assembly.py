@@ -339,5 +339,6 @@ def counter_step(listing: list[Instruction], loop: Loop) -> int:
         register = r"(U?R\d+|%r[sd]?\d+)"
         step = re.search(rf"\s{register},(?: U?P\w+,)* {register}, (-?(?:0x[0-9a-f]+|\d+))\b", instruction.text)
         if step and step[1] in registers and re.match(r"U?IADD|VIADD|add\.[su]", instruction.opcode):
-            return abs(int(step[3], 0))
+            value = int(step[3], 0) & 0xFFFFFFFF  # SASS prints -4 as 0xfffffffc
+            return min(value, (1 << 32) - value)
     return 0

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from gpukit import hardware, tables
-from gpukit.simulator.compiler import assembly, layouts
+from gpukit.simulator.compiler import assembly, banks, layouts
 from gpukit.simulator.compiler.occupancy import Occupancy, occupancy
 
 STRINGS_FOR_ANNOTATIONS = annotations.compiler_flag  # of a file that imports annotations from __future__, as this one
@@ -159,6 +159,12 @@ class Compiled:
     def tensor_core(self) -> list[assembly.TensorCoreUse]:
         """The PTX instructions for the tensor cores; empty where tl.dot became ordinary multiply-adds."""
         return assembly.tensor_core_uses(self.ptx_instructions)
+
+    @cached_property
+    def shared_turns(self) -> dict[tuple[str, int, tuple], tuple[float, float]]:
+        """Of the instructions on shared memory, by kind, width and source line: turns that one of a warp takes, and those
+        without bank conflicts (banks.turns)."""
+        return banks.turns(self.ptx_instructions, self.threads)
 
     @cached_property
     def layouts(self) -> list[layouts.AccessLayout]:

@@ -32,6 +32,9 @@ _CONTROL = (
 )
 _CONTROL += " WARPGROUP SYNCS UTMACMDFLUSH UTMACCTL ARRIVES ELECT ACQBULK CCTLT PREEXIT VOTE VOTEU"
 
+# SASS opcode -> what banks.turns calls it.
+_ON_SHARED = {"LDS": "load", "LDSM": "load", "STS": "store", "STSM": "store", "LDGSTS": "copy"}
+
 UNITS = {
     opcode: unit
     for unit, opcodes in (
@@ -59,11 +62,13 @@ class Mix:
     units       unit -> warp instructions
     bytes       "shared", "local", "global" -> bytes that a warp's loads and stores of it move
     opcodes     SASS opcode -> warp instructions
+    conflicts   clocks that a warp's accesses to shared memory take longer than their bytes, because lanes meet in its banks
     """
 
     units: Mapping[str, float]
     bytes: Mapping[str, float]
     opcodes: Mapping[str, float]
+    conflicts: float = 0.0
 
     @property
     def instructions(self) -> float:
@@ -76,14 +81,18 @@ Executions = Mapping[tuple[tuple[str, int], ...], float]
 
 def mix(compiled: Compiled, executions: Executions | None) -> Mix:
     """The instruction mix of a program; without `executions` every loop is taken for one that turns once."""
-    units, moved, opcodes = Counter(), Counter(), Counter()
+    units, moved, opcodes, conflicts = Counter(), Counter(), Counter(), 0.0
     for instruction, times in zip(compiled.instructions, weights(compiled, executions), strict=True):
         kind = unit(instruction)
         units[kind] += times
         opcodes[instruction.opcode] += times
         if kind in ("shared", "local", "global"):
             moved[kind] += times * 32 * thread_bytes(instruction)
-    return Mix(dict(units), dict(moved), dict(opcodes))
+        if instruction.base in _ON_SHARED:  # what ptxas made wider than it was in PTX meets nowhere that is known
+            place = _ON_SHARED[instruction.base], thread_bytes(instruction), instruction.own_frames
+            taken, least = compiled.shared_turns.get(place, (0.0, 0.0))
+            conflicts += times * (taken - least)
+    return Mix(dict(units), dict(moved), dict(opcodes), conflicts)
 
 
 def thread_bytes(instruction: assembly.Instruction) -> int:

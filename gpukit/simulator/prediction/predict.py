@@ -7,7 +7,9 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
    integers and special functions, and the schedulers that issue one instruction of a warp per clock each. The busiest SM
    has ceil(programs / SMs) programs. Rates are those that a kernel reaches which does nothing else (machine.py). Memory
    has several: loads and stores of whole lines, and of single sectors, where each lane asks for one of its own. Atomics
-   keep L2 busy with updates of sectors, or one element with its changes, which wait for one another (contention.py).
+   keep L2 busy with updates of sectors, or one element with its changes, which wait for one another (contention.py). In
+   each clock, L1 moves what an instruction wants of one stretch of 128 bytes, and each bank of shared memory one word:
+   lanes that lie apart, or that meet in a bank, take more clocks (instructions.py, banks.py).
 2. Taking turns.  A program that waits for its loads, computes, then stores, uses one resource at a time; the SM's other
    programs fill the gaps. With n programs at different points that each need the resources d1, d2, ... and besides wait
    for the time z, a balanced network of queues takes no longer for all of them than
@@ -341,9 +343,11 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
     l2 = max(0, whole) * SECTOR_BYTES / rate
     l2 += single["load"] / reached.l2_single_loads_per_us + single["store"] / reached.l2_single_stores_per_us
     if traffic.l2_atomic_sectors:
-        l2 += sum(_contention_us(each, reached)[0] for each in traffic.contention)
+        l2 += sum(_slices_us(each, reached) for each in traffic.contention)
         fences = sum(n for opcode, n in warp.opcodes.items() if opcode.startswith("MEMBAR") and ".GPU" in opcode)
         l2 += fences * compiled.num_warps * -(-launch.programs // gpu.sms) * _fence_us(gpu)
+        # Changes of one element wait for one another, while the rest of L2 goes on.
+        l2 = max(l2, *(_contention_us(each, reached)[0] for each in traffic.contention))
     return {MEMORY: dram + fetched / (2 * SECTOR_BYTES) / reached.single_reads_per_us, L2: l2}
 
 
@@ -360,11 +364,16 @@ def _dram_us(read: float, written: float, reached: Machine) -> float:
     return (both / reached.copy_gbps + (read + written - both) / rest) * 1e-3
 
 
+def _slices_us(of: Contention, reached: Machine) -> float:
+    """For which the atomics on one tensor keep the slices of L2 busy with their updates of sectors."""
+    return of.updates / _atomics_per_us(of.lines, reached)
+
+
 def _contention_us(of: Contention, reached: Machine) -> tuple[float, float]:
-    """For which the atomics on one tensor keep L2 busy, and for which at most: its slices with their updates of sectors,
-    or one element with its changes, which wait for one another."""
+    """For which the atomics on one tensor take at least, and at most: the slices of L2 with their updates of sectors, or
+    one element with its changes, which wait for one another."""
     one_ns = 1e3 / reached.float_atomics_on_one_per_us if of.floating else 32e3 / reached.atomics_on_one_per_us
-    slices = of.updates / _atomics_per_us(of.lines, reached)
+    slices = _slices_us(of, reached)
     return max(slices, of.busiest * one_ns * 1e-3), max(slices, of.busiest_most * one_ns * 1e-3)
 
 
@@ -397,14 +406,15 @@ def _per_program(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Tra
         return sum(warps * 32 * warp.units.get(unit, 0.0) / rates[unit] for unit in units)
 
     background = {line for _, line in _background(compiled)}
-    loaded = sum(
-        site.l2_sectors if site.line in background else site.l1_sectors for site in traffic.sites if site.kind == "load"
-    )
+    copied = [site for site in traffic.sites if site.kind == "load" and site.line in background]
+    by_threads = [site for site in traffic.sites if site.kind in ("load", "store") and site not in copied]
     moved = warps * (warp.bytes.get("shared", 0.0) + warp.bytes.get("local", 0.0))
-    moved += loaded * SECTOR_BYTES / launch.programs
+    moved += sum(site.l2_sectors for site in copied) * SECTOR_BYTES / launch.programs
+    stretches = sum(site.l1_stretches for site in by_threads if site.via != "tma") / launch.programs
     asked = sum(warps * warp.units.get(unit, 0.0) for unit in ("global", "shared", "local", "shuffle"))
     cycles = {
-        L1: max(moved / L1_BYTES_PER_CLOCK + lanes("shuffle"), asked),  # one instruction of a warp in each clock
+        # In each clock one instruction, or 128 bytes of it; more where lanes meet in a bank of shared memory.
+        L1: max(moved / L1_BYTES_PER_CLOCK + stretches + lanes("shuffle"), asked) + warps * warp.conflicts,
         FP32: lanes("fma", "imad", "multiply high", "fp64"),
         INTEGER: lanes("alu"),
         SPECIAL: lanes("special", "convert"),

@@ -45,7 +45,8 @@ _SAMPLED_ROWS, _MAX_WINDOW = 60_000, 8  # of a sampled launch: accesses to play 
 @dataclass(frozen=True)
 class SiteTraffic:
     """What one tl.load, tl.store or atomic cost. `l1_sectors` are those its instructions asked for, `l2_sectors` those
-    that reached L2, `dram_bytes` what was read from DRAM for it."""
+    that reached L2, `dram_bytes` what was read from DRAM for it, `l1_stretches` the stretches of 128 bytes that its
+    instructions reach over, each of them by itself: L1 takes one per clock."""
 
     kind: str
     tensor: str
@@ -54,6 +55,7 @@ class SiteTraffic:
     l1_sectors: int
     l2_sectors: int
     dram_bytes: int
+    l1_stretches: int = 0
 
 
 @dataclass(frozen=True)
@@ -171,13 +173,14 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
     forms = Forms(recording, ways)
 
     # By site: sectors that the instructions of the programs that ran ask for, the distinct ones of each warp, and of each
-    # access.
-    asked, warps, distinct = np.zeros((3, len(recording.sites)))
+    # access; stretches that the instructions reach over.
+    asked, warps, distinct, stretches = np.zeros((4, len(recording.sites)))
     ran = np.arange(len(recording) if call.sampled is None else recording.whole)
     for form, count in zip(*forms.counted(ran), strict=True):
         asked[form.site] += count * form.asked
         warps[form.site] += count * form.warps
         distinct[form.site] += count * form.sectors.size
+        stretches[form.site] += count * form.stretches
 
     play = Play(recording, gpu, ways, forms, programs_per_sm)
     missed = play.l1(l1)
@@ -195,7 +198,11 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
             to_l2 = distinct[number] + ALONE * of_one_warp + of_others_alone * of_others
         from_dram = round(dram.read[number] * SECTOR_BYTES)
         l1_sectors, l2_sectors = round(asked[number] * scale), round(to_l2 * scale)
-        sites.append(SiteTraffic(site.kind, site.tensor, site.line, site.via, l1_sectors, l2_sectors, from_dram))
+        sites.append(
+            SiteTraffic(
+                site.kind, site.tensor, site.line, site.via, l1_sectors, l2_sectors, from_dram, round(stretches[number] * scale)
+            )
+        )  # fmt: skip
 
     def total(kind: str, name: str = "l2_sectors") -> int:
         return sum(getattr(s, name) for s in sites if s.kind == kind)

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpukit.simulator.interpreter.addresses import SECTOR_BYTES, grid_offsets, touched
 from gpukit.simulator.trace import coalesce
+from gpukit.simulator.trace.levels import LINE_BYTES, LINE_SECTORS
 from gpukit.simulator.trace.recording import Recording, Site
 
 if TYPE_CHECKING:
@@ -25,11 +26,17 @@ _NOBODY = np.iinfo(np.int64).max
 @dataclass(frozen=True)
 class Way:
     """How one site moves: the elements of each warp instruction, None for a tile that one instruction moves whole,
-    whether its loads ask L1, and how many warps there are."""
+    whether its loads ask L1, and how many warps there are. `by_alignment`: where the line was compiled to instructions of
+    several widths, (bytes that a thread moves, the elements of each instruction), the widest first."""
 
     instructions: np.ndarray | None
     through_l1: bool
     warps: int = 1
+    by_alignment: tuple[tuple[int, np.ndarray], ...] = ()
+
+    def of(self, start: int) -> np.ndarray | None:
+        """The elements of each instruction of an access that begins at this address: the widest that is aligned there."""
+        return next((moved for width, moved in self.by_alignment if start % width == 0), self.instructions)
 
 
 def ways_of(recording: Recording, compiled: Compiled | None) -> dict[Site, Way]:
@@ -65,7 +72,12 @@ def ways_of(recording: Recording, compiled: Compiled | None) -> dict[Site, Way]:
             found[site] = Way(np.zeros((warps, 1), dtype=np.int64), through_l1, warps)
         else:
             instructions, warps = _instructions(layout, site.shape, vector, site.kind == "load")
-            found[site] = Way(instructions, through_l1, warps)
+            widths = _widths(site, compiled)
+            by_alignment = tuple(
+                (width, _instructions(layout, site.shape, max(1, width // site.width), site.kind == "load")[0])
+                for width in widths
+            )
+            found[site] = Way(instructions, through_l1, warps, by_alignment if len(widths) > 1 else ())
     return found
 
 
@@ -80,6 +92,14 @@ def _compiled_way(site: Site, compiled: Compiled, otherwise: tuple) -> tuple:
     bits = [a.bits for a in compiled.accesses if (a.kind, a.line) == (site.kind, site.line) and a.bits]
     vector = max(1, max(bits) // (8 * site.width)) if bits else otherwise[1]
     return access.layout, vector, access.to
+
+
+def _widths(site: Site, compiled: Compiled | None) -> list[int]:
+    """Bytes that a thread moves with the instructions of this line, the most first."""
+    accesses = () if compiled is None else compiled.accesses
+    return sorted(
+        {a.bits // 8 for a in accesses if (a.kind, a.line) == (site.kind, site.line) and a.bits}, reverse=True
+    )
 
 
 @lru_cache(maxsize=256)
@@ -112,7 +132,7 @@ def alone_among_warps(compiled: Compiled | None) -> float:
 class Form(NamedTuple):
     """What accesses have in common that differ only by whole sectors: their site, the sectors that the warps'
     instructions ask for, of which so many are new to their warp, the distinct ones, as distances from the one where the
-    access begins, and the bytes of each. Of an atomic also its lanes, the updates of sectors that they take
+    access begins, and the bytes of each; the stretches of 128 bytes that its instructions reach over, each by itself. Of an atomic also its lanes, the updates of sectors that they take
     (contention.py), and whether all lanes change one element."""
 
     site: int
@@ -123,6 +143,7 @@ class Form(NamedTuple):
     lanes: int = 0
     updates: int = 0
     one_element: bool = False
+    stretches: int = 0
 
 
 class Forms:
@@ -172,16 +193,18 @@ class Forms:
         elements = np.unique(offsets[live])
         lanes = np.bincount(np.searchsorted(sectors, elements // SECTOR_BYTES), minlength=sectors.size)
         filled = np.minimum(lanes * site.width, SECTOR_BYTES).astype(np.uint8)
-        instructions = self.ways[site].instructions
+        instructions = self.ways[site].of(begin)
         asked = warps = updates = sectors.size
+        stretches = -(-sectors.size // LINE_SECTORS)
         if instructions is not None and instructions.size:
             moved = (instructions >= 0) & live[instructions]
             if site.kind == "atomic":
                 updates = _updates(np.where(moved, offsets[instructions], _NOBODY))
             asked_for = np.where(moved, offsets[instructions] // SECTOR_BYTES, _NOBODY)
             asked, warps = _distinct(asked_for), _distinct(asked_for.reshape(self.ways[site].warps, -1))
+            stretches = _stretches(np.where(moved, offsets[instructions], _NOBODY))
         count = int(np.count_nonzero(live)) if site.kind == "atomic" else 0
-        return Form(number, asked, warps, sectors, filled, count, updates, tile >= 0 and elements.size == 1)
+        return Form(number, asked, warps, sectors, filled, count, updates, tile >= 0 and elements.size == 1, stretches)
 
 
 def _distinct(rows: np.ndarray) -> int:
@@ -189,6 +212,17 @@ def _distinct(rows: np.ndarray) -> int:
     rows = np.sort(rows, axis=1)
     fresh = (rows[:, 1:] != rows[:, :-1]) & (rows[:, 1:] != _NOBODY)
     return int(np.count_nonzero(rows[:, 0] != _NOBODY) + np.count_nonzero(fresh))
+
+
+def _stretches(rows: np.ndarray) -> int:
+    """Of each row how many stretches of 128 bytes, each from the first address that those before it do not hold, are enough
+    for all of its addresses, summed; _NOBODY is none."""
+    found, begin = 0, rows.min(axis=1, initial=_NOBODY)
+    while (live := begin != _NOBODY).any():
+        found += int(np.count_nonzero(live))
+        rows, begin = rows[live], begin[live]
+        begin = np.where(rows >= begin[:, None] + LINE_BYTES, rows, _NOBODY).min(axis=1)
+    return found
 
 
 def _updates(rows: np.ndarray) -> int:

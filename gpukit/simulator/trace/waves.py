@@ -18,6 +18,7 @@ from gpukit.simulator.trace.levels import L1, L2, LINE_BYTES
 from gpukit.simulator.trace.recording import STORAGE_ALIGNMENT, Recording, Site
 
 _SAMPLED_SMS = 4  # SMs whose L1 is followed in a sampled launch
+_GOLDEN = 0.6180339887498949  # its multiples, without their whole part, are spread evenly
 WHOLE = np.uint8(SECTOR_BYTES)
 
 
@@ -42,7 +43,8 @@ def _recorded(recording: Recording) -> _Rows:
 def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
     """The accesses of the first programs of a sampled launch. One that was cut short goes on like the nearest program that
     was not, from where its own accesses began; what it never reached goes to addresses of its own, unless all programs that
-    were not cut short begin there at one address, as with the weights of a norm."""
+    were not cut short begin there at one address, as with the weights of a norm. A gather asks for other elements in each
+    program: the same ones, moved to somewhere in a tensor of that size."""
     bounds: dict[int, list[int]] = {}
     for row, program in enumerate(recording.program):
         bounds.setdefault(program, [row, row + 1])[1] = row + 1
@@ -58,6 +60,7 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
             firsts.setdefault(site, []).append(int(starts[row]))
     shared = {site for site, found in firsts.items() if len(found) > 1 and len({*found}) == 1}
     beyond = recording.extent
+    gathered: dict[int, tuple[int, int]] = {}  # site -> where the tensor of its gathers begins, and its size
     # Shifts still free, by the row that the program goes on like and the site.
     places: dict[tuple[int, int], list[int]] = {}
     columns: list[list[np.ndarray]] = []
@@ -68,7 +71,8 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
             continue
         rows = np.arange(*bounds[min(complete, key=lambda c: (abs(c - program), c))])
         moved = starts[rows].copy()
-        begin = {int(site): row for row, site in zip(own[::-1], sites[own][::-1], strict=True)}
+        tiled = own[tiles[own] >= 0]
+        begin = {int(site): row for row, site in zip(tiled[::-1], sites[tiled][::-1], strict=True)}
         shifts = {}  # a site that was not reached lies where another one on the same tensor has moved to
         for site in np.unique(sites[rows]).tolist():
             if site in begin:
@@ -77,6 +81,14 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
                 shifts.setdefault(recording.sites[site].tensor, shift)
         for site in np.unique(sites[rows]).tolist():
             regular = (sites[rows] == site) & (tiles[rows] >= 0)
+            lost = (sites[rows] == site) & (tiles[rows] < 0)
+            if lost.any() and recording.sites[site].kind == "load" and not shifts.get(recording.sites[site].tensor):
+                if site not in gathered:
+                    size = int(reach[1, tiles[sites == site]].max()) + recording.sites[site].width
+                    gathered[site] = beyond, size
+                    beyond += -(-2 * size // STORAGE_ALIGNMENT) * STORAGE_ALIGNMENT
+                first, size = gathered[site]
+                moved[lost] = first + int(program * _GOLDEN % 1 * size) // LINE_BYTES * LINE_BYTES
             if not regular.any():
                 continue
             shift = shifts.get(site, shifts.get(recording.sites[site].tensor, 0 if site in shared else None))

@@ -1,0 +1,81 @@
+"""Turns of shared memory, by hand and in what Triton's compiler writes."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from gpukit.simulator.compiler import assembly, banks
+from gpukit.simulator.compiler.compile import compile
+from gpukit.simulator.trace.tracer import trace
+
+needs_the_interpreter = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
+
+
+def turns(code: str, threads: int = 32) -> list[tuple[float, float]]:
+    return list(banks.turns(assembly.ptx("\n".join(["mov.u32 %r1, %tid.x;", *code.split("\n")])), threads).values())
+
+
+@pytest.mark.parametrize(
+    "step, access, taken, least",
+    [
+        (4, "ld.shared.b32 %r9, [%r2];", 1, 1),
+        (8, "ld.shared.b32 %r9, [%r2];", 2, 1),
+        (128, "ld.shared.b32 %r9, [%r2+64];", 32, 1),
+        (132, "ld.shared.b32 %r9, [%r2];", 1, 1),  # a row that is one word longer
+        (0, "ld.shared.b32 %r9, [%r2];", 1, 1),  # all lanes want one word
+        (1, "st.shared.b8 [%r2], %r9;", 1, 1),
+        (64, "st.shared.b8 [%r2], %r9;", 16, 1),
+        (8, "ld.shared.v2.b32 {%r8, %r9}, [%r2];", 2, 2),
+        (16, "ld.shared.v4.b32 {%r6, %r7, %r8, %r9}, [%r2];", 4, 4),
+        (32, "ld.shared.v4.b32 {%r6, %r7, %r8, %r9}, [%r2];", 8, 4),
+        (64, "cp.async.ca.shared.global [ %r2 + 0 ], [ %rd5 + 0 ], 0x4;", 16, 1),
+        (16, "cp.async.cg.shared.global [ %r2 + 0 ], [ %rd5 + 0 ], 0x10;", 4, 4),
+        (16, "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r6, %r7, %r8, %r9}, [%r2];", 4, 4),
+        (128, "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r6, %r7, %r8, %r9}, [%r2];", 32, 4),
+    ],
+)
+def test_turns_by_hand(step, access, taken, least):
+    assert turns(f"mul.lo.s32 %r2, %r1, {step};\n{access}") == [(taken, least)]
+
+
+def test_a_swizzle_keeps_a_column_apart():
+    """Rows of 128 bytes: 16 bytes of each of eight rows meet in one bank, unless the row's number moves them."""
+    row = "and.b32 %r2, %r1, 7;\nshl.b32 %r3, %r2, 7;"
+    access = "ld.shared.v4.b32 {%r6, %r7, %r8, %r9}, [%r4];"
+    assert turns(f"{row}\nmov.b32 %r4, %r3;\n{access}") == [(32, 4)]
+    assert turns(f"{row}\nshl.b32 %r5, %r2, 4;\nxor.b32 %r4, %r3, %r5;\n{access}") == [(4, 4)]
+
+
+def test_what_no_thread_knows_moves_all_of_them():
+    known = "shl.b32 %r2, %r1, 3;"
+    unknown = f"ld.param.b32 %r7, [kernel_param_1];\nmov.u32 %r8, %ctaid.x;\nmad.lo.s32 %r9, %r7, %r8, 4;\n{known}\nadd.s32 %r2, %r2, %r9;"
+    access = "ld.shared.b32 %r5, [%r2];"
+    assert turns(f"{known}\n{access}") == turns(f"{unknown}\n{access}") == [(2, 1)]
+
+
+def test_lanes_that_are_masked_off_take_no_turn():
+    code = "setp.lt.u32 %p1, %r1, 4;\nshl.b32 %r2, %r1, 7;\n@%p1 st.shared.b32 [%r2], %r9;"
+    assert turns(code) == [(4, 1)]
+    assert turns(code, threads=128) == [(4, 1)], "three of the four warps have no live lane"
+
+
+@triton.jit
+def product(a_ptr, b_ptr, c_ptr, K, B: tl.constexpr):
+    i, j = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
+    total = tl.zeros((B, B), tl.float32)
+    for k in range(0, K, B):
+        total = tl.dot(tl.load(a_ptr + i * K + k + j), tl.load(b_ptr + (k + i) * B + j), total)
+    tl.store(c_ptr + i * B + j, total)
+
+
+@needs_the_interpreter
+@pytest.mark.parametrize("dtype, meets", [(torch.bfloat16, False), (torch.float32, True)])
+def test_a_matrix_that_the_copies_transpose(dtype, meets):
+    """Hopper's tensor cores take tf32 only with neighbors along the sum: b is transposed word by word as it is copied."""
+    a, b, c = (torch.empty(64, 64, dtype=dtype, device="meta") for _ in range(3))
+    with trace(sample=1) as t:
+        product[(1,)](a, b, c, 64, B=64)
+    compiled = compile(t.launches[0], gpu="h200")
+    worst = max(taken / least for (kind, *_), (taken, least) in compiled.shared_turns.items() if kind == "copy")
+    assert (worst > 4) == meets
