@@ -585,12 +585,12 @@ def test_where_nothing_can_be_written_is_a_sentence(real_course, shell, status, 
 
 
 def test_validate_prints_what_is_recorded(capsys):
-    assert cli.main(["validate"]) == 0
+    assert cli.main(["validate", "--gpu", "h200"]) == 0
     out = capsys.readouterr().out
     assert "TRAFFIC, simulated and measured on h200\nkernel" in out
     assert re.search(r"\n\d+ rows judged: \d+ within their bar", out)
     assert "TIMES, simulated and measured on h200\n" in out
-    assert cli.main(["validate", "--misses"]) == 0
+    assert cli.main(["validate", "--misses", "--gpu", "h200"]) == 0
     assert len(capsys.readouterr().out) < len(out)
 
 
@@ -600,7 +600,7 @@ def test_validate_ends_with_1_where_a_row_is_outside_its_bar_without_a_reason(ca
     for module in (times, traffic):
         with monkeypatch.context() as patch:
             patch.setattr(module, "REASONS", {})
-            assert cli.main(["validate", "--misses"]) == 1
+            assert cli.main(["validate", "--misses", "--gpu", "h200"]) == 1
     capsys.readouterr()
 
 
