@@ -86,3 +86,24 @@ def test_the_half_held_back_comes_first_and_decides(results, capsys):
     assert cli.main(["validate", "--gpu", "h200"]) == 0 and "nothing is recorded" in capsys.readouterr().out
     traffic.write([dataclasses.replace(counted, ratio=1.2)], results / "h200" / "halves_traffic.csv")
     assert cli.main(["validate", "--gpu", "h200"]) == 1
+
+
+def test_what_is_recorded_of_an_h100():
+    rows = times.read("h100-sxm", "new")
+    assert [row.case for row in rows] == list(CASES)
+    assert all(row.ratio == pytest.approx(row.predicted_us / row.measured_us, rel=1e-3) for row in rows)
+    missed = {(row.case, row.gpu) for row in rows if row.judged and abs(row.ratio - 1) > halves.BARS["worst"]}
+    assert halves.REASONS.keys() <= missed, "a reason for what is no miss"
+    outside = halves.outside(halves.of(rows, "held"))
+    assert cli.main(["validate", "--gpu", "h100-sxm"]) == int(bool(outside) or halves_with_unknown_traffic())
+
+
+def halves_with_unknown_traffic() -> bool:
+    return any(each.unexplained for each in halves.of(halves.traffic_rows("h100-sxm"), "held"))
+
+
+@needs_the_interpreter
+@pytest.mark.parametrize("case", ["16 Mi atomics into one address", "linked lists in 8 MiB, 132 programs"])
+def test_what_is_recorded_is_what_is_predicted_today(case):
+    (recorded,) = (row.predicted_us for row in times.read("h100-sxm", "new") if row.case == case)
+    assert times.predict_case(case, "h100-sxm", "new")[0] == pytest.approx(recorded, rel=0.01)
