@@ -4,5 +4,6 @@ compile      a kernel and its arguments in, `Compiled` out: registers, spills, s
 worker       the process that compiles, since the interpreter's variable changes Triton when it is imported
 layouts      which thread holds which element of a block
 assembly     PTX and SASS as data; listing makes rows of it that can be read
+banks        how lanes meet in the banks of shared memory
 occupancy    how many programs are on an SM at a time
 """
