@@ -2,6 +2,7 @@
 
 import builtins
 import dataclasses
+import json
 import linecache
 import os
 import subprocess
@@ -260,6 +261,24 @@ def test_where_kernels_are_compiled_for_the_gpu_too():
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     root = Path(__file__).resolve().parents[2]
     subprocess.run([sys.executable, "-c", script], check=True, env=environment, cwd=root)
+
+
+@triton.jit
+def says_torch(x_ptr: torch.Tensor, y_ptr, n: tl.constexpr):
+    tl.store(y_ptr, tl.load(x_ptr) + n)
+
+
+@pytest.mark.parametrize(("kernel", "torch_is_there"), [(softmax, False), (says_torch, True)])
+def test_the_compiler_does_without_torch_unless_the_kernel_names_it(kernel, torch_is_there):
+    job = compile_module._job(kernel, (empty(64), empty(64), 64), {"BLOCK": 64} if kernel is softmax else {})
+    script = (
+        "import json, sys; from gpukit.simulator.compiler import worker; answer = worker._run(json.load(sys.stdin))\n"
+        "print('torch.nn' in sys.modules, '.entry' in answer['ptx'])\n"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    told = json.dumps(job | {"capability": 90})
+    done = subprocess.run([sys.executable, "-c", script], input=told, capture_output=True, text=True, env=environment)
+    assert done.stdout.split() == [str(torch_is_there), "True"], done.stderr
 
 
 # ---- the cache ----------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """The other half of compile.py: a process that compiles one kernel for one target and prints what came out, as JSON.
 
 It runs without TRITON_INTERPRET, which changes Triton at import, and with a driver that only knows the target, so that
-it works where there is no GPU and aims at any GPU where there is one. It imports neither torch nor the learner's file:
-the job holds the source of each function the kernel needs and the globals they use, which is as true for a notebook
-cell as for a file, and costs a tenth of a second where importing torch costs one to two.
+it works where there is no GPU and aims at any GPU where there is one. It imports neither torch, which takes longer than
+most kernels, nor the learner's file: the job holds the source of each function the kernel needs and the globals they
+use, which is as true for a notebook cell as for a file.
 """
 
 import collections
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import types
 import warnings
 
 MISSING = "gpukit.missing"  # tag of a global that cannot be carried over: the kernel meets a NameError if it uses it
@@ -48,6 +49,20 @@ class _Tensor:
 
     def data_ptr(self) -> int:
         return self._address
+
+
+def _without_torch() -> None:
+    """Triton asks torch what a tensor is when it looks at its first argument, and would import it for that: one to two
+    seconds. Until a kernel names torch, an empty module with that one class answers."""
+    stand_in = types.ModuleType("torch")
+    stand_in.Tensor = type("Tensor", (), {})
+    sys.modules.setdefault("torch", stand_in)
+
+
+def _with_torch() -> None:
+    """The real one is imported next time."""
+    if getattr(sys.modules.get("torch"), "__spec__", None) is None:
+        sys.modules.pop("torch", None)
 
 
 class _Target:
@@ -104,6 +119,8 @@ class Job:
         if tag == "function":
             return self.functions[rest[0]]
         module, path = rest  # "import"
+        if module.partition(".")[0] == "torch":
+            _with_torch()
         found = importlib.import_module(module)
         for part in path.split(".") if path else ():
             found = getattr(found, part)
@@ -188,6 +205,7 @@ def _disassemble(cubin: bytes) -> str:
 def _run(job: dict) -> dict:
     import triton
 
+    _without_torch()
     triton.runtime.driver.set_active(_Target(job["capability"]))
     triton.knobs.runtime.add_stages_inspection_hook = _true_lines
     ptxas = io.StringIO()
@@ -236,6 +254,7 @@ def accepts(jobs: list[dict], gpus: list[str]) -> dict:
 
     from gpukit import hardware
 
+    _without_torch()
     one_of_each = list({job["name"]: job for job in reversed(jobs)}.values())
     for gpu, launches in zip(map(hardware.gpu, gpus), [jobs, *[one_of_each] * (len(gpus) - 1)], strict=True):
         major, minor = gpu.compute_capability
