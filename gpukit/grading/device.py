@@ -15,6 +15,7 @@ import json
 import linecache
 import textwrap
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -53,16 +54,7 @@ class Device:
         text = [f"{line}\n" for line in lines]
         linecache.cache[path] = (len(source), None, text, path)  # None: never looked for on disk
         self.path, self.uploads = path, uploads
-        self._texts: dict[tuple[str, int], str] = {}
-        self._flags = 0
-        self._tree = ast.parse(source)
-        for node in ast.walk(self._tree):
-            if isinstance(node, ast.FunctionDef):
-                text = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]) + "\n")
-                self._texts[node.name, node.lineno] = text
-            elif isinstance(node, ast.ImportFrom) and node.module == "__future__":
-                if "annotations" in {name.name for name in node.names}:
-                    self._flags = STRINGS_FOR_ANNOTATIONS
+        self._parameters, self._texts, self._flags = _read(source)
         self._kernels: dict[str, Any] = {}
         self._case = 0
         self.storages: dict[str, torch.Tensor] = {}  # flat, uint8
@@ -126,8 +118,7 @@ class Device:
 
     def parameters(self, function: str) -> list[str]:
         """What a function of the file calls its arguments; nothing if the file does not say."""
-        found = [node for node in self._tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
-        return [arg.arg for arg in (*found[-1].args.posonlyargs, *found[-1].args.args)] if found else []
+        return self._parameters.get(function, [])
 
     def _result(self, told: Any) -> Any:
         if told is None or isinstance(told, str):
@@ -252,6 +243,26 @@ class Device:
             "constexpr_globals": [name for name in told["constexpr_globals"] if type(name) is str],
             "globals": dict(told["globals"]),
         }
+
+
+@cache  # the devices of a check have one file
+def _read(source: str) -> tuple[dict[str, list[str]], dict[tuple[str, int], str], int]:
+    """Of the file's own functions the names of their arguments, of all functions by name and line the text, and the flags with
+    which they are compiled."""
+    lines = source.split("\n")
+    tree = ast.parse(source)
+    own = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    parameters = {node.name: [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)] for node in own}
+    texts: dict[tuple[str, int], str] = {}
+    flags = 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            text = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]) + "\n")
+            texts[node.name, node.lineno] = text
+        elif isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            if "annotations" in {name.name for name in node.names}:
+                flags = STRINGS_FOR_ANNOTATIONS
+    return parameters, texts, flags
 
 
 class _Functions(compiler.Job):

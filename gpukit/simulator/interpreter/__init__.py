@@ -11,5 +11,5 @@ language      and, or and not; min, max and range; what the interpreter lacks
 gluon         what the words of a kernel in Gluon mean; shared_memory is where its warps, copies and products meet
 frames        where in the user's code it happened
 lines         how often each source line ran; sampled runs a few programs on addresses alone
-type_cache    what makes it quicker
+type_cache    what makes it quicker, and shortcuts
 """

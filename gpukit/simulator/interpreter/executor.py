@@ -18,7 +18,7 @@ from triton.runtime.errors import InterpreterError
 
 from gpukit import hardware
 from gpukit.launches import watchers
-from gpukit.simulator.interpreter import gluon, language, running
+from gpukit.simulator.interpreter import gluon, language, running, shortcuts
 from gpukit.simulator.interpreter.arithmetic import LIBDEVICE, bind_libdevice, min_dot_size
 from gpukit.simulator.interpreter.bounds import Memory, note_written
 from gpukit.simulator.interpreter.faults import Fault
@@ -175,8 +175,9 @@ def _language():
     targets = ti.interpreter_builder.codegen_fns
     scope.set_attr(ti.interpreter_builder, "codegen_fns", {**targets, "min_dot_size": min_dot_size})
     language.bind(scope)
+    shortcuts.bind(scope)
     places = {(id(owner), name): (owner, name) for owner, name, _ in scope._changes}
-    _meanings[loaded] = [(owner, name, vars(owner)[name]) for owner, name in places.values()]
+    _meanings[loaded] = [(owner, name, shortcuts.direct(vars(owner)[name])) for owner, name in places.values()]
     return scope
 
 

@@ -13,7 +13,7 @@ import importlib
 import numpy as np
 import triton
 
-from gpukit.simulator.interpreter import arithmetic, executor, language, memory_ops, type_cache
+from gpukit.simulator.interpreter import arithmetic, executor, language, memory_ops, shortcuts, type_cache
 from gpukit.simulator.interpreter.running import INTERPRETER
 
 SUPPORTED = "3.6 to 3.9"
@@ -68,6 +68,8 @@ _PATCHES = (
     (INTERPRETER, "_ir.ATOMIC_OP.XCHG", None),
     (INTERPRETER, "interpreter_semantic", None),
     ("triton.language.semantic", "TritonSemantic.load", memory_ops.load_with_other),
+    ("triton.language.semantic", "TritonSemantic.broadcast_impl_value", shortcuts.of_one_shape),
+    ("triton.language.semantic", "TritonSemantic.cast", shortcuts.of_one_type),
     (INTERPRETER, "InterpreterBuilder.create_maxnumf", arithmetic.nan_dropping(np.fmax)),
     (INTERPRETER, "InterpreterBuilder.create_minnumf", arithmetic.nan_dropping(np.fmin)),
     (INTERPRETER, "ReduceOps.sum", arithmetic.reduce_sum),

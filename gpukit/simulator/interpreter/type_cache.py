@@ -25,28 +25,34 @@ def cache_types(scope) -> None:
     """Each op of a kernel makes several tensors and block types, and Triton works out the shape of each anew: half the
     time of an op. Their shapes are few, so each is worked out once."""
     blocks: dict[tuple, tuple] = {}
-    tensors: dict[tuple, tuple] = {}
+    by_shape: dict[int, tuple] = {}  # the same by id of the shape's object, which `blocks` keeps alive
+    tensors: dict[int, tuple] = {}  # by that id, too
     block_init, tensor_init = tl.block_type.__init__, tl.tensor.__init__
 
     def block_type(self, element_ty, shape):
-        key = tuple(shape)
-        try:
-            self.shape, self.numel, text = blocks[key]
-        except (KeyError, TypeError):
-            block_init(self, element_ty, shape)
-            if all(type(n) is int for n in key):
-                blocks[key] = self.shape, self.numel, str(self.shape)
-            return
+        known = by_shape.get(id(shape))
+        if known is None:
+            key = tuple(shape)
+            try:
+                known = blocks[key]
+            except (KeyError, TypeError):
+                block_init(self, element_ty, shape)
+                if all(type(n) is int for n in key):
+                    known = self.shape, self.numel, str(self.shape)
+                    blocks[key] = by_shape[id(self.shape)] = known
+                return
+        self.shape, self.numel, text = known
         self.element_ty = element_ty
         self.name = f"<{text}, {element_ty}>"
 
     def tensor(self, handle, type):
-        key = tuple(type.shape) if type.is_block() else ()
+        place = id(type.shape) if type.is_block() else 0
         try:
-            self.shape, self.numel = tensors[key]
+            self.shape, self.numel = tensors[place]
         except KeyError:
             tensor_init(self, handle, type)
-            tensors[key] = self.shape, self.numel
+            if place == 0 or place in by_shape:
+                tensors[place] = self.shape, self.numel
             return
         self.handle = handle
         self.type = type
