@@ -223,8 +223,13 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         "-j", "--jobs", type=int, default=1, metavar="N", help="exercises at a time (default: %(default)s)"
     )
     added.add_argument(
-        "--seeds", type=int, default=1, metavar="N", help="inputs for each right answer (default: %(default)s)"
+        "--seeds",
+        type=_seeds,
+        default="1",
+        metavar="N",
+        help="inputs for each right answer: of seeds 1 to N, or A-B for those from A to B (default: %(default)s)",
     )
+    added.add_argument("--right", action="store_true", help="try right answers alone")
     added.add_argument(
         "--mutants",
         nargs="?",
@@ -272,17 +277,27 @@ def _check(args: argparse.Namespace) -> int:
     return 0 if all(v.state in ("pass", "skipped") for v in verdicts) else 1
 
 
+def _seeds(text: str) -> range:
+    first, dash, last = text.partition("-")
+    if not first.isdecimal() or (dash and not last.isdecimal()):
+        raise argparse.ArgumentTypeError(f"expected a number, such as 3, or a range, such as 63-200, got {text!r}")
+    chosen = range(int(first), int(last) + 1) if dash else range(1, int(first) + 1)
+    if not chosen or chosen[0] < 1:
+        raise argparse.ArgumentTypeError(f"seeds count from 1 and upwards, got {text!r}")
+    return chosen
+
+
 def _integrity(args: argparse.Namespace) -> int:
     from gpukit import integrity
 
-    for name in ("jobs", "seeds"):
-        if getattr(args, name) < 1:
-            raise course.CourseError(f"--{name} must be 1 or more, got {getattr(args, name)}")
+    if args.jobs < 1:
+        raise course.CourseError(f"--jobs must be 1 or more, got {args.jobs}")
     root, chosen = _root(), _chosen(args.ids)
     print(integrity.heading())
     rows = integrity.integrity(
-        chosen, root, args.jobs, args.seeds, args.mutants, show=lambda row: print(integrity.line(row), flush=True)
-    )
+        chosen, root, args.jobs, args.seeds, args.mutants, args.right,
+        show=lambda row: print(integrity.line(row), flush=True),
+    )  # fmt: skip
     print(f"\n{integrity.summary(rows)}")
     return 0 if all(row.whole for row in rows) else 1
 

@@ -28,12 +28,13 @@ from __future__ import annotations
 import ast
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from gpukit import course, mutants
 from gpukit.course import CourseError
@@ -379,11 +380,14 @@ class Row:
         return not self.misses and all(a == b for a, b in counts)
 
 
-def judge_exercise(exercise_id: str, root: Path, seeds: int = 1, mutate: str | None = None) -> Row:
-    """Try all answers to one exercise: wrong and generated ones with seed 1, right ones and the solution with `seeds` seeds.
+def judge_exercise(
+    exercise_id: str, root: Path, seeds: Iterable[int] = (1,), mutate: str | None = None, right_alone: bool = False
+) -> Row:
+    """Try all answers to one exercise: wrong and generated ones with seed 1, right ones and the solution with each of `seeds`.
 
     mutate  which mutants of the solution are tried as well: "all", "functions" (all if it is no kernel), "some" (every
             tenth if it is a kernel), None
+    right_alone  whether wrong, generated and changed ones are left out
     """
     start = time.perf_counter()
     exercise = registry.exercise(exercise_id)
@@ -410,12 +414,14 @@ def judge_exercise(exercise_id: str, root: Path, seeds: int = 1, mutate: str | N
     def count(found: list[bool]) -> tuple[int, int]:
         return sum(found), len(found)
 
-    wrong = [holds(answer, 1) for answer in known if answer.diagnosis not in (RIGHT, EQUIVALENT)]
-    made = [holds(answer, 1) for answer in _wrong(generated(exercise, text), known)]
-    mutated = [holds(answer, 1) for answer in _tried(_wrong(_mutants(exercise_id, text), known), exercise, mutate)]
+    wrong, made, mutated = [], [], []
+    if not right_alone:
+        wrong = [holds(answer, 1) for answer in known if answer.diagnosis not in (RIGHT, EQUIVALENT)]
+        made = [holds(answer, 1) for answer in _wrong(generated(exercise, text), known)]
+        mutated = [holds(answer, 1) for answer in _tried(_wrong(_mutants(exercise_id, text), known), exercise, mutate)]
     rights = [Answer(exercise_id, "the solution", RIGHT, text, f"solutions/{exercise.concept}.py")]
     rights += [answer for answer in known if answer.diagnosis == RIGHT]
-    right = [all([holds(answer, seed)[0] for seed in range(1, seeds + 1)]) for answer in rights]
+    right = [all([holds(answer, seed)[0] for seed in seeds]) for answer in rights]
     return Row(
         exercise_id,
         wrong=count([good for good, _ in wrong]),
@@ -460,18 +466,40 @@ def integrity(
     ids: list[str],
     root: Path,
     jobs: int = 1,
-    seeds: int = 1,
+    seeds: Sequence[int] = (1,),
     mutate: str | None = None,
+    right_alone: bool = False,
     show: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
-    """One row for each exercise, `jobs` at a time; `show` is called with each as it comes, in the order of `ids`."""
+    """One row for each exercise, `jobs` at a time; `show` is called with each as it comes, in the order of `ids`. What the
+    arguments mean: judge_exercise. Right answers alone are shared out by seeds as well, and each seed counts."""
     rows = []
+    parts = [(seed,) for seed in seeds] if right_alone else [seeds]
+    tasks = [(exercise_id, part) for exercise_id in ids for part in parts]
+    judge = partial(_judged, root=root, mutate=mutate, right_alone=right_alone)
     # Each process has a judge, and a fork server, of its own. Forked before torch is loaded, so nothing runs in threads yet.
     with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
-        for row in pool.map(partial(judge_exercise, root=root, seeds=seeds, mutate=mutate), ids):
+        found = pool.map(judge, tasks)
+        for _ in ids:
+            row = _together([next(found) for _ in parts])
             rows.append(row)
             show(row)
     return rows
+
+
+def _judged(task: tuple[str, Sequence[int]], **options: Any) -> Row:
+    exercise_id, seeds = task
+    return judge_exercise(exercise_id, seeds=seeds, **options)
+
+
+def _together(rows: list[Row]) -> Row:
+    """The rows of one exercise as one."""
+    counts = {
+        name: tuple(sum(getattr(row, name)[i] for row in rows) for i in (0, 1))
+        for name in ("wrong", "named", "generated", "mutants", "right")
+    }
+    misses = tuple(dict.fromkeys(miss for row in rows for miss in row.misses))
+    return Row(rows[0].exercise, **counts, seconds=sum(row.seconds for row in rows), misses=misses)
 
 
 HEADINGS = (

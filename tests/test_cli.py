@@ -623,3 +623,11 @@ def test_completion_knows_the_public_names_and_loads_nothing():
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
     names = set("check compare compile exercise hint patch predict trace unpatch use".split())
     assert names <= set(out[0].split()) and out[1] == "[]"
+
+
+def test_seeds_are_a_number_or_a_range(capsys):
+    assert [list(cli._seeds(text)) for text in ("1", "3", "5-7")] == [[1], [1, 2, 3], [5, 6, 7]]
+    for text in ("0", "7-5", "x", "3-", "-3", "0-2"):
+        with pytest.raises(SystemExit):
+            cli.main(["integrity", "dtypes.round", f"--seeds={text}"])
+        assert f"got {text!r}" in capsys.readouterr().err

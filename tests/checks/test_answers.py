@@ -43,6 +43,13 @@ def test_a_wrong_answer_is_rejected_with_its_diagnosis(exercise):
     assert integrity.badly_said(verdict) == ""
 
 
+def test_right_answers_alone_count_for_each_seed():
+    (row,) = integrity.integrity(["dtypes.round"], known.ROOT, seeds=(7, 9), right_alone=True)
+    rights = len(known.right(registry.exercise("dtypes.round")))
+    assert row.right == (2 * (rights + 1),) * 2  # and the solution
+    assert row.wrong == row.generated == row.mutants == (0, 0) and row.whole
+
+
 def test_what_is_badly_said():
     said = judge_source(EXERCISES[0], known.wrong(EXERCISES[0])[0].source, seed=1)
     long, many = (replace(said, lines=lines) for lines in (("x" * 141,), ("x",) * (MAX_LINES + 1)))
