@@ -16,6 +16,13 @@ def turns(code: str, threads: int = 32) -> list[tuple[float, float]]:
     return list(banks.turns(assembly.ptx("\n".join(["mov.u32 %r1, %tid.x;", *code.split("\n")])), threads).values())
 
 
+def test_constants_have_64_bits_and_a_sign():
+    for constant in ("-8", "0xfffffffffffffff8", "18446744073709551608U"):
+        code = f"mul.lo.s64 %rd2, %r1, 4;\nand.b64 %rd3, %rd2, {constant};\nld.shared.b32 %r9, [%rd3];"
+        assert turns(code) == [(1, 1)]  # two lanes each want one word
+    assert turns("mov.b32 %r2, 0f3F800000;\nadd.s32 %r3, %r1, 0x1ffffffffffffffff;\nld.shared.b32 %r9, [%r3];")
+
+
 @pytest.mark.parametrize(
     "step, access, taken, least",
     [

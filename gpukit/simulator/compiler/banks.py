@@ -96,12 +96,21 @@ def _execute(instruction: Instruction, registers: dict[str, np.ndarray], threads
     if not names or not names[0].startswith("%") or op[0] in ("st", "bra", "bar"):
         return
     target, zero = names[0], np.zeros(threads, dtype=np.int64)
-    values = [registers.get(n, zero) if not re.match(r"-?\d", n) else zero + int(n.rstrip("U"), 0) for n in names[1:]]
+    values = [zero + _number(n) if re.match(r"-?\d", n) else registers.get(n, zero) for n in names[1:]]
     try:
         value = _value(op, values, registers.get(target, zero))
     except (IndexError, ValueError):
         value = None
     registers[target] = zero if value is None else _fit(value, op)
+
+
+def _number(text: str) -> int:
+    """A constant of PTX, as 64 bits with a sign: masks are written as numbers of 64 bits without one. Of a float, 0."""
+    try:
+        number = int(text.rstrip("U"), 0)
+    except ValueError:
+        return 0
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _fit(value: np.ndarray, op: list[str]) -> np.ndarray:
