@@ -46,6 +46,8 @@ def matmul_kernel(
     pid_m, pid_n, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     # BEGIN SOLUTION
+    stride_ak = tl.cast(stride_ak, tl.int64)  # BLOCK_K of them may be beyond 32 bits
+    stride_bk = tl.cast(stride_bk, tl.int64)
     offs_m = pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     offs_n = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     offs_k = tl.arange(0, BLOCK_K).to(tl.int64)

@@ -47,6 +47,7 @@ def _benchmark_cases(rng: Random) -> list[Case]:
             "a kernel that fits the L2, slow launches", {"launch_us": 9.0}, about(16), about(20), "in-l2", "short"
         ),
         _function("a long kernel", {}, 4, about(2500)),
+        _function("a kernel of ten µs", {}, 1, rng.uniform(10, 12), "in-l2", "short"),
         _function("a GPU that takes twice as long at first", {"slow": 2.0}, about(20), about(40), "in-l2"),
     )
 

@@ -203,6 +203,8 @@ STRIDES = KernelExercise(
             (far(1, 3 << 20, 1024, transposed=True), far(1, 1024, 3 << 20, transposed=True)),
             (far(1, 3 << 20, 1024), far(1, 1024, 3 << 20)),
             (far(1 << 15, 256, 512), far(1 << 15, 512, 256)),
+            # One step along K fits into 32 bits, BLOCK_K of them do not.
+            (far(1, 64, 96, gap=3 << 25), far(1, 96, 64, transposed=True, gap=3 << 25)),
         )
     ],
     traffic=Traffic(reads=_products_read, writes=_products_bytes, memory=_products_bytes),  # memory: no copy of a or b
@@ -264,6 +266,11 @@ def _precision_cases(rng: Random) -> list[Case]:
     for way in ("fp16", "bf16"):  # below 6e-5 float16 has fewer digits
         a, b = make.noise(8, 8, 64)
         cases.append(product(f"{way}, numbers around 1e-6", way, a * 1e-6, b, way, "small-numbers"))
+    a, b = make.noise(8, 8, 64)
+    a[0] = a[0].bfloat16().float() * 2.0**12  # large terms, and every way to read them is exact
+    cases.append(
+        product("tf32, one row of large numbers that bfloat16 holds exactly", "tf32", a, b.bfloat16().float(), "tf32")
+    )
     for way in ("tf32", "bf16 sums"):
         a, b = make.noise(8, 8, 64)
         a[3], b[:, 5] = 0, 0

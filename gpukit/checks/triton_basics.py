@@ -296,7 +296,9 @@ MUL_RELU = KernelExercise(
         Misconception("no-weight", gives=_dx(lambda x, w, dy: _chosen(x * w > 0, dy))),
         Misconception("times-zero", when=only("beyond", kind="nan")),
         Misconception("gradient-at-zero", gives=_dx(lambda x, w, dy: _chosen(x * w >= 0, dy * w))),
-        Misconception("gradient-strides", gives=_dx(lambda x, w, dy: _chosen(x * w > 0, ideas.as_if_contiguous(dy) * w))),
+        Misconception(
+            "gradient-strides", gives=_dx(lambda x, w, dy: _chosen(x * w > 0, ideas.as_if_contiguous(dy) * w))
+        ),
     ),
 )
 
