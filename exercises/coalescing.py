@@ -43,7 +43,7 @@ def bias_relu_kernel(x_ptr, bias_ptr, y_ptr, M, N, BLOCK: tl.constexpr):
     pid = tl.program_id(0)
     i = pid.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # your code here
     m, n = i % M, i // M
-    mask = i < M * N
+    mask = i < tl.cast(M, tl.int64) * N
     x = tl.load(x_ptr + m * N + n, mask=mask)
     bias = tl.load(bias_ptr + n, mask=mask)
     tl.store(y_ptr + m * N + n, tl.maximum(x + bias, 0.0), mask=mask)

@@ -52,10 +52,10 @@ def bias_relu_kernel(x_ptr, bias_ptr, y_ptr, M, N, BLOCK: tl.constexpr):
     # BEGIN SOLUTION
     # STUB: i = pid.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     # STUB: m, n = i % M, i // M
-    # STUB: mask = i < M * N
+    # STUB: mask = i < tl.cast(M, tl.int64) * N
     i = pid.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m, n = i // N, i % N
-    mask = i < M * N
+    mask = i < tl.cast(M, tl.int64) * N
     # END SOLUTION
     x = tl.load(x_ptr + m * N + n, mask=mask)
     bias = tl.load(bias_ptr + n, mask=mask)

@@ -12,7 +12,7 @@ from gpukit.grading import recognize
 from gpukit.grading.compare import told_apart
 from gpukit.grading.evidence import Evidence, Outcome
 from gpukit.grading.exercise import Allowed, Case, Exercise
-from gpukit.grading.messages import Failure
+from gpukit.grading.messages import NOTHING_STORED, Failure
 from gpukit.grading.verdict import MAX_LINES
 from gpukit.simulator.cuda import nvrtc
 
@@ -21,6 +21,10 @@ WIDTH = 118
 _WRAPPED = (
     "the tensor has more than 2^31 elements, and an offset computed in int32 wraps around there and becomes negative: which "
     "index has to be int64 before it is multiplied by a stride?"
+)
+_ALL_MASKED = (
+    "every lane is masked off there: the tensor has more than 2^31 elements, and a bound that is computed in int32, as a product "
+    "of two sizes, wraps around and becomes negative. Which number does your mask compare with?"
 )
 _BACKWARD_TWICE = "Trying to backward through the graph a second time"  # how PyTorch's message begins
 _SIXTEEN_BITS = (
@@ -131,6 +135,9 @@ class Words:
             if of != self.exercise.id and of.startswith(f"{self.exercise.concept}."):
                 more = f"that gap belongs to {of[:60]}, on which this exercise builds: fill that one first"
             return self._found("todo", "todo", text, more)
+        if error.type == NOTHING_STORED:
+            code = [f"line {error.line}: {error.source}"] if error.source else []
+            return self._found("fail", "nothing-stored", f"nothing is stored{where}", *code, _ALL_MASKED)
         if error.fault:
             fault = error.fault
             first = {

@@ -56,6 +56,9 @@ class Fault:
     line: int = 0
 
 
+NOTHING_STORED = "NothingStored"  # the type of a Failure without an exception: all lanes of all stores are masked off
+
+
 @dataclass(frozen=True)
 class Failure:
     """An exception, seen from the learner's file: `line` is 0 if it has no line there, `todo` tells an unfilled gap."""

@@ -31,7 +31,7 @@ from typing import Any
 
 from gpukit.grading import messages, remote, wire
 from gpukit.grading.kernel_text import Refused
-from gpukit.grading.messages import AccessFacts, Failure, Fault, Job, LaunchFacts, Reply
+from gpukit.grading.messages import NOTHING_STORED, AccessFacts, Failure, Fault, Job, LaunchFacts, Reply
 
 _ABOUT = {MemoryError: "it asks for more memory than a check may have", SystemExit: "the file ends the program"}
 
@@ -271,17 +271,21 @@ def _on_meta(arg: Any) -> Any:
 
 def _on_addresses(call: Callable[[], Any]) -> Reply:
     """A call on tensors without memory: a few programs of each launch run, nothing is computed, and every access is held
-    against the bounds of its tensor. What else goes wrong there proves nothing."""
+    against the bounds of its tensor. Programs whose masks leave nothing to store are an error, too: so is a mask whose bound,
+    a product of two sizes, is negative in 32 bits. What else goes wrong there proves nothing."""
     from gpukit.simulator.interpreter.faults import MemoryFault
     from gpukit.simulator.interpreter.sampled import Sampled
 
     try:
-        with _within_limits(), Sampled(_ADDRESSED):
+        with _within_limits(), Sampled(_ADDRESSED) as seen:
             call()
     except MemoryFault:
         raise
     except Exception:
-        pass
+        return Reply()
+    for file, line in seen.silent:
+        source = linecache.getline(file, line).strip()[:160]
+        return Reply(error=Failure(NOTHING_STORED, "", line, source, todo=False, fault=None, traceback=""))
     return Reply()
 
 

@@ -15,13 +15,19 @@ class TooLong(Exception):
 
 class Sampled:
     """A context manager: inside, `sample` programs of each launch run, spread over its grid. Raises MemoryFault, and TooLong
-    for programs that make more accesses than anybody wants to wait for."""
+    for programs that make more accesses than anybody wants to wait for.
+
+    silent   (file, line) of a store in each launch whose programs came to their stores and had every lane masked off
+    """
 
     dry, role = False, "whole"  # what the interpreter asks of a watcher, and says to a recorder
 
     def __init__(self, sample: int):
         self.sample = sample
         self._left = 0
+        self.silent: list[tuple[str, int]] = []
+        self._masked: tuple[str, int] | None = None  # the launch's first store of no lane
+        self._stored = False
 
     def __enter__(self) -> Sampled:
         layer.install()
@@ -33,12 +39,16 @@ class Sampled:
 
     def begin(self, call) -> Sampled:
         self._left = _MOST
+        self._masked, self._stored = None, False
         return self
 
     def access(self, access, program: int, file: str, line: int) -> None:
         self._left -= 1
         if self._left < 0:
             raise TooLong
+        if access.kind != "load":
+            self._stored = self._stored or access.lanes > 0
+            self._masked = self._masked or (file, line)
 
     def dot(self, flops: int) -> None:
         pass
@@ -55,4 +65,5 @@ class Sampled:
         pass
 
     def end(self) -> None:
-        pass
+        if self._masked and not self._stored:
+            self.silent.append(self._masked)
