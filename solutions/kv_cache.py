@@ -151,8 +151,8 @@ def decode_packed(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor) 
     """As `decode`, with fewer heads in the cache: q is [B, H, D], the caches are [B, T_max, H_kv, D].
 
     All tensors are contiguous, and lengths are at least 1. GROUP = H / H_kv neighboring query heads, 1 to 64 of them, read
-    the same head of the cache. D is a power of two, at least 16. Bound: each key and value within the lengths is loaded
-    once, whatever GROUP is.
+    the same head of the cache. D is a power of two, at least 16. Bound: q, and each key and value within the
+    lengths, are loaded once, whatever GROUP is.
     """
     B, H, D = q.shape
     _, T_max, H_kv, _ = k_cache.shape
