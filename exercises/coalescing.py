@@ -72,7 +72,7 @@ def embedding(ids: Tensor, table: Tensor) -> Tensor:
     """ids [T], int64, each from 0 to V - 1; table [V, D], both contiguous -> y [T, D], whose row t is table[ids[t]].
 
     Bound: each row that is asked for is read once and y is written once, in as few sectors as their bytes fill. An id may be
-    read once for each block of its row.
+    read once for each block of its row, and a block has 64 elements or more.
     """
     (T,) = ids.shape
     _, D = table.shape
