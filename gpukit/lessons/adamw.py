@@ -314,7 +314,7 @@ RECIPES = {
 
 
 def recipe_bytes(n: int = 8192) -> dict[str, tuple[float, float]]:
-    """What a step of this project's AdamW moves, and what it holds with the gradients, in bytes per weight, by recipe."""
+    """What a step of this course's AdamW moves, and what it holds with the gradients, in bytes per weight, by recipe."""
     found = {}
     for name, (dtype, options) in RECIPES.items():
         p = torch.ones(n, device="cuda" if torch.cuda.is_available() else "cpu", dtype=dtype).requires_grad_()
@@ -391,7 +391,7 @@ def what_measuring_says() -> Markdown:
         f"{gained[small]:.1f} times as fast as PyTorch's fused step there, and {gained[GPT2]:.1f} times for GPT-2. For a "
         "single "
         f"tensor `torch.compile` makes the same kind of kernel out of the five lines, and its step is faster than this "
-        f"project's at all {len(compiled)} sizes: by {min(compiled.values()) - 1:.0%} at the largest and "
+        f"course's at all {len(compiled)} sizes: by {min(compiled.values()) - 1:.0%} at the largest and "
         f"{max(compiled.values()) - 1:.0%} at the smallest, where the CPU's time for a call decides. It was not measured "
         f"with {GPT2[0]} tensors and more, where compiling takes minutes."
     )

@@ -33,8 +33,8 @@ NAMES = {
     "library": "PyTorch",
     "compile": "torch.compile",
     "liger-triton": "Liger in Triton",
-    "gpukit": "this project, two launches",
-    "gpukit-inplace": "this project, in place",
+    "gpukit": "this course, two launches",
+    "gpukit-inplace": "this course, in place",
 }
 _COLOURS = (style.NEUTRAL, style.PEER, style.WASTE, style.COMPUTE, style.READS, style.WRITES)
 SHORT = (M, 32_000)  # Llama 2's vocabulary
@@ -96,7 +96,7 @@ def promise() -> Markdown:
     return Markdown(
         f"For {M:,} tokens and the vocabulary of Llama 3, {V:,} entries, the logits take {2 * M * V / 1e9:.2f} GB in "
         f"bfloat16. PyTorch computes their loss and its gradient in **{us(theirs):,.0f} µs** on an H200. The kernel of this "
-        f"project takes **{us(ours):,.0f} µs** (measured, {ours.date}) and leaves the gradient where the logits were, so that "
+        f"course takes **{us(ours):,.0f} µs** (measured, {ours.date}) and leaves the gradient where the logits were, so that "
         "it needs no other tensor of that size. You will write kernels of the same form."
     )
 
@@ -554,7 +554,7 @@ def what_was_measured() -> Markdown:
         f"do. It holds {rows['library'].peak_bytes / tensor:.0f} tensors beside the logits. "
         f"`torch.compile` saves tensors and passes. It holds {rows['compile'].peak_bytes / tensor:.0f} tensor, the gradient, "
         f"and its loss alone takes the time of {compiled:.1f} passes, where PyTorch's takes "
-        f"{us(forward['library']) / pass_us():.1f}. With an online sum one pass is enough: this project's loss alone takes "
+        f"{us(forward['library']) / pass_us():.1f}. With an online sum one pass is enough: this course's loss alone takes "
         f"{loss:.0f} µs, {loss / pass_us():.1f} passes. Loss and gradient in two launches take "
         f"{us(apart) / pass_us():.1f} passes, where three are counted, and are {us(best) / us(apart):.2f} times as fast as the "
         f"best of the others ({NAMES.get(best.provider) or PROVIDERS[best.provider]}).\n\n"
@@ -565,7 +565,7 @@ def what_was_measured() -> Markdown:
 
 
 def in_place_passes(vocabularies: Sequence[int] = (4096, *(shape[1] for shape in (SHORT, SHAPE)))) -> dict[int, float]:
-    """Passes that this project's kernel makes in place, reads and writes together, by the length of a row: counted on one."""
+    """Passes that this course's kernel makes in place, reads and writes together, by the length of a row: counted on one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     target, scale = torch.zeros(1, dtype=torch.int64, device=device), torch.ones((), device=device)
     found = {}
@@ -586,7 +586,7 @@ def in_place_table(found: Mapping[int, float]) -> Table:
         rows.append((f"{classes:,}", passes, us(there) if there else None, worth))
     columns = {"V": "", "counted": "passes", "measured": "µs", "worth": "passes"}
     formats = {"counted": ".2f", "measured": ",.0f", "worth": ".1f"}
-    caption = f"this project in place, {M:,} rows: the launch that computes loss and gradient"
+    caption = f"this course in place, {M:,} rows: the launch that computes loss and gradient"
     return style.table(columns, rows, formats=formats, caption=caption)
 
 
@@ -628,7 +628,7 @@ def linear() -> Table | Markdown:
         "library": "PyTorch",
         "compile": "torch.compile",
         "liger-triton": "Liger in Triton",
-        "gpukit": "this project",
+        "gpukit": "this course",
     }
     lines = [(said, rows[name].median_ms, rows[name].peak_bytes / GIB) for name, said in named.items()]
     columns = {"provider": "", "time": "ms", "most memory": "GiB"}
@@ -669,7 +669,7 @@ def kl() -> Table | Markdown:
     if not wide:
         return Markdown("No run is recorded: `gpukit bench kl_div` makes one where there is a GPU.")
     named = {name: said for name, said in NAMES.items() if name in wide}
-    named["gpukit"] = "this project"
+    named["gpukit"] = "this course"
     least = (results.copy_us("kl_div", next(iter(rows.values())).bytes) for rows in (wide, narrow))
     lines = [("model: three reads, one write", *least)]
     lines += [(said, us(wide[name]), us(narrow[name]) if name in narrow else None) for name, said in named.items()]
@@ -691,7 +691,7 @@ def what_kl_says() -> Markdown:
     forward = took("kl_div", "fwd", KL_SHAPE)["gpukit"]
     backward = us(narrow["gpukit"]) - us(forward)
     return Markdown(
-        f"**What you saw.** Three reads and one write are all that this project's kernels need, and in float32 they run at "
+        f"**What you saw.** Three reads and one write are all that this course's kernels need, and in float32 they run at "
         f"{share['wide']:.0%} of the rate of a copy. PyTorch takes {us(wide['library']) / us(wide['gpukit']):.1f} times as long, "
         f"and holds {wide['library'].peak_bytes / (4 * math.prod(KL_SHAPE)):.0f} tensors of that size on the way; `torch.compile` "
         f"takes {us(wide['compile']) / us(wide['gpukit']):.2f} times as long. The exception is bfloat16: half the bytes do not take half "

@@ -35,7 +35,7 @@ H200 = gpu("h200")
 PEAK = H200.peak("bf16")
 # FLOPs of one SM in one cycle, 16 bits: four tensor cores with 512 multiply-adds each (NVIDIA H100 white paper).
 PER_CYCLE = 4 * 512 * 2
-NAMES = {"gpukit-pointers": "pointers", "gpukit": "this project", "library": "cuBLAS", "compile": "torch.compile"}
+NAMES = {"gpukit-pointers": "pointers", "gpukit": "this course", "library": "cuBLAS", "compile": "torch.compile"}
 _COLOURS = {
     "gpukit-pointers": style.WRITES, "gpukit": style.YOURS, "library": style.PEER, "compile": style.WASTE,
 }  # fmt: skip
@@ -709,7 +709,7 @@ def squares_table() -> Table:
     columns = {"shape": "", "timed": "", "at the peak": "µs", **dict.fromkeys(NAMES.values(), "µs"), "clock": "MHz"}
     formats = dict.fromkeys(["at the peak", *NAMES.values()], ",.1f")
     caption = (
-        f"measured on an NVIDIA H200 in bfloat16, {results.rows('matmul')[0].date}; clock: of this project's kernel"
+        f"measured on an NVIDIA H200 in bfloat16, {results.rows('matmul')[0].date}; clock: of this course's kernel"
     )
     return style.table(columns, lines, caption=caption, formats=formats)
 
@@ -745,11 +745,11 @@ def _by_size(provider: str, more: int) -> dict[int, Row]:
 
 
 def by_size() -> Picture:
-    """Multiples of 64 and one more than each, with cuBLAS and with this project's kernel."""
+    """Multiples of 64 and one more than each, with cuBLAS and with this course's kernel."""
     with style.use():
         fig, ax = style.figure(width=9.0, height=3.8)
         ends = []
-        for provider, name in (("library", "cuBLAS"), ("gpukit", "this project")):
+        for provider, name in (("library", "cuBLAS"), ("gpukit", "this course")):
             for more, look in ((0, "-"), (1, ":")):
                 line = _by_size(provider, more)
                 points = [(size, found.tflops) for size, found in line.items()]
@@ -760,7 +760,7 @@ def by_size() -> Picture:
         style.names(ax, ends)
     told = "; ".join(
         f"{name}, {words}: {line[min(line)].tflops:.0f} to {line[max(line)].tflops:.0f}"
-        for provider, name in (("library", "cuBLAS"), ("gpukit", "this project"))
+        for provider, name in (("library", "cuBLAS"), ("gpukit", "this course"))
         for words, line in (("multiples of 64", _by_size(provider, 0)), ("one more", _by_size(provider, 1)))
     )
     return style.picture(
@@ -775,7 +775,7 @@ def odd_factors(provider: str) -> list[float]:
 
 
 def copies_from() -> int:
-    """The smallest odd size at which this project's kernel took memory for copies of both matrices."""
+    """The smallest odd size at which this course's kernel took memory for copies of both matrices."""
     return next(size for size, found in _by_size("gpukit", 1).items() if found.peak_bytes > 2 * found.shape[0] ** 2 * 2)
 
 
@@ -811,7 +811,7 @@ def few_bits() -> Table:
             graph = [us(r) for r in results.rows(op) if (r.shape, r.provider, r.mode) == (shape, "gpukit", "fwd-graph")]
             lines.append((bits, shape[0], least, *map(us, found.values()), graph[0] if graph else None))
     columns = {"bits": "", "rows of x": "", "model": "µs", "eager": "µs", "torch.compile": "µs"}
-    columns |= {"cuBLAS, 16 bits": "µs", "this project": "µs", "in a graph": "µs"}
+    columns |= {"cuBLAS, 16 bits": "µs", "this course": "µs", "in a graph": "µs"}
     caption = f"x times weights of {by(WEIGHT)}, measured on an H200; model: the bytes at a copy's rate"
     return style.table(columns, lines, caption=caption, formats=dict.fromkeys([*columns][2:], ",.1f"))
 
@@ -887,7 +887,7 @@ def layer_products() -> Table:
         ("cuBLAS, tf32", cublas("library-tf32", "float32")),
         ("pointers, bf16", row("matmul", long, "gpukit-pointers")),
         ("cuBLAS, bf16", row("matmul", long, "library")),
-        ("this project, bf16", row("matmul", long, "gpukit")),
+        ("this course, bf16", row("matmul", long, "gpukit")),
     )
     lines = [(name, by(r.shape), r.tflops, flops / r.tflops / 1e9) for name, r in named]
     columns = {"products by": "", "measured at": "", "rate": "TFLOP/s", "seven products": "ms"}

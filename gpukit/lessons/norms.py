@@ -29,7 +29,7 @@ NAMES = {
     "compile": "torch.compile",
     "library": "PyTorch",
     "liger-triton": "Liger in Triton",
-    "gpukit": "this project",
+    "gpukit": "this course",
 }
 
 
@@ -72,7 +72,7 @@ def promise() -> Markdown:
     return Markdown(
         f"RMSNorm of 16,384 rows of 4,096 numbers in bfloat16, written in four lines of PyTorch, takes **{a:.0f} µs** on "
         "an H200 "
-        f"and its gradients **{b:,.0f} µs**. The kernels of this project take **{c:.0f} µs** and **{d:.0f} µs** (measured, "
+        f"and its gradients **{b:,.0f} µs**. The kernels of this course take **{c:.0f} µs** and **{d:.0f} µs** (measured, "
         f"{results.rows('rms_norm')[0].date}). You will write kernels of the same form. At the end you can say why the "
         "gradients are further from "
         "the speed of a copy than the forward pass."
@@ -418,7 +418,7 @@ def what_was_measured() -> Markdown:
     small = (4096, 1024)
     call, graph = micros("rms_norm", "bwd", small, "gpukit"), micros("rms_norm", "bwd-graph", small, "gpukit")
     return Markdown(
-        f"**What you saw.** At 16,384 x 4,096 this project's kernel reaches {share['fwd']:.0%} of the rate of a copy "
+        f"**What you saw.** At 16,384 x 4,096 this course's kernel reaches {share['fwd']:.0%} of the rate of a copy "
         "forward. The "
         f"fastest of the others ({named(best['fwd'])}) takes {gain['fwd']:.2f} times as long: where one read and one write "
         "are "
@@ -453,7 +453,7 @@ def others() -> Table | Missing:
 
 
 def what_the_others_say() -> Markdown:
-    """Where fusing gains most, and where this project's kernels are not the fastest, in the table above."""
+    """Where fusing gains most, and where this course's kernels are not the fastest, in the table above."""
     slower, gains = [], {}
     for op in ("layer_norm", "residual_rms_norm", "rope"):
         for mode, words in (("fwd", "forward"), ("bwd", "backward")):

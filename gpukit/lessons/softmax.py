@@ -405,7 +405,7 @@ def few_programs() -> Reveal | Missing:
     actual = {"132 programs": times["programs-132", short], "2,112 programs": times["programs-2112", short]}
     ways = {
         "fused": "one program per row", "programs-132": "132 programs", "programs-528": "528", "programs-1056": "1,056",
-        "programs-2112": "2,112", "gpukit": "this project",
+        "programs-2112": "2,112", "gpukit": "this course",
     }  # fmt: skip
     shapes = sorted({shape for _, shape in times}, key=lambda shape: shape[1])
     lines = [(" x ".join(f"{n:,}" for n in shape), *(times[way, shape] for way in ways)) for shape in shapes]
@@ -427,7 +427,7 @@ def _what_few_programs_say(times: Mapping[tuple[str, tuple[int, ...]], float], s
         "exponentials, the sum, the store. One program per SM leaves nothing else to do in that time. With 2,112 programs, "
         "sixteen on each SM, the waiting of one is covered by the work of the others, and the persistent kernel is about "
         "as fast as the plain one, whose programs the GPU also runs sixteen at a time on each SM. What short rows really need is more work per "
-        f"program: this project's kernel gives each program several rows at once, as a block of two dimensions, and is "
+        f"program: this course's kernel gives each program several rows at once, as a block of two dimensions, and is "
         f"{gain:.1f} times as fast as one row per program at {shape[0]:,} x {shape[1]}."
     )
 
@@ -454,15 +454,15 @@ def where_the_time_goes() -> Markdown:
         f"**What you saw.** This project's kernel comes closest to the model at N = {best:,}, where it reaches "
         f"**{share[best]:.0%}** of the rate of a copy: there memory is almost the only limit. It is furthest off at N = "
         f"1,024 ({share[1024]:.0%}), where the bytes take {least[1024]:.1f} µs and the call {ours[1024]:.1f}. None of the "
-        "times is mostly launches. A CUDA graph takes the launch off the CPU, and at N = 1,024 that saves this project's "
+        "times is mostly launches. A CUDA graph takes the launch off the CPU, and at N = 1,024 that saves this course's "
         f"kernel {launch:.1f} of {ours[1024]:.1f} µs, and the five lines, with five launches, "
-        f"{five - in_graph['torch', short]:.1f} of {five:.1f}. The rest of the difference is, for this project's kernel, its "
+        f"{five - in_graph['torch', short]:.1f} of {five:.1f}. The rest of the difference is, for this course's kernel, its "
         "beginning and its end: the first loads, for which every program waits, and the last programs, during which most SMs "
         f"have nothing to do. At N = 4,096, the size at the top of this notebook, {ours[4096]:.1f} µs become {graph:.1f} in a graph, "
         f"and the bytes take {least[4096]:.1f}.\n\n"
         f"For longer rows the share falls again, to {share[65536]:.0%} at N = 65,536 and {share[131072]:.0%} at 131,072. "
         "These rows do not fit into the registers of one program and are read a second time, partly from the L2 cache, "
-        "which all SMs share. That is why this project's kernel uses a second pass for long rows alone. No time of Liger is "
+        "which all SMs share. That is why this course's kernel uses a second pass for long rows alone. No time of Liger is "
         "recorded at N = 131,072."
     )
 

@@ -30,7 +30,7 @@ NAMES = {
     "quack-inplace": "QuACK in place",
     "fa4": "FlashAttention 4",
     "formula": "the formula",
-    "gpukit": "this project",
+    "gpukit": "this course",
 }
 _COLOURS = {
     "torch": style.NEUTRAL,

@@ -124,7 +124,7 @@ def test_bars_are_of_rows_in_graphs_where_there_are_any():
     assert lesson.judged("matmul", (1024,) * 3, "library").mode == "fwd-graph"
     assert lesson.judged("matmul", (4096,) * 3, "library").mode == "fwd"
     assert lesson.cublas_share(1024) < 50 < lesson.cublas_share(4096)
-    assert "1,793 x 1,793 x 1,793: pointers 8, this project 22, cuBLAS 9" in lesson.squares().alt
+    assert "1,793 x 1,793 x 1,793: pointers 8, this course 22, cuBLAS 9" in lesson.squares().alt
     odd = {name: lesson.judged("matmul", (1793,) * 3, name).tflops for name in lesson.NAMES}
     assert max(odd, key=odd.get) == "compile", "the text says that it is ahead of all"
 
@@ -151,7 +151,7 @@ def test_sizes():
 def test_the_layers_products():
     rows = {row[0]: row for row in lesson.layer_products().rows}
     assert (
-        rows["this project, bf16"][3]
+        rows["this course, bf16"][3]
         < rows["cuBLAS, bf16"][3]
         < rows["pointers, bf16"][3]
         < rows["cuBLAS, fp32"][3] / 10
