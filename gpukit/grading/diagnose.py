@@ -87,9 +87,9 @@ class Words:
     def noted(self, lines: tuple[str, ...], note: str | None) -> tuple[str, ...]:
         """A verdict's lines with a note before the hint, as far as there is room."""
         more = _wrap(f"  {note}") if note else []
-        if not lines or len(lines) + len(more) > MAX_LINES:
-            return (*lines, *more) if not lines else lines
-        return (*lines[:-1], *more, lines[-1])
+        if not lines:
+            return tuple(more)
+        return (*lines[:-1], *more, lines[-1]) if len(lines) + len(more) <= MAX_LINES else lines
 
     def no_function(self) -> Diagnosis:
         text = f"{self.shown} defines no function {self.exercise.function}"

@@ -283,10 +283,11 @@ def _on_addresses(call: Callable[[], Any]) -> Reply:
         raise
     except Exception:
         return Reply()
-    for file, line in seen.silent:
-        source = linecache.getline(file, line).strip()[:160]
-        return Reply(error=Failure(NOTHING_STORED, "", line, source, todo=False, fault=None, traceback=""))
-    return Reply()
+    if not seen.silent:
+        return Reply()
+    file, line = seen.silent[0]
+    source = linecache.getline(file, line).strip()[:160]
+    return Reply(error=Failure(NOTHING_STORED, "", line, source, todo=False, fault=None, traceback=""))
 
 
 @contextlib.contextmanager

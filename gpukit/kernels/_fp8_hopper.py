@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from gpukit.kernels._hopper import barriers, blocks_like, fetch, next_slot, put, registers, swizzled
+from gpukit.kernels._hopper import barriers, blocks_like, fetch, next_slot, put_tile, registers, swizzled
 from gpukit.kernels._launch import launch
 from gpukit.kernels._tiles import tile_at
 
@@ -63,10 +63,7 @@ def _store(sums, after, m, n, M, N, ME: gl.constexpr, LAYOUT: gl.constexpr):
     a_factor = gl.load(a_factor_ptr + offs_m * stride_a_factor, mask=offs_m < M, other=0.0)
     b_factor = gl.load(b_factor_ptr + offs_n * stride_b_factor, mask=offs_n < N, other=0.0)
     c = (sums * a_factor[:, None] * b_factor[None, :]).to(c_desc.dtype)
-    tma.store_wait(0)  # what was stored before has been read
-    c_smem.index(ME).store(c)
-    hopper.fence_async_shared()  # the TMA unit sees what threads wrote
-    put(c_desc, [m, n], c_smem.index(ME))
+    put_tile(c, c_desc, c_smem, m, n, ME)
 
 
 @gluon.jit

@@ -11,6 +11,7 @@ Source: https://docs.nvidia.com/cuda/parallel-thread-execution/ (mbarrier, cp.as
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 # Triton 3.6 and 3.7 have them under older names.
@@ -37,6 +38,15 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 def blocks_like(desc, COUNT: gl.constexpr):
     """Room in shared memory for as many blocks of a descriptor."""
     return gl.allocate_shared_memory(desc.dtype, [COUNT] + desc.block_type.shape, desc.layout)  # noqa: RUF005 no star here
+
+
+@gluon.jit
+def put_tile(y, desc, smem, m, n, ME: gl.constexpr):
+    """Begins the store of y at row m, column n, through the ME-th block of smem; what lies outside of the tensor is left out."""
+    tma.store_wait(0)  # what was stored before has been read
+    smem.index(ME).store(y)
+    hopper.fence_async_shared()  # the TMA unit sees what threads wrote
+    put(desc, [m, n], smem.index(ME))
 
 
 def swizzled(rank: int, bits: int = 16) -> gl.NVMMASharedLayout:

@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from gpukit.kernels._hopper import barriers, blocks_like, fetch, next_slot, put, registers, swizzled
+from gpukit.kernels._hopper import barriers, blocks_like, fetch, next_slot, put_tile, registers, swizzled
 from gpukit.kernels._launch import launch
 from gpukit.kernels._matmul_persistent import oriented
 from gpukit.kernels._tiles import epilogue, tile_at
@@ -81,15 +81,6 @@ def _piece(y, i: gl.constexpr, PIECES: gl.constexpr):
 
 
 @gluon.jit
-def _put(y, c_desc, c_smem, m, n, ME: gl.constexpr):
-    """Begins the store of y at row m, column n; what lies outside of c is left out."""
-    tma.store_wait(0)  # what was stored before has been read
-    c_smem.index(ME).store(y)
-    hopper.fence_async_shared()  # the TMA unit sees what threads wrote
-    put(c_desc, [m, n], c_smem.index(ME))
-
-
-@gluon.jit
 def _compute(
     given, sizes,
     A_ROWS: gl.constexpr, B_ROWS: gl.constexpr, ACTIVATION: gl.constexpr, ME: gl.constexpr, BLOCK_N: gl.constexpr,
@@ -110,7 +101,7 @@ def _compute(
         for i in gl.static_range(PIECES):
             mbarrier.wait(ready.index(slot), phase)
             acc = _add_product(acc, operands, slot, i > 0, A_ROWS, B_ROWS, ME)
-            _put(_piece(y, i, PIECES), c_desc, c_smem, y_m, y_n + i * WIDTH, ME)
+            put_tile(_piece(y, i, PIECES), c_desc, c_smem, y_m, y_n + i * WIDTH, ME)
             acc = warpgroup_mma_wait(1, deps=(acc,))  # all but the product just begun are done
             if i > 0:
                 mbarrier.arrive(free.index(last), count=1)
@@ -134,7 +125,7 @@ def _compute(
         # the sums' registers are in use again.
         y = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [acc.to(c_desc.dtype)], c_desc.dtype, True, 2)
     for i in gl.static_range(PIECES):
-        _put(_piece(y, i, PIECES), c_desc, c_smem, y_m, y_n + i * WIDTH, ME)
+        put_tile(_piece(y, i, PIECES), c_desc, c_smem, y_m, y_n + i * WIDTH, ME)
     tma.store_wait(0)
 
 
