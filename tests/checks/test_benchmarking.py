@@ -300,7 +300,7 @@ def test_versus_draws_what_is_recorded(records):
     assert isinstance(view, Versus)
     text = str(view)
     assert "softmax, forward, bfloat16: recorded on an NVIDIA H200, 2026-11-21" in text
-    assert "five lines (µs)" in text and "this project (µs)" in text and "4,096 x 1,024, in a CUDA graph" in text
+    assert "five lines (µs)" in text and "this course (µs)" in text and "4,096 x 1,024, in a CUDA graph" in text
     assert view.providers == ["torch", "library", "sdpa-x", "gpukit"]
     assert view._along()[0] == 1 and len(view._along()[1]) == 3, "a line along N; 8192 x 781 is in the table alone"
     assert "2.00 times as fast as the best of the others (PyTorch) at 4,096 x" in view.sentence
