@@ -22,16 +22,16 @@ https://arxiv.org/abs/2204.02311 (z-loss), https://arxiv.org/abs/2410.10989 (gra
 """
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpukit.kernels._arguments import check_device, check_dim, check_stored, check_tensors
+from gpukit.kernels._arguments import check_dim, check_stored, check_tensors
 from gpukit.kernels._autograd import differentiable, operator, through_pytorch
+from gpukit.kernels._class_losses import check, checked_weight, count, in_pytorch, is_soft, lies_apart, reduced
 from gpukit.kernels._device import properties
-from gpukit.kernels._dtypes import DTYPES, acc_dtype, torch_acc_dtype
-from gpukit.kernels._launch import interpreted, launch, power_of_2
+from gpukit.kernels._dtypes import acc_dtype, torch_acc_dtype
+from gpukit.kernels._launch import launch, power_of_2
 from gpukit.kernels._rows import as_rows
 from gpukit.kernels._rows_choices import CROSS_ENTROPY, chosen
 
@@ -280,14 +280,9 @@ def _stream_config(V: int) -> dict:
 NO_INDEX = -100
 
 
-def _is_soft(target: Tensor) -> bool:
-    """Whether it holds probabilities."""
-    return target.is_floating_point()
-
-
 def _shares(target: Tensor, weight: Tensor | None) -> tuple[dict, tuple]:
     """The kernels' flags, and the strides of probabilities."""
-    soft = _is_soft(target)
+    soft = is_soft(target)
     return {"SHARES": soft or weight is not None, "SOFT": soft}, target.stride() if soft else (None, None)
 
 
@@ -304,7 +299,7 @@ def cross_entropy_fwd(
     """Losses [M], stats [M, 2] and mass [M] of x [M, V], the target [M] or [M, V] and class weights [V], which are contiguous;
     without weights and probabilities there is no mass. With `scale`, a scalar tensor, x becomes scale times its gradient."""
     M, V = x.shape
-    soft = _is_soft(target)
+    soft = is_soft(target)
     if properties(x.device) is None and not soft:  # on a GPU, looking would make the CPU wait; there the loss is NaN
         outside = (target != ignore_index) & ((target < 0) | (target >= V))
         if bool(outside.any()):
@@ -361,39 +356,6 @@ def scale_rows(x: Tensor, scale: Tensor) -> None:
         launch(scale_rows_kernel, M, x, scale, *x.stride(), scale.stride(0), V, **_stream_config(V))
 
 
-def _count(losses: Tensor, target: Tensor, ignore_index: int, weight: Tensor | None) -> Tensor | int:
-    """What the mean divides by: the targets that count, each as often as its class weighs; with probabilities all rows."""
-    if _is_soft(target):
-        return losses.numel()
-    counts = target != ignore_index
-    if weight is None:
-        return counts.sum()
-    # A target outside has made the loss NaN, or raised.
-    weights = weight.to(losses.dtype)[torch.where(counts, target, 0).clamp(0, len(weight) - 1)]
-    return torch.where(counts, weights, 0).sum()
-
-
-def reduced(losses: Tensor, target: Tensor, ignore_index: int, reduction: str, weight: Tensor | None = None) -> Tensor:
-    """The losses [M] as PyTorch's `reduction` of them; the mean is over the targets that count."""
-    if reduction == "none":
-        return losses.view(target.shape[:-1] if _is_soft(target) else target.shape)
-    return losses.sum() if reduction == "sum" else losses.sum() / _count(losses, target, ignore_index, weight)
-
-
-def _plain(
-    x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, weight: Tensor | None
-) -> Tensor:
-    """The losses [M] in PyTorch's operations, for second derivatives."""
-    wide = torch_acc_dtype(x.dtype)
-    x, weight = x.to(wide), None if weight is None else weight.to(wide)
-    options = {"label_smoothing": label_smoothing, "reduction": "none"}
-    if _is_soft(target):
-        losses = F.cross_entropy(x, target.to(wide), weight, **options)
-        return losses + z_loss * x.logsumexp(-1).square() if z_loss else losses
-    losses = F.cross_entropy(x, target.long(), weight, ignore_index=ignore_index, **options)
-    return losses + z_loss * torch.where(target == ignore_index, 0.0, x.logsumexp(-1).square()) if z_loss else losses
-
-
 def _gradients(backward, ctx, dloss: Tensor) -> tuple[Tensor, Tensor | None]:
     """Of x and of probabilities. The latter, (1 - s) w (lse - x), few ask for: PyTorch's operations compute it."""
     x, target, weight, stats, mass = ctx.saved_tensors
@@ -409,13 +371,13 @@ def _gradients(backward, ctx, dloss: Tensor) -> tuple[Tensor, Tensor | None]:
 
 def _second(ctx, dloss: Tensor) -> tuple:
     x, target, weight, *_ = ctx.saved_tensors
-    plain = lambda x, target: _plain(x, target, *ctx.settings, weight)  # noqa: E731
+    plain = lambda x, target: in_pytorch(x, target, *ctx.settings, weight)  # noqa: E731
     return through_pytorch(plain, (x, target), (dloss,))
 
 
 def _like(x, target, ignore_index, label_smoothing, z_loss, weight=None):
     losses, stats = (x.new_empty(n, dtype=torch_acc_dtype(x.dtype)) for n in (len(x), (len(x), 2)))
-    return losses, stats, torch.empty_like(losses) if _is_soft(target) or weight is not None else None
+    return losses, stats, torch.empty_like(losses) if is_soft(target) or weight is not None else None
 
 
 # The losses of the rows, whose gradient reads the logits again. The reduction is outside, where torch.compile can fuse it.
@@ -439,7 +401,7 @@ class InplaceFunction(torch.autograd.Function):
     def forward(ctx, x: Tensor, target: Tensor, reduction: str, weight: Tensor | None, *settings) -> Tensor:
         scale = torch.ones((), dtype=torch_acc_dtype(x.dtype), device=x.device)
         if reduction == "mean":
-            scale /= _count(scale.expand(len(x)), target, settings[0], weight)
+            scale /= count(scale.expand(len(x)), target, settings[0], weight)
         losses, *_ = cross_entropy_fwd(x, target, *settings, weight, scale=scale)
         # Autograd stops whoever saved the logits for a gradient and would find ours there.
         torch.autograd.graph.increment_version(x)
@@ -457,60 +419,6 @@ class InplaceFunction(torch.autograd.Function):
         dx, ctx.dx = ctx.dx, None
         scale_rows(dx, dloss.reshape(-1).expand(len(dx)))
         return dx, *(None,) * 6
-
-
-def _lies_apart(x: Tensor) -> bool:
-    """Whether no two elements of x share their memory."""
-    reach = 0
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size > 1 and stride <= reach:
-            return False
-        reach += stride * (size - 1)
-    return True
-
-
-def check(
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    reduction: str,
-    z_loss: float,
-    dim: int = -1,
-    soft: bool = False,
-) -> None:
-    """soft: whether the target may hold probabilities."""
-    check_tensors("cross_entropy", logits=logits, target=target)
-    if logits.dtype not in DTYPES:
-        raise TypeError(f"cross_entropy: logits must be float16, bfloat16, float32 or float64, got {logits.dtype}")
-    soft = soft and target.dtype in DTYPES
-    if not soft and target.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"cross_entropy: target must hold class indices, int64 or int32, got {target.dtype}")
-    *leading, V = logits.movedim(dim, -1).shape if logits.ndim else (0,)
-    if V == 0 or list(target.shape) != (list(logits.shape) if soft else leading):
-        raise ValueError(
-            f"cross_entropy: logits [..., V] need a target [...]{', or probabilities [..., V],' if soft else ''} and at "
-            f"least one class, got {list(logits.shape)} and {list(target.shape)}"
-            + (f", V being dimension {dim}" if dim != -1 else "")
-        )
-    if logits.device != target.device or not (logits.is_cuda or interpreted()):
-        raise ValueError(
-            f"cross_entropy: logits are on {logits.device} and target on {target.device}; Triton needs both on one GPU "
-            "here, or TRITON_INTERPRET=1 before Python starts"
-        )
-    top = torch.iinfo(torch.int64 if soft else target.dtype).max
-    if soft and isinstance(ignore_index, int) and ignore_index >= 0:
-        raise ValueError(f"cross_entropy: ignore_index is for class indices, not for probabilities, got {ignore_index}")
-    if not (isinstance(ignore_index, int) and -top <= ignore_index <= top):
-        raise TypeError(
-            f"cross_entropy: ignore_index must be an integer of target's {target.dtype}, got {ignore_index!r}"
-        )
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"cross_entropy: reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"cross_entropy: label_smoothing must be between 0 and 1, got {label_smoothing}")
-    if not 0 <= z_loss < float("inf"):
-        raise ValueError(f"cross_entropy: z_loss must be 0 or more, got {z_loss}")
 
 
 def cross_entropy(
@@ -546,7 +454,7 @@ def cross_entropy(
         check_dim("cross_entropy", "logits", dim, logits)
     check(logits, target, ignore_index, label_smoothing, reduction, z_loss, dim, soft=True)
     check_stored("cross_entropy", "logits", logits)
-    soft = _is_soft(target)
+    soft = is_soft(target)
     if dim != -1:
         logits, target = logits.movedim(dim, -1), target.movedim(dim, -1) if soft else target
     settings = (ignore_index, float(label_smoothing), float(z_loss))
@@ -555,7 +463,7 @@ def cross_entropy(
         check_stored("cross_entropy", "target", target)
         flat = as_rows(target)
     if weight is not None:
-        weight = _checked_weight(weight, logits)
+        weight = checked_weight(weight, logits)
     if inplace and not torch.compiler.is_compiling():
         try:
             x = logits.view(-1, logits.shape[-1])
@@ -564,7 +472,7 @@ def cross_entropy(
                 f"cross_entropy: inplace=True needs logits whose rows are evenly spaced, got strides {logits.stride()} "
                 f"for shape {list(logits.shape)}"
             ) from None
-        if not _lies_apart(x):
+        if not lies_apart(x):
             raise ValueError(
                 "cross_entropy: inplace=True needs logits that each have memory of their own, got strides "
                 f"{logits.stride()} for shape {list(logits.shape)}"
@@ -578,22 +486,6 @@ def cross_entropy(
         return loss.view(logits.shape[:-1]) if reduction == "none" else loss
     x = as_rows(logits)
     return reduced(_losses(x, flat, *settings, weight), target, ignore_index, reduction, weight)
-
-
-def _checked_weight(weight: Tensor, logits: Tensor) -> Tensor:
-    """The class weights of logits [..., V], contiguous; raises TypeError or ValueError for what they cannot be."""
-    check_tensors("cross_entropy", weight=weight)
-    if weight.dtype not in DTYPES:
-        raise TypeError(f"cross_entropy: weight must be float16, bfloat16, float32 or float64, got {weight.dtype}")
-    if weight.shape != logits.shape[-1:]:
-        raise ValueError(
-            f"cross_entropy: weight must have the shape [{logits.shape[-1]}], one for each class, got {list(weight.shape)}"
-        )
-    check_device("cross_entropy", "weight", weight, "logits", logits)
-    check_stored("cross_entropy", "weight", weight)
-    if torch.is_grad_enabled() and weight.requires_grad:
-        raise ValueError("cross_entropy: weight requires a gradient, and gets none here; pass weight.detach()")
-    return weight.detach().contiguous()
 
 
 def cross_entropy_inplace(logits: Tensor, target: Tensor, **options) -> Tensor:

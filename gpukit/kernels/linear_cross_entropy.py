@@ -18,8 +18,9 @@ from torch import Tensor
 
 from gpukit.kernels._arguments import check_tensors
 from gpukit.kernels._autograd import operator, refuse_second
+from gpukit.kernels._class_losses import check, reduced
 from gpukit.kernels._dtypes import DTYPES, torch_acc_dtype
-from gpukit.kernels.cross_entropy import check, cross_entropy_fwd, reduced
+from gpukit.kernels.cross_entropy import cross_entropy_fwd
 
 # Logits of one chunk. 8,192 tokens x 4,096 x 128,256 on an H200, bf16: 1,024 tokens at a time take 42.1 ms and 1.29 GiB,
 # 2,048 take 42.0 ms and 1.53 GiB, all logits at once 40.0 ms and 5.87 GiB.
