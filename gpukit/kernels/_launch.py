@@ -11,6 +11,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from gpukit import hardware, launches
 
 INTERPRETED = triton.knobs.runtime.interpret  # as @triton.jit reads it when a kernel is defined
+# Products and the sums they go into are one instruction. Triton 3.10 will make one of them only where this is asked for.
+OPTIONS = {"enable_fp_fusion": True}
 _compiled: dict[tuple, tuple] = {}
 
 
@@ -41,7 +43,7 @@ def launch(kernel, programs: int, *arguments: Tensor | TensorDescriptor | int | 
     Triton. `arguments` are the kernel's own in their order, without those called tl.constexpr, which come by name.
     """
     if interpreted():  # gpukit.trace() sees what goes through Triton's run()
-        kernel[(programs,)](*arguments, **constants)
+        kernel[(programs,)](*arguments, **OPTIONS, **constants)
         return
     first = arguments[0]
     device = (first if isinstance(first, Tensor) else first.base).get_device()
@@ -69,7 +71,7 @@ def launch(kernel, programs: int, *arguments: Tensor | TensorDescriptor | int | 
     if known is None:
         if any(isinstance(x, Tensor) for x in kinds):
             raise TypeError(f"{kernel}: a tensor behind a number; tensors come first")
-        compiled = kernel[(programs,)](*arguments, **constants)
+        compiled = kernel[(programs,)](*arguments, **OPTIONS, **constants)
         if len(_compiled) >= 10_000:  # numbers that always change
             _compiled.clear()
         if addresses % 16 == 0:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gpukit import benchmark
+from gpukit import benchmark, hardware
+from gpukit.kernels import _launch
 from gpukit.testing import assert_close, poison
 from tests.kernels.cases import (
     DTYPES,
@@ -418,3 +419,15 @@ def test_cuda_graph(name, shape, device):
         leaves[0].copy_(torch.randn_like(leaves[0]))
     graph.replay()
     assert all(map(torch.equal, results, there_and_back()))
+
+
+def test_every_launch_asks_for_fused_products_and_sums():
+    asked = {}
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: asked.update(options)
+
+    with hardware.imagined("h200"):  # so that a GPU launches nothing
+        _launch.launch(Kernel(), 1, torch.ones(1), num_warps=4)
+    assert asked == {"enable_fp_fusion": True, "num_warps": 4}, "Triton 3.10 fuses only what asks for it"
