@@ -20,6 +20,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import os
 import shutil
 import signal
@@ -255,6 +256,7 @@ def serve(control_fd: int, device: str, judge: int) -> None:
                 control.sendall(struct.pack("<i", -len(reason)) + reason)
             else:
                 sys.stdout.flush()
+                gc.freeze()  # a collection in the worker would copy all that it looks at
                 server = os.getpid()
                 pid = os.fork()
                 if pid == 0:

@@ -48,12 +48,16 @@ def preload(device: str) -> None:
     torch.set_num_threads(1)  # a thread pool does not survive fork
     if importlib.util.find_spec("triton") is None:
         return
-    # The first backward pass imports it, and sympy with it: half a second of each check of a gradient.
+    # The first backward pass imports it, and sympy with it: half a second of each check of a gradient. The others take less.
+    import numpy.ma  # noqa: F401
+    import torch._subclasses.schema_check_mode
     import torch.fx.experimental.symbolic_shapes
     import triton.compiler.code_generator  # noqa: F401 (the interpreter imports it at the first launch)
 
     if os.environ["TRITON_INTERPRET"] == "1":
         import gpukit.grading.device
+        import gpukit.grading.host
+        import gpukit.simulator.interpreter.sampled
         import gpukit.simulator.trace.tracer  # noqa: F401
         from gpukit.simulator.interpreter import layer
 

@@ -5,8 +5,11 @@ import dataclasses
 import json
 import linecache
 import os
+import signal
 import subprocess
 import sys
+import threading
+from concurrent import futures
 from pathlib import Path
 
 import numpy as np
@@ -321,6 +324,82 @@ def test_a_damaged_cache_is_no_matter(row, cache, monkeypatch):
 
 
 ERROR = {"kind": "RuntimeError", "message": "boom", "at": None, "details": ""}
+
+
+@triton.jit
+def double(x, y, n, WIDE: tl.constexpr):
+    if WIDE:
+        tl.static_assert(x.dtype.element_ty != tl.float16, "no room")
+    tl.store(y, 2 * tl.load(x))
+
+
+ACCEPTED = """
+import json, sys
+from triton.backends.nvidia.compiler import CUDABackend
+from gpukit.simulator.compiler import worker
+stages = []
+for stage in ("make_ttgir", "make_ptx"):
+    def noted(*args, make=getattr(CUDABackend, stage), stage=stage):
+        stages.append(f"{stage} {args[-1]}")
+        return make(*args)
+    setattr(CUDABackend, stage, staticmethod(noted) if stage == "make_ttgir" else noted)
+answer = worker.accepts(json.load(sys.stdin), ["a100-80gb", "h100-sxm"])
+print(json.dumps([stages, answer.get("message", "")]))
+"""
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_of_two_dtypes_of_16_bits_one_is_compiled_to_the_end(wide, tmp_path):
+    def job(dtype):
+        pointer = empty(64, dtype=dtype)
+        return compile_module._job(double, (pointer, pointer, 64), {"WIDE": wide})
+
+    half, brain, single = map(job, (torch.float16, torch.bfloat16, torch.float32))
+    assert compile_worker._of_each_width([half, brain, single]) == [brain, single]
+    assert compile_worker._of_each_width([brain, half]) == [brain] and compile_worker._of_each_width([half]) == [half]
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", ACCEPTED],
+        input=json.dumps([half, brain, single]),
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    stages, message = json.loads(done.stdout)
+    if wide:  # the front end sees each of them
+        assert message.endswith("no room") and stages == []
+        return
+    assert message == "" and stages == [
+        "make_ttgir 80", *["make_ttgir 80", "make_ptx 80"] * 2, "make_ttgir 90", "make_ptx 90"
+    ]  # fmt: skip
+
+
+def test_one_process_compiles_for_many_and_another_takes_its_place(monkeypatch):
+    worker = compile_module._Worker()
+    job = compile_module._job(softmax, (empty(64), empty(64), 64), {"BLOCK": 64}) | {"capability": 90}
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    told = json.dumps({"job": job, "environment": environment, "path": sys.path, "folder": os.getcwd()})
+    try:
+        with futures.ThreadPoolExecutor(3) as pool:
+            answers = [json.loads(said) for said, _ in pool.map(lambda _: worker.ask(told, 100), range(3))]
+        assert len({answer["ptx"] for answer in answers}) == 1 and "ld.global" in answers[0]["ptx"]
+        first = worker._process
+        with pytest.raises(TimeoutError):
+            worker.ask(told, 0)
+        assert json.loads(worker.ask(told, 100)[0])["ptx"] == answers[0]["ptx"] and worker._process is first
+        first.kill()  # as when it has been idle for long
+        first.wait()
+        assert json.loads(worker.ask(told, 100)[0])["ptx"] == answers[0]["ptx"] and worker._process is not first
+        first = worker._process
+        first.send_signal(signal.SIGSTOP)  # it is asked, and dies before it answers
+        timer = threading.Timer(0.5, first.kill)
+        timer.start()
+        assert json.loads(worker.ask(told, 100)[0])["ptx"] == answers[0]["ptx"] and worker._process is not first
+    finally:
+        worker.end()
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    said, complaints = worker.ask(told, 100)
+    assert said == complaints == "" and worker._process is None
 
 
 def test_where_the_cache_lies(monkeypatch):

@@ -8,6 +8,7 @@ where there is none. Triton reads TRITON_INTERPRET when it is imported, hence th
 from __future__ import annotations
 
 import ast
+import atexit
 import contextlib
 import dataclasses
 import gzip
@@ -18,16 +19,21 @@ import json
 import linecache
 import os
 import re
+import select
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
+import time
 import types
 from collections.abc import Callable
 from concurrent import futures
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gpukit import hardware, tables
 from gpukit.simulator.compiler import assembly, banks, layouts
@@ -341,35 +347,125 @@ def _flags() -> dict[str, str]:
 
 
 def _ask_worker(job: dict, gpu: hardware.Gpu) -> dict:
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    environment = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "0", "TRITON_DUMP_PTXAS_LOG": "1"}
     with tempfile.TemporaryDirectory(prefix="gpukit-compile-") as scratch:
+        environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DUMP_PTXAS_LOG": "1"}
         environment["TRITON_CACHE_DIR"] = scratch  # what Triton would keep, we keep
-        code = "from gpukit.simulator.compiler.worker import main; main()"
-        command = [sys.executable, "-P", "-X", "utf8", "-c", code]
+        told = {"job": job, "environment": environment, "path": _import_path(), "folder": os.getcwd()}
         try:
-            done = subprocess.run(
-                command,
-                input=json.dumps(job),
-                capture_output=True,
-                encoding="utf-8",
-                env=environment,
-                timeout=TIMEOUT_S,
-            )
-        except subprocess.TimeoutExpired:
+            said, complaints = _worker.ask(json.dumps(told), TIMEOUT_S)
+        except TimeoutError:
             message = f"still not compiled after {TIMEOUT_S} s: smaller blocks make less code"
             raise CompileError(job["name"], gpu.name, message) from None
-    if done.returncode:
-        raise CompileError(job["name"], gpu.name, "the compiler process ended without an answer", None, done.stderr)
-    answer = json.loads(done.stdout.splitlines()[-1])
+    try:
+        answer = json.loads(said.splitlines()[-1])
+    except (IndexError, ValueError):
+        message = "the compiler process ended without an answer"
+        raise CompileError(job["name"], gpu.name, message, None, complaints) from None
     if "error" in answer:
         error = answer["error"]
         # MLIR's passes print what they found wrong and raise only that they failed
-        diagnosis = [line.split("error: ", 1)[1] for line in done.stderr.splitlines() if "error: " in line]
+        diagnosis = [line.split("error: ", 1)[1] for line in complaints.splitlines() if "error: " in line]
         if error["kind"] not in ("CompilationError", "TypeError") and diagnosis:
             error["message"] = "\n".join(dict.fromkeys(diagnosis))
-        error["details"] = done.stderr + error.pop("trace")
+        error["details"] = complaints + error.pop("trace")
     return answer
+
+
+def _import_path() -> list[str]:
+    return [entry or os.getcwd() for entry in sys.path]
+
+
+class _Worker:
+    """The process that has Triton's compiler loaded and forks one for each job (worker.py, `serve`): importing Triton takes longer
+    than compiling most kernels. It begins with the first job, ends with this process or when it has been idle for a minute,
+    and is started again when it is needed. Threads may ask at the same time."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen | None = None
+
+    def ask(self, told: str, seconds: float) -> tuple[str, str]:
+        """What a job's process prints, and what it complains about on stderr. Raises TimeoutError after `seconds`."""
+        for _ in range(2):  # it may end just now, since it was idle
+            with tempfile.TemporaryFile("w+", encoding="utf-8") as file, tempfile.TemporaryFile() as stderr:
+                file.write(told)
+                file.seek(0)
+                read_end, write_end = os.pipe()
+                with os.fdopen(read_end, "rb", buffering=0) as stdout:
+                    try:
+                        self._send([file.fileno(), write_end, stderr.fileno()])
+                    finally:
+                        os.close(write_end)
+                    said = _all_of(stdout, seconds)
+                stderr.seek(0)
+                complaints = stderr.read().decode(errors="replace")
+            pid, _, answer = said.partition(b"\n")
+            if pid:
+                return answer.decode(), complaints
+        with self._lock:
+            return "", self.end()
+
+    def _send(self, descriptors: list[int]) -> None:
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            with contextlib.suppress(OSError):  # it ended: nobody will answer
+                socket.send_fds(self._control, [b"J"], descriptors)
+
+    def _start(self) -> None:
+        self.end()
+        self._control, theirs = socket.socketpair()
+        self._complaints = tempfile.TemporaryFile()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_import_path()), "TRITON_INTERPRET": "0"}
+        code = f"from gpukit.simulator.compiler.worker import serve; serve({theirs.fileno()})"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-X", "utf8", "-c", code],
+                env=environment,
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._complaints,
+                start_new_session=True,  # Ctrl-C in a terminal ends what waits for it
+            )
+
+    def end(self) -> str:
+        """What it said on its own stderr, which is why it did not start if it did not."""
+        if self._process is None:
+            return ""
+        self._control.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+        with self._complaints as file:
+            file.seek(0)
+            return file.read().decode(errors="replace")
+
+
+def _all_of(stdout: IO[bytes], seconds: float) -> bytes:
+    """What a job's process says until it ends. Its first line is its number: if it takes too long, or nobody waits any more, it
+    is killed with what it has started."""
+    said, end = b"", time.monotonic() + seconds
+    try:
+        while select.select([stdout], [], [], max(0.0, end - time.monotonic()))[0]:
+            part = stdout.read(1 << 16)
+            if not part:
+                return said
+            said += part
+        raise TimeoutError
+    except BaseException:
+        pid = said.partition(b"\n")[0]
+        if pid:
+            with contextlib.suppress(OSError):
+                os.killpg(int(pid), signal.SIGKILL)
+        raise
+
+
+_worker = _Worker()
+atexit.register(_worker.end)
 
 
 def _cache_folder() -> Path:

@@ -1,4 +1,5 @@
-"""The other half of compile.py: a process that compiles one kernel for one target and prints what came out, as JSON.
+"""The other half of compile.py: a process that compiles one kernel for one target and prints what came out, as JSON. It is
+forked from one that has imported Triton.
 
 It runs without TRITON_INTERPRET, which changes Triton at import, and with a driver that only knows the target, so that
 it works where there is no GPU and aims at any GPU where there is one. It imports neither torch, which takes longer than
@@ -8,12 +9,15 @@ use, which is as true for a notebook cell as for a file.
 
 import collections
 import contextlib
+import gc
 import importlib
 import io
 import json
 import linecache
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -63,6 +67,14 @@ def _with_torch() -> None:
     """The real one is imported next time."""
     if getattr(sys.modules.get("torch"), "__spec__", None) is None:
         sys.modules.pop("torch", None)
+
+
+def _without_key() -> None:
+    """Triton reads its own library, half a gigabyte, for the key of its cache: a third of a second in each process. Here that
+    cache is an empty folder each time; gpukit's own, in compile.py, has Triton's version in its key."""
+    import triton
+
+    triton.runtime.cache.triton_key = lambda: triton.__version__
 
 
 class _Target:
@@ -244,37 +256,92 @@ def _explain(exc: Exception, job: dict) -> dict:
     return {"kind": kind, "message": message, "at": at, "trace": "".join(traceback.format_exception(innermost))}
 
 
+class _FarEnough(Exception):
+    """Triton's front end and its passes over blocks and layouts have taken a kernel."""
+
+
 def accepts(jobs: list[dict], gpus: list[str]) -> dict:
     """Whether Triton and ptxas take each kernel for each GPU, and a block of it fits there. {}, or the first error as
     `_explain` tells it, with the `gpu` that it is about. For a process that ends afterwards: Triton keeps its driver.
 
     Launches of one kernel differ in their dtypes. The first GPU, which should be the oldest, gets all of them; the others
-    get one of each kernel, since what a dtype makes wrong is wrong on all."""
+    get one of each kernel, since what a dtype makes wrong is wrong on all. float16 takes as much room as bfloat16, and every
+    instruction on bfloat16 has its like on float16, which GPUs had before: where a kernel met both, bfloat16 goes the whole
+    way, and float16 until its layouts are chosen."""
     import triton
 
     from gpukit import hardware
 
     _without_torch()
+    whole = _of_each_width(jobs)
     one_of_each = list({job["name"]: job for job in reversed(jobs)}.values())
-    for gpu, launches in zip(map(hardware.gpu, gpus), [jobs, *[one_of_each] * (len(gpus) - 1)], strict=True):
-        major, minor = gpu.compute_capability
-        triton.runtime.driver.set_active(_Target(10 * major + minor))
-        for job in launches:
-            work = Job(job)
-            with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                try:
-                    work.define()
-                    shared = work.compile().metadata.shared
-                    if shared > gpu.smem_per_block_bytes:  # Triton itself looks when it loads the kernel
-                        raise triton.OutOfResources(shared, gpu.smem_per_block_bytes, "shared memory")
-                except Exception as exc:
-                    return _explain(exc, job) | {"gpu": gpu.name}
+    knobs = triton.knobs
+    with knobs.compilation.scope(), knobs.runtime.scope():
+        # Nobody reads what lies between: no source lines in it, no files of it.
+        knobs.compilation.disable_line_info = knobs.compilation.store_binary_only = True
+        knobs.runtime.add_stages_inspection_hook = stop = _Stop()
+        for gpu, launches in zip(map(hardware.gpu, gpus), [jobs, *[one_of_each] * (len(gpus) - 1)], strict=True):
+            for job in launches:
+                stop.early = launches is jobs and not any(job is each for each in whole)
+                if refused := _refused(job, gpu):
+                    return refused
     return {}
 
 
+def _refused(job: dict, gpu) -> dict:
+    import triton
+
+    major, minor = gpu.compute_capability
+    triton.runtime.driver.set_active(_Target(10 * major + minor))
+    work = Job(job)
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            work.define()
+            shared = work.compile().metadata.shared
+            if shared > gpu.smem_per_block_bytes:  # Triton itself looks when it loads the kernel
+                raise triton.OutOfResources(shared, gpu.smem_per_block_bytes, "shared memory")
+        except _FarEnough:
+            pass
+        except Exception as exc:
+            return _explain(exc, job) | {"gpu": gpu.name}
+    return {}
+
+
+def _of_each_width(jobs: list[dict]) -> list[dict]:
+    """Of launches of one kernel that are alike but for float16 in place of bfloat16, one: that with bfloat16."""
+    chosen: dict[tuple, tuple[int, dict]] = {}
+    for job in jobs:
+        dtypes = [value[1] for value in [*job["args"], *job["kwargs"].values()] if value[0] == "tensor"]
+        key = job["name"], *("float16" if dtype == "bfloat16" else dtype for dtype in dtypes)
+        rank = dtypes.count("bfloat16")
+        if key not in chosen or rank > chosen[key][0]:
+            chosen[key] = rank, job
+    return [job for _, job in chosen.values()]
+
+
+class _Stop:
+    """A stage hook of Triton's: what comes behind the layouts is left out if `early`."""
+
+    early = False
+
+    def __call__(self, *args):
+        if not args:  # asked what to add to the key of Triton's own cache
+            return ("gpukit", "gpukit")
+        stages = args[1]
+
+        def enough(source, metadata):
+            raise _FarEnough
+
+        if self.early:
+            stages["llir"] = enough
+
+
 def warm_up() -> None:
-    """Load what compiling needs, by compiling a kernel that does nothing: a second and a half, once."""
+    """Load what compiling needs, by compiling a kernel that does nothing: half a second, once."""
+    import triton.tools.tensor_descriptor  # noqa: F401
+
+    _without_key()
     lines = {"1": "def nothing():\n", "2": "    pass\n"}
     function = {
         "name": "nothing",
@@ -291,5 +358,50 @@ def warm_up() -> None:
         accepts([job | {"functions": {"nothing#0": function}, "files": {"<nothing>": lines}}], ["h100"])
 
 
-def main() -> None:
-    json.dump(_run(json.load(sys.stdin)), sys.stdout)
+_IDLE_S = 60.0
+
+
+def serve(control: int) -> None:
+    """Answer the jobs that come over `control`, a socket: each brings the file that it lies in and those for what is printed and for
+    stderr. Triton is imported once, and each job has a process of its own, forked from this one."""
+    warm_up()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    gc.freeze()  # a collection in a forked process would copy all that it looks at
+    asked = socket.socket(fileno=control)
+    asked.settimeout(_IDLE_S)
+    while True:
+        try:
+            descriptors = socket.recv_fds(asked, 1, 3)[1]
+        except TimeoutError:
+            break
+        if not descriptors:  # nobody is there any more
+            break
+        if os.fork() == 0:
+            asked.close()
+            _answer(*descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+    os._exit(0)
+
+
+def _answer(file: int, stdout: int, stderr: int) -> None:
+    """Print the number of this process and what came out of the job, in a line each. Never returns."""
+    try:
+        os.setsid()  # whoever waits can end it with all that it starts
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        for descriptor in (stdout, stderr):
+            os.close(descriptor)
+        print(os.getpid(), flush=True)
+        with open(file, encoding="utf-8") as told:
+            told = json.load(told)
+        os.environ.clear()
+        os.environ.update(told["environment"])
+        sys.path[:] = told["path"]
+        os.chdir(told["folder"])
+        print(json.dumps(_run(told["job"])), flush=True)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
