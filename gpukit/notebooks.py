@@ -15,7 +15,7 @@ import io
 import json
 import re
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import nbformat
@@ -109,15 +109,22 @@ def problems(path: Path) -> list[str]:
     return found
 
 
-def run(path: Path, *, refresh: bool = False, save: bool = True, timeout_s: float = CELL_TIMEOUT_S) -> list[str]:
+def run(
+    path: Path,
+    *,
+    refresh: bool = False,
+    save: bool = True,
+    timeout_s: float = CELL_TIMEOUT_S,
+    leave_out: Collection[str] = (),
+) -> list[str]:
     """Execute the notebook on exercises/ and save it in canonical form. The ids of the cells whose outputs changed.
 
-    Check cells are not run. A cell tagged "hardware" shows what a certain machine measured: it keeps its saved output
+    Check cells are not run, nor those whose ids are in `leave_out`; the latter keep what is saved. A cell tagged "hardware" shows what a certain machine measured: it keeps its saved output
     unless `refresh`. With save=False the file stays as it is. Raises NotebookFailed, and leaves the file alone, if a
     cell fails or writes to stderr (unless it is tagged so).
     """
     before = clean(read(path))
-    after = clean(_execute(path, before, timeout_s))
+    after = clean(_execute(path, before, timeout_s, leave_out))
     changed = []
     for old, new in zip(before["cells"], after["cells"], strict=True):
         new["metadata"] = old["metadata"]
@@ -150,7 +157,7 @@ def _named(name: str, root: Path) -> Path:
     raise NotebookFailed(f"there is no notebook {name}")
 
 
-def _execute(path: Path, nb: dict, timeout_s: float) -> dict:
+def _execute(path: Path, nb: dict, timeout_s: float, leave_out: Collection[str]) -> dict:
     import nbclient
     from ipykernel.kernelspec import RESOURCES, get_kernel_dict
     from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
@@ -169,7 +176,7 @@ def _execute(path: Path, nb: dict, timeout_s: float) -> dict:
 
     executed = nbformat.from_dict(copy.deepcopy(nb))
     for cell in executed["cells"]:
-        if check_ids(cell["source"]):
+        if check_ids(cell["source"]) or cell["id"] in leave_out:
             cell["metadata"] = {"tags": ["nbval-skip"]}
     client = nbclient.NotebookClient(
         executed,

@@ -94,7 +94,30 @@ def pytest_runtest_teardown(item):
         torch.cuda.empty_cache()  # does nothing where there is no GPU
 
 
+# Tests that take 10 s and more begin first: one that begins last keeps a process busy while the others have nothing to do.
+LONG = (
+    "::test_saved_outputs_are_what_the_stubs_give",
+    "/test_browser.py",
+    "/train/test_ranks.py",
+    "/train/test_loop.py::test_two_processes",
+    "/train/test_loop.py::test_a_killed_run",
+    "/test_typed.py",
+    "/test_trace_report.py::test_a_prediction_beside_a_gpu",
+    "_without_a_gpu",
+    "/classroom/test_instructor.py",
+    "/classroom/test_release.py",
+    "/classroom/test_cluster.py",
+    "/classroom/test_class.py",
+    "/classroom/test_own.py",
+    "/classroom/test_wheel.py",
+    "/kernels/test_opinfo.py",
+    "/test_side_by_side.py",
+    "/validation/test_own_file.py",
+)
+
+
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: not any(name in item.nodeid for name in LONG))
     marks = {item: item.get_closest_marker("gpu") for item in items}
     items.sort(key=lambda item: not (marks[item] and "long" in marks[item].args))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]

@@ -1,5 +1,6 @@
 """Canonical notebooks: `gpukit nb clean` and `gpukit nb run`, on notebooks made here; then the course's own."""
 
+import ast
 import base64
 import copy
 import io
@@ -230,10 +231,49 @@ def test_notebook_is_canonical(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_saved_outputs_are_what_the_stubs_give(path):
-    """`answers` cells and pictures too, which `pytest --nbval` does not compare."""
+    """`answers` cells and pictures too, which `pytest --nbval` does not compare. That the cells run of which nothing is compared
+    is proven there."""
     assert course.root(__file__) == path.parents[1] and not stubs.drift(path.parents[1])
-    stale = run(path, save=False)
+    stale = run(path, save=False, leave_out=measured_alone(notebooks.read(path)))
     assert not stale, f"{path.name} shows something else in {', '.join(stale)}: look, then `gpukit nb run {path.stem}`"
+
+
+def measured_alone(nb) -> set[str]:
+    """The ids of the cells tagged "hardware" that define nothing which a cell with a compared output uses, itself or through
+    others: the training run of the capstone, for instance."""
+    out, used = set(), set()
+    for cell in reversed([cell for cell in nb["cells"] if cell["cell_type"] == "code"]):
+        nodes = list(ast.walk(ast.parse("".join(cell["source"]))))
+        defined = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        defined |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        for node in nodes:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                defined |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        if notebooks.HARDWARE in cell["metadata"].get("tags", ()) and not defined & used:
+            out.add(cell["id"])
+        else:
+            used |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    return out
+
+
+def test_which_cells_nobody_compares():
+    hardware = {"metadata": {"tags": ["hardware"]}}
+    nb = notebook(
+        code("import math\nx = 1", cell_id="made", **hardware),
+        code("def f():\n    return x", cell_id="through", **hardware),
+        code("y = f()", cell_id="timed", **hardware),
+        code("f()", cell_id="compared"),
+        code("x", cell_id="alone", **hardware),
+    )
+    assert measured_alone(clean(nb)) == {"timed", "alone"}
+
+
+def test_cells_that_are_left_out_keep_what_is_saved(tmp_path):
+    path = tmp_path / "x.ipynb"
+    path.write_text(write(clean(notebook(code("1 / 0", stream("saved\n")), code("print(2)", cell_id="b")))))
+    assert run(path, save=False, leave_out={"a"}) == ["b"]
+    run(path, leave_out={"a"})
+    assert [cell["outputs"][0]["text"] for cell in json.loads(path.read_text())["cells"]] == [["saved\n"], ["2\n"]]
 
 
 def test_cells_carry_known_tags_only():
