@@ -146,11 +146,10 @@ def test_cases_are_fresh_but_always_the_same_ones(exercise):
 
 
 @pytest.mark.parametrize("exercise", [BENCHMARK, DETECTIVE, HONEST], ids=lambda e: e.id)
-@pytest.mark.parametrize("seed", range(3))
-def test_right_answers_pass_whatever_the_inputs(exercise, seed):
-    solution = (ROOT / "solutions" / "benchmarking.py").read_text(encoding="utf-8")
-    for source in (solution, *(answer.source for answer in known.right(exercise))):
-        assert judge_source(exercise, source, seed=seed).passed
+def test_right_answers_pass(exercise):
+    """With other inputs, too: `make prove`."""
+    for answer in known.right(exercise):
+        assert judge_source(exercise, answer.source, seed=2).passed
 
 
 CHEATS = {

@@ -10,12 +10,11 @@ import torch
 import triton
 
 import gpukit
-from gpukit import course, hardware
+from gpukit import hardware
 from gpukit.accounting import roofline, tiling
 from gpukit.accounting.roofline import Point
 from gpukit.accounting.tiling import Tiling
 from gpukit.checks.tiling import EXERCISES, GROUPED, MATMUL, OCCUPANCY, WAVES
-from gpukit.grading.judge import judge_source
 from gpukit.simulator.compiler.occupancy import occupancy
 from gpukit.validation.counted_kernels import matmul
 
@@ -193,22 +192,12 @@ def test_a_point_lies_where_its_time_says_or_on_the_roof():
 # ---- exercises -------------------------------------------------------------------------------------------------------
 
 
-def solution() -> str:
-    return course.exercise_file("tiling", course.root(__file__), "solutions").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
 def test_cases_have_the_same_names_for_every_seed(exercise):
     counts = {len(exercise.cases(random.Random(seed))) for seed in range(5)}
     assert len(counts) == 1
     cases = exercise.cases(random.Random(1))
     assert len(cases) >= 8
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
-def test_verdicts_do_not_depend_on_the_seed(exercise):
-    for seed in range(3):
-        assert judge_source(exercise, solution(), seed=seed).passed
 
 
 @pytest.mark.parametrize("seed", range(8))
