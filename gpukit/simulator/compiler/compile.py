@@ -386,6 +386,7 @@ class _Worker:
 
     def ask(self, told: str, seconds: float) -> tuple[str, str]:
         """What a job's process prints, and what it complains about on stderr. Raises TimeoutError after `seconds`."""
+        why = ""
         for _ in range(2):  # it may end just now, since it was idle
             with tempfile.TemporaryFile("w+", encoding="utf-8") as file, tempfile.TemporaryFile() as stderr:
                 file.write(told)
@@ -393,7 +394,7 @@ class _Worker:
                 read_end, write_end = os.pipe()
                 with os.fdopen(read_end, "rb", buffering=0) as stdout:
                     try:
-                        self._send([file.fileno(), write_end, stderr.fileno()])
+                        asked = self._send([file.fileno(), write_end, stderr.fileno()])
                     finally:
                         os.close(write_end)
                     said = _all_of(stdout, seconds)
@@ -402,15 +403,18 @@ class _Worker:
             pid, _, answer = said.partition(b"\n")
             if pid:
                 return answer.decode(), complaints
-        with self._lock:
-            return "", self.end()
+            with self._lock:
+                if self._process is asked:
+                    why = self.end()
+        return "", why
 
-    def _send(self, descriptors: list[int]) -> None:
+    def _send(self, descriptors: list[int]) -> subprocess.Popen:
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._start()
             with contextlib.suppress(OSError):  # it ended: nobody will answer
                 socket.send_fds(self._control, [b"J"], descriptors)
+            return self._process
 
     def _start(self) -> None:
         self.end()
