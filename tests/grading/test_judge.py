@@ -169,7 +169,7 @@ def test_endless_loop_ends(body, monkeypatch):
 )
 def test_a_kernel_that_never_ends(loop):
     source = DOUBLE_SOURCE.replace("mask = offs < n\n", f"mask = offs < n\n    pid = tl.program_id(0)\n    {loop}\n")
-    verdict = judge_source(replace(DOUBLE, timeout_s=2), source)
+    verdict = judge_source(replace(DOUBLE, timeout_s=1), source)
     assert (verdict.state, verdict.diagnosis) == ("timeout", "timeout"), str(verdict)
     assert double().passed
 
