@@ -403,14 +403,25 @@ def _first_of_four(gate: Tensor, up: Tensor, *_: int) -> Tensor:
     return y
 
 
-_HUGE = (11 << 30) + 3  # floats: in 32 bits the numbers of the last ones are negative, and those of their pieces, too
+# Floats: in 32 bits the numbers of the last ones are negative, and those of their pieces, too; more pieces than 32 bits count
+# without a sign, one for each thread; and so many pieces that 32 bits keep nothing of their number.
+_HUGE, _WRAPPED, _ROUND = (11 << 30) + 3, (6 << 32) + 3, (4 << 32) + 3
+
+
+def _huge_swiglu(n: int, blocks: int) -> tuple[Any, ...]:
+    return far(n, dtype="float32"), far(n, dtype="float32"), blocks, 256
+
 
 CUDA = CudaExercise(
     id="fusion.cuda",
     function="swiglu_cuda",
     cases=_swiglu_cases,
     reference=_swiglu,
-    huge=lambda: (far(_HUGE, dtype="float32"), far(_HUGE, dtype="float32"), _HUGE // 1024 + 1, 256),
+    huge=lambda: [
+        _huge_swiglu(_HUGE, _HUGE // 1024 + 1),
+        _huge_swiglu(_WRAPPED, _WRAPPED // 1024),
+        _huge_swiglu(_ROUND, _ROUND // 1024 - 1),
+    ],
     kernel_name="swiglu",
     parameters=(("const float*", "gate"), ("const float*", "up"), ("float*", "y"), ("long long", "n")),
     launch=_launch_swiglu,

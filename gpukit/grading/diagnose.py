@@ -144,6 +144,8 @@ class Words:
                 "race": "two programs race",
                 "endless": "the kernel does not end",
                 "misaligned": f"misaligned {fault.kind} of {fault.tensor}",
+                "stored-twice": f"two threads store the same elements of {fault.tensor}",
+                "unreached": f"most of {fault.tensor} is not stored",
             }.get(fault.what, f"{fault.kind} outside {fault.tensor}")
             code = [f"line {error.line}: {error.source}"] if error.source else []
             wrapped = beyond and "before the start" in fault.text

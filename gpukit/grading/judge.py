@@ -371,6 +371,8 @@ class _Run:
             if not any(outcome.wrong for outcome in outcomes):
                 for far in self._far():
                     self._addresses(_moved(ask(self.exercise.launched(*far.args), far), first, say), far)
+                    if self.beyond:  # elsewhere it may well not end
+                        break
             return outcomes
 
     def _text(self, server: Server) -> str:

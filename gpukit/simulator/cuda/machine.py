@@ -15,7 +15,7 @@ import numpy as np
 from gpukit.simulator.cuda import compute
 from gpukit.simulator.cuda.ptx import TYPES, Instruction, Kernel, PtxError, number
 
-WARP, SECTOR = 32, 32  # threads; bytes
+WARP, SECTOR, WIDEST = 32, 32, 16  # threads; bytes; bytes that one thread's access moves at most
 MOST_STEPS = 20_000  # instructions, each for all threads that are at it
 _MOST_THREADS = 1024  # of a block
 _MOST_SHARED, _MOST_LOCAL = 48 << 10, 256 << 20  # bytes of a block that every GPU has; of all threads' own arrays
@@ -27,7 +27,7 @@ _SPACES = ("global", "const", "shared", "local", "param")
 class KernelFault(Exception):
     """What a kernel does to memory that it must not do, or that it does not end.
 
-    what    "out-of-bounds", "misaligned" or "endless"
+    what    "out-of-bounds", "misaligned" or "endless"; of a few blocks on addresses alone also "stored-twice" or "unreached"
     kind    "load" or "store" of `tensor`, where there is one
     line    of the source
     """
@@ -39,12 +39,29 @@ class KernelFault(Exception):
 
 @dataclass
 class Array:
-    """An argument: its bytes, which a kernel may change, or only how many there are. `itemsize` is for messages."""
+    """An argument: its bytes, which a kernel may change, or only how many there are. `itemsize` is for messages. `stores`: of
+    an array without bytes, where each store of a thread began, in bytes, and how many it moved."""
 
     name: str
     nbytes: int
     data: np.ndarray | None
     itemsize: int = 1
+    stores: list[tuple[np.ndarray, int]] = field(default_factory=list)
+
+    def find_wrapped(self, width: int) -> KernelFault | None:
+        """What numbers of threads or elements that were computed in 32 bits did to a result of which a few blocks stored their
+        share: two threads stored one element, or none stored with `width` bytes, as most of it must be."""
+        wide = [at for at, moved in self.stores if moved >= width]
+        if not wide:
+            text = f"{self.name}: no thread of the first or the last block stores {width} bytes at a time"
+            return KernelFault("unreached", text, 0, "store", self.name)
+        step = self.itemsize
+        elements = [(at[:, None] + np.arange(0, moved, step)).ravel() // step for at, moved in self.stores]
+        found, times = np.unique(np.concatenate(elements), return_counts=True)
+        if (times == 1).all():
+            return None
+        text = f"{self.name}: {int((times > 1).sum()):,} elements, the first has the index {int(found[times > 1][0]):,}"
+        return KernelFault("stored-twice", text, 0, "store", self.name)
 
 
 @dataclass
@@ -322,6 +339,8 @@ class _Machine:
             if array is not self.arrays[-1]:
                 self._count(instruction, kind, array.name, address[here], width, on[here])
             if array.data is None:
+                if kind == "store":
+                    array.stores.append((at, width))
                 continue
             where = at[:, None] + np.arange(width)
             if values is None:
