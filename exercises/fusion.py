@@ -72,8 +72,8 @@ def swiglu_cuda() -> str:
     """The text of a kernel in CUDA C++: y[i] = silu(gate[i]) * up[i] for each i below n, where silu(z) = z / (1 + exp(-z)).
 
     gate, up and y are arrays of n floats in memory of their own. Each begins at an address that is a multiple of 16 bytes. n is
-    any number, also one beyond 2**33. The kernel is launched with any number of blocks and any number of threads per block, so
-    there may be more threads than elements, or so few that each thread computes many.
+    any number, also one beyond 2**34. The kernel is launched with any number of blocks and any number of threads per block: there
+    may be more threads than elements, or so few that each thread computes many, and there may be more than 2**32 of them.
     Bound: gate and up are read once and y is written once, by instructions that move 16 bytes for a thread. Only the last
     n % 4 elements may be moved one by one.
 

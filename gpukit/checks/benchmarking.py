@@ -521,6 +521,9 @@ def _profile_cases(rng: Random) -> list[Case]:
         ("aten::mean", -1, us(1, 4)), ("aten::sum", 0, us(5, 9)), ("aten::div", 0, us(1, 4)), ("aten::fill_", 2, us(2, 6)),
         ("aten::sum", -1, us(3, 8)),
     )  # fmt: skip
+    alike = tree(
+        ("aten::add_", -1, us(1, 4)), ("aten::addmm", 0, us(5, 9)), ("aten::add", -1, us(2, 6)), ("add", 2, us(1, 3))
+    )
     names = ("aten::linear", "aten::addmm", "aten::gelu", "aten::sum", "cudaLaunchKernel")
     many = [(rng.choice(names), rng.randrange(max(-1, i - 12), i), us(0, 9) * rng.randrange(2)) for i in range(200)]
     return [
@@ -534,6 +537,7 @@ def _profile_cases(rng: Random) -> list[Case]:
         Case("one call at the top, one inside another", (mixed, "aten::sum"), frozenset({"several"})),
         Case("a call in a call of its own name", (nested, "aten::div"), frozenset({"nested"})),
         Case("a call in a call of its own name, another between", (apart, "step"), frozenset({"nested"})),
+        Case("a name that begins others, and ends in another", (alike, "aten::add")),
         Case("a name that never occurs", (four, "aten::softmax"), frozenset({"none"})),
         Case("200 calls", (tree(*many), "aten::addmm"), frozenset({"nested"})),
     ]

@@ -292,6 +292,8 @@ def _gather_cases(rng: Random) -> list[Case]:
         aligned = "" if D * table.element_size() % SECTOR else "aligned"
         return case(name, ids, table, tags=f"{tags} {aligned} {'tail' if D & (D - 1) else ''}")
 
+    special = make.normal(7, 40)
+    special[:, ::7], special[:, 1::7], special[:, 2::7] = float("nan"), float("inf"), -float("inf")
     return [
         gather(1, 1, 1),
         gather(5, 8, 64),
@@ -303,6 +305,7 @@ def _gather_cases(rng: Random) -> list[Case]:
         gather(9, 5, 1, note="one column"),
         gather(4, 9, 1025, "float16", tags="long", note="one element beyond 1,024"),
         gather(130, 200, 32, note="more than 128 tokens"),
+        case("ids [9], table [7, 40] float32, with infinities and NaN", make.indices(7, 9), special, tags="tail"),
         gather(33, 90, 512, "float16"),
     ]
 

@@ -13,7 +13,14 @@ from gpukit.grading.exercise import Case, FunctionExercise, Misconception
 from gpukit.grading.inputs import case
 
 # ------------------------------------------------------------------------------------------------------ dtypes.decode
-_IEEE = (FORMATS["fp16"], FORMATS["bf16"], FORMATS["fp32"], FORMATS["fp8_e5m2"], Format("e3m4", 3, 4))
+_IEEE = (
+    FORMATS["fp16"],
+    FORMATS["bf16"],
+    FORMATS["fp32"],
+    FORMATS["fp8_e5m2"],
+    Format("e3m4", 3, 4),
+    Format("e10m12", 10, 12),
+)
 
 
 def _fields(bits: int, exponent_bits: int, mantissa_bits: int) -> tuple[int, int, float, int]:

@@ -40,8 +40,10 @@ def _einsum_cases(rng: Random) -> list[Case]:
         unused = {"z": 17} if len(cases) % 2 else {}
         cases.append(case(f"{expression}  {_sizes(sizes | unused)}", expression, sizes | unused))
     words, lengths = "tokens d_in, d_out d_in -> tokens d_out", {"tokens": 1024, "d_in": 256, "d_out": 64}
+    parts = lengths | {"d": 32, "in": 16}  # the letters of these are in other names, too
     return [
         case(f"{words}  {_sizes(lengths)}", words, lengths),
+        case(f"{words}  {_sizes(parts)}", words, parts),
         *cases,
         case("m k, k n -> m n  m=1, k=1, n=9", "m k, k n -> m n", {"m": 1, "k": 1, "n": 9}),
         case("m k, k n -> m n  more than a float holds exactly", "m k, k n -> m n", dict.fromkeys("mkn", 2**19 + 1)),
@@ -792,10 +794,13 @@ def _critical_cases(rng: Random) -> list[Case]:
         tags = "never" if batch < 0 else "cache" if kv else "no-cache"
         cases.append(case(f"{what}: {shown}", *args, tags=tags))
     # Exact in floating point, so that every way of dividing finds the two slopes equal.
+    half = rng.randrange(2_000_000, 4_000_000) + 0.5  # a crossing so late that nobody tries one batch after the other
+    late = 8e9, 2.0, 2 * 8e9 * 3350e9 / 989.4e12 - 8e9 * 2.0 / half, 0.0, 989.4, 3350.0
     parallel = 8.192e9, 2.0, 16384.0, 0.0, 1000.0, 1.0
     return [
         *cases,
         case("every sequence brings as much to fetch as to compute", *parallel, tags="never"),
+        case("a cache that takes almost as long as its arithmetic", *late, tags="cache"),
         case("at 128 both take equally long", 2.0**33, 2.0, 0.0, 0.0, 128.0, 1000.0, tags="no-cache"),  # exact, too
         case("one sequence is enough", 1e6, 2.0, 1e6, 1e12, 100.0, 1000.0, tags="cache"),
     ]

@@ -448,7 +448,8 @@ def _recompute_cases(rng: Random) -> list[Case]:
         facts = "blocks" if x.numel() > 1024 else ""
         return tensor_case(x, dy, note=f"around {mean:g}" if mean else "", tags=f"{facts} {tags}")
 
-    x = normal(7, 30, scale=2.0)
+    x, far = normal(7, 30, scale=2.0), normal(100, scale=2.0)
+    far[::5], far[1::5] = -100 - far[::5].abs(), 100 + far[1::5].abs()
     return [
         case(1),
         case(64),
@@ -457,6 +458,7 @@ def _recompute_cases(rng: Random) -> list[Case]:
         case(1024, dtype="float16", tags="once"),
         case(1025, dtype="bfloat16", tags="once"),
         case(256, scale=20.0, tags="large"),
+        tensor_case(far, make.like(far), note="some beyond 100, some below -100", tags="far"),
         case(100, scale=0.5, mean=9.0, dtype="float16", tags="tiny"),
         case(100, scale=0.5, mean=9.0, dtype="bfloat16", tags="tiny"),
         *(tensor_case(x, dy, note=f"dy {note}", tags="strided-dy leading") for note, dy in make.upstream(x)),
@@ -514,6 +516,7 @@ RECOMPUTE = KernelExercise(
     traffic=Traffic(reads=_passes(3), writes=_passes(2), launches=2, memory=_passes(2), saved=1),
     misconceptions=(
         Misconception("low-precision", when=ideas.only("tiny")),
+        Misconception("overflow", when=ideas.only("far", kind="nan")),
         Misconception("only-the-last", gives=_sigmoids_backward(lambda x, s1, s2, y: _slope(y))),
         Misconception("slope-missing", gives=_sigmoids_backward(lambda x, s1, s2, y: _slope(y) * _slope(s2))),
         Misconception("slope-missing", gives=_sigmoids_backward(lambda x, s1, s2, y: _slope(y) * _slope(s1))),

@@ -39,7 +39,9 @@ def _traffic_cases(rng: Random) -> list[Case]:
         tags = "ragged" if M % BM or N % BN else ""
         name = f"C [{M}, {N}], K {K}, tiles {BM} x {BN}, {itemsize} bytes each ({what})"
         cases.append(case(name, M, N, K, BM, BN, itemsize, tags=tags))
-    return cases
+    long = 2**48 + 1
+    name = f"C [65, 65], K {long}, tiles 64 x 64, 1 byte each (more than a float holds exactly)"
+    return [*cases, case(name, 65, 65, long, 64, 64, 1, tags="ragged")]
 
 
 def _reads_swapped(M, N, K, BM, BN, itemsize):

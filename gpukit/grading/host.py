@@ -91,6 +91,15 @@ def _blank(shape, stride, offset: int, nbytes: int, dtype: torch.dtype, device: 
     return poison(torch.empty(nbytes // dtype.itemsize, dtype=dtype, device=device)).as_strided(shape, stride, offset)
 
 
+def _made(value: Any) -> Any:
+    """A tensor of which the judge has told what it looks like; anything else as it is."""
+    if isinstance(value, wire.Imaginary):
+        return value.tensor()
+    if isinstance(value, wire.Layout):
+        return _blank(value.shape, value.stride, value.offset, value.nbytes, getattr(torch, value.dtype))
+    return value
+
+
 def _twin(x: Any) -> Any:
     """A tensor laid out as another one, without its data."""
     if not isinstance(x, torch.Tensor):
@@ -118,6 +127,8 @@ class Recorder(dispatch.Mode):
         self.commands: list[list] = []
         self._known: dict[int, tuple[StorageWeakRef, str, int, int]] = {}  # reference, id, address, bytes
         self._count = self._case = 0
+        self._given: tuple = ()  # the arguments of this case and of the one before, as layouts
+        self._earlier: tuple = ()
 
     def __enter__(self) -> Recorder:
         launches.watch(self)
@@ -134,15 +145,12 @@ class Recorder(dispatch.Mode):
         numbers = iter(range(1 << 30))
 
         def tensor(value: Any) -> Any:
-            if isinstance(value, wire.Imaginary):
-                made = value.tensor()
-            elif isinstance(value, wire.Layout):
-                made = _blank(value.shape, value.stride, value.offset, value.nbytes, getattr(torch, value.dtype))
-            else:
-                return value
-            self._remember(made, f"a{self._case}.{next(numbers)}")
+            made = _made(value)
+            if isinstance(made, torch.Tensor):
+                self._remember(made, f"a{self._case}.{next(numbers)}")
             return made
 
+        self._given, self._earlier = args, self._given
         self.commands, self.used = [["free", self._forgotten()]], []
         made = mapped(tensor, args)
         self._case += 1
@@ -151,10 +159,12 @@ class Recorder(dispatch.Mode):
     def both_passes(self, function: Callable, args: list, names: list[str]) -> dict[str, Any]:
         """The gradients of the first arguments, by their `names`; y is the device's. `args` holds the only references to its
         tensors and is emptied: between the passes only those are left that the forward pass keeps for the backward pass.
-        Another forward pass lies between them, as that of a model's next layer does."""
+        Another forward pass lies between them, as that of a model's next layer does: on the arguments of the case before, whose
+        numbers and shapes the backward pass must not take for its own."""
         dy, count = args.pop(), len(names)
         with _disable_current_modes():
-            others = mapped(_twin, args)
+            far = any(isinstance(value, wire.Imaginary) for value in (*self._given, *self._earlier))
+            others = mapped(_twin, args) if far or not self._earlier else [*mapped(_made, self._earlier[:-1])]
         args[:count] = [_Given.apply(_TRAINED, x) for x in args[:count]]
         wanted = [get_gradient_edge(x) for x in args[:count]]
         y = function(*args)
