@@ -329,6 +329,14 @@ class Words:
 
     # -- what it cost --------------------------------------------------------------------------------------------------
 
+    def one_works(self, kernel: str, programs: int, case: Case) -> Diagnosis:
+        """A grid of several programs, of which a single one has anything to do with memory."""
+        text = (
+            f"of the {programs:,} programs of {kernel} one does all the work: which share of it belongs to a program, and how "
+            "many SMs of a GPU are idle meanwhile?"
+        )
+        return self.breaks_rule("one-program", text, case)
+
     def breaks_rule(self, label: str, sentence: str, case: Case) -> Diagnosis:
         return self._found("fail", label, f"right values, but {sentence}", f"in case {case.name}")
 

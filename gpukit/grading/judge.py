@@ -43,6 +43,7 @@ from gpukit.simulator.cuda import nvrtc
 
 COMPILED_FOR = ("a100-80gb", "h100-sxm")  # a pass means that the kernels compile for these, sm_80 and sm_90
 COMPILE_S = 60
+_SEVERAL = 4  # programs that ought to share the work
 _SEND_S = 120.0  # for a worker to take what is sent to it, also on a busy machine
 _PRINTED_BYTES = 1 << 16
 _shown: dict[str, int] = {}  # hints shown in this process
@@ -508,6 +509,8 @@ class _Run:
         for outcome in outcomes:
             if broken := self.exercise.broken_rule(outcome.case, outcome.reply):
                 raise self.say.breaks_rule(*broken, outcome.case)
+        if self.exercise.kernel:
+            self._work_is_shared(outcomes)
         if self.exercise.kernel and self.exercise.traffic is not None:
             self.passed += self.exercise.launch_rule is not None
             self._traffic(outcomes)
@@ -542,6 +545,15 @@ class _Run:
             raise self.say.same_without_kernels()
         if substance and all(outcome.reply.mostly_copied for outcome in substance):
             raise self.say.mostly_copied()
+
+    def _work_is_shared(self, outcomes: list[Outcome]) -> None:
+        """Among several programs more than one loads or stores something, at least in one case: in a short one all may be the
+        first program's."""
+        grids = [(launch, outcome.case) for outcome in outcomes for launch in outcome.reply.launches]
+        grids = [(launch, case) for launch, case in grids if launch.programs >= _SEVERAL]
+        if grids and all(launch.working == 1 for launch, _ in grids):
+            launch, case = max(grids, key=lambda grid: grid[0].programs)
+            raise self.say.one_works(launch.kernel, launch.programs, case)
 
     def _traffic(self, outcomes: list[Outcome]) -> None:
         """What each case cost; the largest, which tells most, comes first."""

@@ -92,6 +92,7 @@ class LaunchFacts:
 
     sizes            the bytes of each tensor among its arguments
     longest          how many loads and stores the busiest program made
+    working          how many programs loaded or stored anything, as far as is known
     dram_read_bytes  what the job's `caches` read from memory; 0 without
     """
 
@@ -106,6 +107,7 @@ class LaunchFacts:
     sizes: dict[str, int]
     longest: int
     dram_read_bytes: int = 0
+    working: int = 0
 
 
 @dataclass(frozen=True)

@@ -666,6 +666,7 @@ def _launch_facts(launch: Any, caches: tuple[int, int] | None) -> LaunchFacts:
         sizes={name: x.nbytes for name, x in launch.arguments.items() if hasattr(x, "nbytes")},
         longest=max(Counter(launch.recording.program).values(), default=0),
         dram_read_bytes=read,
+        working=len(set(launch.recording.program)) if launch.recording.complete else launch.programs,
     )
 
 
