@@ -330,7 +330,7 @@ class Words:
     # -- what it cost --------------------------------------------------------------------------------------------------
 
     def one_works(self, kernel: str, programs: int, case: Case) -> Diagnosis:
-        """A grid of several programs, of which a single one has anything to do with memory."""
+        """A grid of several programs, all but one of which load and store nothing."""
         text = (
             f"of the {programs:,} programs of {kernel} one does all the work: which share of it belongs to a program, and how "
             "many SMs of a GPU are idle meanwhile?"

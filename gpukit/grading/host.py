@@ -159,12 +159,13 @@ class Recorder(dispatch.Mode):
     def both_passes(self, function: Callable, args: list, names: list[str]) -> dict[str, Any]:
         """The gradients of the first arguments, by their `names`; y is the device's. `args` holds the only references to its
         tensors and is emptied: between the passes only those are left that the forward pass keeps for the backward pass.
-        Another forward pass lies between them, as that of a model's next layer does: on the arguments of the case before, whose
-        numbers and shapes the backward pass must not take for its own."""
+        Another forward pass lies between them, as that of a model's next layer does; and one on the arguments of the case before,
+        whose numbers and shapes the backward pass must not take for its own."""
         dy, count = args.pop(), len(names)
         with _disable_current_modes():
             far = any(isinstance(value, wire.Imaginary) for value in (*self._given, *self._earlier))
-            others = mapped(_twin, args) if far or not self._earlier else [*mapped(_made, self._earlier[:-1])]
+            others = mapped(_twin, args)
+            unlike = [] if far else [*mapped(_made, self._earlier[:-1])]
         args[:count] = [_Given.apply(_TRAINED, x) for x in args[:count]]
         wanted = [get_gradient_edge(x) for x in args[:count]]
         y = function(*args)
@@ -175,6 +176,8 @@ class Recorder(dispatch.Mode):
         del y
         self.commands.append(command := [*begins, self._forgotten()])
         command.append(self._left_by(function, others, count))
+        if unlike and not command[-1]:
+            self._left_by(function, unlike, count)
         grads = torch.autograd.grad(end, wanted, dy, allow_unused=True)
         return {"y": None, **dict(zip(names, grads, strict=True))}
 
