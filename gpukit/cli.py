@@ -187,6 +187,11 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     )
     added.add_argument("--gpu", help="a GPU with recorded measurements (default: all of them)")
     added.add_argument("--misses", action="store_true", help="only the rows outside their bars")
+    once = added.add_mutually_exclusive_group()
+    once.add_argument(
+        "--measure", action="store_true", help="on a GPU: time and count the third set, which nobody has predicted"
+    )
+    once.add_argument("--predict", action="store_true", help="predict what --measure has measured of the third set")
 
     memory_command(command("memory", _pencil, "what a training step, or serving, holds on each GPU, and why"))
     flops_command(command("flops", _pencil, "what a training run takes: FLOPs, days, GPU-hours, and why"))
@@ -545,8 +550,12 @@ def _cheatsheet(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    from gpukit.validation import report
+    from gpukit.validation import report, third
 
+    if args.measure:
+        return third.measure()
+    if args.predict:
+        return third.predict()
     if args.gpu is None:
         return report.show(report.recorded(), not args.misses, missing=False)
     try:

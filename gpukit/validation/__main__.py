@@ -7,8 +7,9 @@ python -m gpukit.validation --measure DIR    on a GPU: run every kernel under nc
 python -m gpukit.validation --again DIR      trace again, without a GPU, and hold it against DIR/measured.json
 python -m gpukit.validation --again          the same against what the table itself holds
 
-With --kernels new all of them are about gpukit.validation.new_kernels, and the table is halves_traffic.csv. Then --measure
-only runs ncu: measured.json is to be traced with --again DIR.
+With --kernels new all of them are about gpukit.validation.new_kernels, and the table is halves_traffic.csv; with --kernels
+third about gpukit.validation.third_set, and it is third_traffic.csv. Then --measure only runs ncu: measured.json is to be
+traced with --again DIR.
 
 What is traced depends a little on the compiler: trace again with the Triton that measured.
 """
@@ -133,7 +134,7 @@ def _measure(args: argparse.Namespace) -> int:
             _values(folder, facts["gpu"], say)
     except Exception as error:
         say(f"measuring failed: {error!r}")
-    if args.kernels == "new":
+    if args.kernels != "counted":
         return 0 if runs else 1
     thread.join()
     return _compare(folder, facts, runs, traced, args, say)
@@ -159,13 +160,19 @@ def _again(args: argparse.Namespace) -> int:
     if not path.exists():
         print(f"{args.again} holds no measurement: no measured.json", file=sys.stderr)
         return 2
+    return compare_kept(path, args, args.again)
+
+
+def compare_kept(path: Path, args: argparse.Namespace, folder: Path | None = None) -> int:
+    """Trace the kernels of args.kernels whose counters a file holds, and hold them against it: the table goes among the
+    results, and into `folder`."""
     kept = json.loads(path.read_text())
     traced = simulated_counts.trace_all(_names(args), kept["facts"]["gpu"], args.workers, _module(args))
-    return _compare(args.again, kept["facts"], kept["runs"], traced, args, print)
+    return _compare(folder, kept["facts"], kept["runs"], traced, args, print)
 
 
-def _compare(folder: Path, facts: dict, runs: list[dict], traced: dict[str, dict], args, say) -> int:
-    """Write traffic.csv here and, if it is of all kernels, among the results, and print it."""
+def _compare(folder: Path | None, facts: dict, runs: list[dict], traced: dict[str, dict], args, say) -> int:
+    """Write traffic.csv into the folder and, if it is of all kernels, the table among the results, and print it."""
     good = _traced_well(traced, say)
     measured = counters.matched(runs, {name: entry["kernels"] for name, entry in good.items()})
     values = {
@@ -175,7 +182,8 @@ def _compare(folder: Path, facts: dict, runs: list[dict], traced: dict[str, dict
         if (value := counters.judged(measured[name], counter)) is not None
     }
     rows = _rows(good, values, facts, args)
-    traffic.write(rows, folder / "traffic.csv")
+    if folder is not None:
+        traffic.write(rows, folder / "traffic.csv")
     if rows and not args.only:
         traffic.write(rows, _table(facts["gpu"], args))
     lost = sorted({*traced} - {*measured})

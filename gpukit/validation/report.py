@@ -1,16 +1,18 @@
-"""What `gpukit validate` prints: of each GPU with recorded measurements, the half held back first."""
+"""What `gpukit validate` prints: of each GPU with recorded measurements, what the model has never seen first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gpukit.validation import halves, times, traffic
+from gpukit.validation import halves, third, times, traffic
+
+_TABLES = [table for kernels in (times.KERNELS, traffic.KERNELS) for _, table in kernels.values()]
 
 
 def recorded() -> list[str]:
     """The GPUs that the simulator was compared with, the one with most tables first."""
     names = [path.parent.name for folder in {times.RESULTS, traffic.RESULTS} for path in folder.glob("*/*.csv")
-             if path.name in ("times.csv", "traffic.csv", "halves.csv", "halves_traffic.csv")]  # fmt: skip
+             if path.name in _TABLES]  # fmt: skip
     return sorted(set(names), key=lambda name: (-names.count(name), name))
 
 
@@ -18,21 +20,35 @@ def show(gpus: list[str], everything: bool, missing: bool) -> int:
     """Print all tables of these GPUs; `missing`: name the tables that do not exist. Returns 1 if nothing was found, if the times held
     back are outside a bar, or if another row is outside its bar without a reason; the open half is only shown."""
     found, wrong = False, False
+    for line in third.state(gpus):
+        print(f"{line}\n")
     for title, read, text, fails in _parts(gpus):
         try:
             rows = read()
         except FileNotFoundError as error:
-            if missing:
+            if missing and "THIRD SET" not in title:  # of which third.state has spoken
                 print(f"{title}\nnothing is recorded: {error}\n")
             continue
         found = True
         wrong |= fails(rows)
         print(f"{title}\n{text(rows, everything)}\n")
+        if title.startswith(f"TIMES OF {halves.TITLES['held']}"):
+            print(f"{halves.LOOKED_AT}\n")
     return int(wrong or not found)
 
 
 def _parts(gpus: list[str]) -> Iterator[tuple[str, Callable, Callable, Callable]]:
     """Title, what reads the rows, what makes a text of them, and what says that they fail."""
+    for gpu in gpus:
+        on = f"simulated and measured on {gpu}"
+        path = traffic.RESULTS / gpu / traffic.KERNELS[third.SET][1]
+        yield (
+            f"TIMES OF THE THIRD SET, {on}",
+            lambda gpu=gpu: times.read(gpu, third.SET),
+            halves.text,
+            lambda rows: bool(halves.outside(rows)),
+        )
+        yield f"TRAFFIC OF THE THIRD SET, {on}", lambda path=path: traffic.read(path), traffic.text, _unexplained
     for which in halves.HALVES:
         for gpu in gpus:
             on = f"simulated and measured on {gpu}"

@@ -53,6 +53,10 @@ def trace_case(name: str, gpu: str, compiled: bool = True, module: str = COUNTED
 
 def count(traffic, counter: str) -> int:
     """One of COUNTERS, as Nsight Compute counts it."""
+    if counter == "l2_atomic_sectors":
+        # L2 has two halves. An SM asks the one that is near, and every other atomic is carried out in the other one: it is
+        # counted in both.
+        return round(1.5 * traffic.l2_atomic_sectors)
     if counter not in ("l1_read_sectors", "l1_write_sectors"):
         return getattr(traffic, counter)
     kind = "load" if counter == "l1_read_sectors" else "store"

@@ -5,7 +5,8 @@ python -m gpukit.validation.times --measure FILE.csv  on a GPU: time every case 
 python -m gpukit.validation.times --again FILE.csv    predict each case of FILE.csv anew, on any machine, and write
                                                       times.csv and machine.csv among the results
 
-With --kernels new all of them are about gpukit.validation.new_kernels, and the table is halves.csv.
+With --kernels new all of them are about gpukit.validation.new_kernels, and the table is halves.csv; with --kernels third
+about gpukit.validation.third_set, and it is third.csv.
 
 Times are medians with a cold L2 (gpukit.timing), inputs random, the GPU at whatever clock it chooses.
 """
@@ -37,6 +38,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 KERNELS = {
     "timed": ("gpukit.validation.timed_kernels", "times.csv"),
     "new": ("gpukit.validation.new_kernels", "halves.csv"),
+    "third": ("gpukit.validation.third_set", "third.csv"),
 }
 LEAST_US = 50  # shorter ones are shown and not judged: launching is too much of them
 MEDIAN_BAR, WORST_BAR = 0.15, 0.35  # of |predicted / measured - 1|
@@ -100,7 +102,7 @@ class MachineRow:
 
 
 def read(gpu: str = "h200", kernels: str = "timed") -> list[Row]:
-    """The rows of gpukit/results/<gpu>/times.csv, or of halves.csv. Raises FileNotFoundError with what to run."""
+    """The rows of gpukit/results/<gpu>/times.csv, of halves.csv or of third.csv. Raises FileNotFoundError with what to run."""
     path = RESULTS / gpu / KERNELS[kernels][1]
     if not path.exists():
         raise FileNotFoundError(
@@ -167,7 +169,8 @@ def text(rows: list[Row], everything: bool = True) -> str:
 # ---- the kernels --------------------------------------------------------------------------------------------------
 
 
-def _cases(kernels: str) -> dict:
+def cases(kernels: str) -> dict:
+    """The kernels of a set of KERNELS, by name."""
     return importlib.import_module(KERNELS[kernels][0]).CASES
 
 
@@ -176,7 +179,7 @@ def _rates(kernels: str) -> dict:
 
 
 def _work(name: str, kernels: str):
-    return (_cases(kernels).get(name) or _rates(kernels)[name]).prepare("cuda")
+    return (cases(kernels).get(name) or _rates(kernels)[name]).prepare("cuda")
 
 
 # ---- predicting ---------------------------------------------------------------------------------------------------
@@ -186,7 +189,7 @@ def predict_case(name: str, gpu: str, kernels: str = "timed") -> tuple[float, st
     """µs and the limiting resource. Needs the interpreter."""
     from gpukit.simulator.prediction.predict import predict
 
-    case = _cases(kernels)[name]
+    case = cases(kernels)[name]
     prediction = predict(case.prepare("meta"), gpu=gpu, sample=case.sample)
     return prediction.time_us, prediction.limit
 
@@ -198,15 +201,17 @@ def _predict_one(name: str, gpu: str, kernels: str) -> tuple[float, str] | str:
         return traceback.format_exc()
 
 
-def _again(path: Path, only: str, workers: int, kernels: str) -> int:
+def again(path: Path, only: str, workers: int, kernels: str) -> int:
+    """Predict the cases of FILE anew and write them among the results. 0, 1 where one could not be predicted, 2 if it holds
+    none."""
     if not path.exists():
         print(f"no such file: {path}", file=sys.stderr)
         return 2
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-    cases, rates = _cases(kernels), _rates(kernels)
+    chosen, rates = cases(kernels), _rates(kernels)
     measured = [row for row in _read(path, _Raw) if not row.error]
     by_name = {row.name: row for row in measured}
-    names = [name for name in cases if name in by_name and only in name]
+    names = [name for name in chosen if name in by_name and only in name]
     rows, failed = [], 0
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         gpus = [by_name[name].gpu for name in names]
@@ -269,14 +274,15 @@ class _Raw:
     error: str
 
 
-def _measure(path: Path, only: str, workers: int, seconds: float, kernels: str) -> int:
+def measure(path: Path, only: str, workers: int, seconds: float, kernels: str) -> int:
+    """Time the cases on this machine's GPU and write them to `path`. 0, 1 where not all were measured, 2 without a GPU."""
     import torch
 
     if not torch.cuda.is_available():
         print("--measure needs an NVIDIA GPU, and PyTorch sees none", file=sys.stderr)
         return 2
     begin = time.monotonic()
-    names = [name for name in [*_rates(kernels), *_cases(kernels)] if only in name]
+    names = [name for name in [*_rates(kernels), *cases(kernels)] if only in name]
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerow(f.name for f in fields(_Raw))
@@ -442,9 +448,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.time is not None:
         return _time(args.time, args.names.split("|"), args.seconds, args.kernels)
     if args.measure is not None:
-        return _measure(args.measure, args.only, args.workers, args.seconds, args.kernels)
+        return measure(args.measure, args.only, args.workers, args.seconds, args.kernels)
     if args.again is not None:
-        return _again(args.again, args.only, args.workers, args.kernels)
+        return again(args.again, args.only, args.workers, args.kernels)
     try:
         print(text(read(args.gpu, args.kernels)))
     except FileNotFoundError as error:

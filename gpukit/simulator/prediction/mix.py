@@ -60,7 +60,8 @@ class Mix:
     """What one warp executes, averaged over the warps of the programs that were looked at.
 
     units       unit -> warp instructions
-    bytes       "shared", "local", "global" -> bytes that a warp's loads and stores of it move
+    bytes       "shared", "local", "global" -> bytes that a warp's loads and stores of it move; "operands": what tensor cores
+                fetch from shared memory for it by themselves
     opcodes     SASS opcode -> warp instructions
     conflicts   clocks that a warp's accesses to shared memory take longer than their bytes, because lanes meet in its banks
     """
@@ -88,11 +89,23 @@ def mix(compiled: Compiled, executions: Executions | None) -> Mix:
         opcodes[instruction.opcode] += times
         if kind in ("shared", "local", "global"):
             moved[kind] += times * 32 * thread_bytes(instruction)
+        if kind == "tensor":
+            moved["operands"] += times * operand_bytes(instruction)
         if instruction.base in _ON_SHARED:  # what ptxas made wider than it was in PTX meets nowhere that is known
             place = _ON_SHARED[instruction.base], thread_bytes(instruction), instruction.own_frames
             taken, least = compiled.shared_turns.get(place, (0.0, 0.0))
             conflicts += times * (taken - least)
     return Mix(dict(units), dict(moved), dict(opcodes), conflicts)
+
+
+def operand_bytes(instruction: assembly.Instruction) -> float:
+    """Bytes that an instruction of a warp group (HGMMA.64x128x16 and so on) fetches from shared memory, for each of its four
+    warps: of 64 rows and of so many columns 32 bytes each, or of the columns alone where the rows are in registers."""
+    shape = re.match(r"[A-Z]GMMA\.64x(\d+)x\d+", instruction.opcode)
+    if not shape:
+        return 0.0
+    rows = 0 if re.search(r"R\d+(?:\.reuse)?, R\d+(?:\.reuse)?, gdesc", instruction.text) else 64
+    return (rows + int(shape[1])) * 32 / 4
 
 
 def thread_bytes(instruction: assembly.Instruction) -> int:

@@ -31,7 +31,7 @@ from gpukit.hardware import KIB, Gpu
 from gpukit.simulator.compiler.occupancy import occupancy, reserved_shared_bytes
 from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
 from gpukit.simulator.trace import coalesce
-from gpukit.simulator.trace.contention import Contention, contention
+from gpukit.simulator.trace.contention import Contention, contention, is_floating, merges
 from gpukit.simulator.trace.instructions import ALONE, Forms, alone_among_warps, ways_of
 from gpukit.simulator.trace.recording import Recording
 from gpukit.simulator.trace.waves import Play
@@ -172,30 +172,34 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
     ways = ways_of(recording, compiled)
     forms = Forms(recording, ways)
 
-    # By site: sectors that the instructions of the programs that ran ask for, the distinct ones of each warp, and of each
-    # access; stretches that the instructions reach over.
-    asked, warps, distinct, stretches = np.zeros((4, len(recording.sites)))
+    # By site: sectors that the instructions of the programs that ran ask for, and the distinct ones of each access; of those
+    # asked for again the ones that may meet the store before, which is the same warp's or another's; stretches that the
+    # instructions reach over; updates of sectors by atomics.
+    asked, distinct, of_one_warp, of_others, stretches, updated = np.zeros((6, len(recording.sites)))
+    added_up = [merges(is_floating(call.arguments.get(site.tensor)), compiled) for site in recording.sites]
     ran = np.arange(len(recording) if call.sampled is None else recording.whole)
     for form, count in zip(*forms.counted(ran), strict=True):
         asked[form.site] += count * form.asked
-        warps[form.site] += count * form.warps
         distinct[form.site] += count * form.sectors.size
         stretches[form.site] += count * form.stretches
+        updated[form.site] += count * form.updated(added_up[form.site])
+        if form.asked < form.lanes:  # else each lane has a sector of its own, and none of them meet
+            of_one_warp[form.site] += count * (form.asked - form.warps)
+            of_others[form.site] += count * (form.warps - form.sectors.size)
 
     play = Play(recording, gpu, ways, forms, programs_per_sm)
     missed = play.l1(l1)
     dram = play.l2(gpu.l2_bytes)
 
     scale = 1.0 if call.sampled is None else call.programs / call.sampled
-    of_others_alone = alone_among_warps(compiled)
+    others_alone = alone_among_warps(compiled)
     sites = []
     for number, site in enumerate(recording.sites):
-        to_l2 = asked[number]
+        to_l2 = updated[number]  # of atomics
         if site.kind == "load":
             to_l2 = distinct[number] * missed[number]
         elif site.kind == "store":
-            of_one_warp, of_others = asked[number] - warps[number], warps[number] - distinct[number]
-            to_l2 = distinct[number] + ALONE * of_one_warp + of_others_alone * of_others
+            to_l2 = asked[number] - (1 - ALONE) * of_one_warp[number] - (1 - others_alone) * of_others[number]
         from_dram = round(dram.read[number] * SECTOR_BYTES)
         l1_sectors, l2_sectors = round(asked[number] * scale), round(to_l2 * scale)
         sites.append(

@@ -1,9 +1,13 @@
 """How atomics meet: what L2 has to do one after the other because several of them change one element.
 
-A warp's atomics reach L2 sector by sector. An update of a sector changes each of its elements once, so that lanes on
-different elements of a sector share an update, and lanes on one element take as many updates as they are. Two updates of
-one element also wait for one another, wherever they come from. Where the compiler sees that all lanes of a warp add
-integers to one element, it adds them up before (`REDUX`), and one lane of the warp asks L2.
+A warp's atomics reach L2 sector by sector, up to four sectors of a line in one request. An update of a sector changes each
+of its elements once, so that lanes on different elements of a sector share an update, and lanes on one element take as many
+updates as they are. Two updates of one element also wait for one another, wherever they come from. Where the compiler sees
+that all lanes of a warp add integers to one element, it adds them up before (`REDUX`), and one lane of the warp asks L2.
+
+L2 is made of slices, each of which changes what it holds by itself. Neighbors go to one slice by stretches of STRETCH_BYTES,
+and the next stretch to another slice: of 16 Mi atomics on 1 KiB, Nsight Compute counts half in each of two slices of an H100's
+80, and of those on 16 KiB a 32nd part in each of 32.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from gpukit.simulator.trace.levels import LINE_BYTES
+STRETCH_BYTES = 512  # of neighbors that are in one slice of L2
 
 if TYPE_CHECKING:
     from gpukit.simulator.compiler.compile import Compiled
@@ -28,18 +32,20 @@ class Contention:
     """The atomics of one launch on one tensor.
 
     updates         of sectors, in the whole launch
+    requests        that bring them: one for those of a line
     busiest         changes of the element that is changed most often: how many there are at least
     busiest_most    and at most. All programs of a launch say both; of a sampled one it is known that all elements
                     together are changed so often, and how many of the programs that were looked at share an element
-    lines           of 128 bytes, that they may meet in
+    stretches       of STRETCH_BYTES, that they may meet in
     """
 
     tensor: str
     floating: bool
     updates: float
+    requests: float
     busiest: float
     busiest_most: float
-    lines: int
+    stretches: int
 
 
 def contention(recording: Recording, forms: Forms, compiled: Compiled | None) -> tuple[Contention, ...]:
@@ -52,11 +58,18 @@ def unknown(tensor: str, argument: object, lanes: int) -> Contention:
     """Of so many atomics on a tensor whose addresses nobody knows: spread over all of it, or all on one element."""
     changed = _tensor(argument)
     elements = max(1, changed.numel())
-    return Contention(tensor, changed.is_floating_point(), lanes, lanes / elements, lanes, _all_lines(changed))
+    return Contention(
+        tensor, changed.is_floating_point(), lanes, lanes, lanes / elements, lanes, _all_stretches(changed)
+    )  # fmt: skip
 
 
-def _all_lines(tensor: torch.Tensor) -> int:
-    return -(-tensor.numel() * tensor.element_size() // LINE_BYTES)
+def _all_stretches(tensor: torch.Tensor) -> int:
+    return -(-tensor.numel() * tensor.element_size() // STRETCH_BYTES)
+
+
+def merges(floating: bool, compiled: Compiled | None) -> bool:
+    """Whether a warp's adds to one element are added up before they are sent."""
+    return not floating and (compiled is None or any(i.opcode.startswith("REDUX") for i in compiled.instructions))
 
 
 def _of_tensor(name: str, recording: Recording, forms: Forms, compiled: Compiled | None) -> Contention:
@@ -64,29 +77,30 @@ def _of_tensor(name: str, recording: Recording, forms: Forms, compiled: Compiled
     floating = tensor.is_floating_point()
     chosen = [i for i, site in enumerate(recording.sites) if (site.kind, site.tensor) == ("atomic", name)]
     rows = np.flatnonzero(np.isin(forms.sites, chosen))
-    redux = compiled is None or any(i.opcode.startswith("REDUX") for i in compiled.instructions)
-    merges = redux and not floating
+    added_up = merges(floating, compiled)
     whole = rows if call.sampled is None else rows[rows < recording.whole]
 
-    updates = adds = 0
+    updates = requests = adds = 0
     for form, count in zip(*forms.counted(whole), strict=True):
-        merged = merges and form.one_element
-        updates += count * (form.asked if merged else form.updates)
-        adds += count * (form.asked if merged else form.lanes)
-    found = _changes(recording, forms, whole, merges)
+        updates += count * form.updated(added_up)
+        requests += count * (form.asked if added_up and form.one_element else form.requests)
+        adds += count * (form.asked if added_up and form.one_element else form.lanes)
+    found = _changes(recording, forms, whole, added_up)
     most = float(found.max(initial=0))
     if call.sampled is None:
-        return Contention(name, floating, updates, most, most, _lines(recording, whole))
+        return Contention(name, floating, updates, requests, most, most, _stretches(recording, whole))
     scale = call.programs / call.sampled
     least = max(adds * scale / max(1, tensor.numel()), most)
     each = max(
-        (float(_changes(recording, forms, own, merges).max()) for own in _by_program(recording, whole)), default=0.0
+        (float(_changes(recording, forms, own, added_up).max()) for own in _by_program(recording, whole)), default=0.0
     )
     possible = each * math.ceil(_shared(recording, rows, whole) * call.programs)
-    return Contention(name, floating, updates * scale, least, max(least, possible), _all_lines(tensor))
+    return Contention(
+        name, floating, updates * scale, requests * scale, least, max(least, possible), _all_stretches(tensor)
+    )  # fmt: skip
 
 
-def _changes(recording: Recording, forms: Forms, rows: np.ndarray, merges: bool) -> np.ndarray:
+def _changes(recording: Recording, forms: Forms, rows: np.ndarray, added_up: bool) -> np.ndarray:
     """How often each element that these rows touch is changed by them."""
     addresses, weights = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
     keys = np.stack([forms.sites[rows], forms.tiles[rows], forms.starts[rows]])
@@ -95,7 +109,7 @@ def _changes(recording: Recording, forms: Forms, rows: np.ndarray, merges: bool)
         row = int(rows[i])
         own = _addresses(recording, row)
         (form,), _ = forms.counted(rows[i : i + 1])
-        once = form.asked / form.lanes if merges and form.one_element else 1.0
+        once = form.asked / form.lanes if added_up and form.one_element else 1.0
         addresses.append(own)
         weights.append(np.full(own.size, count * once))
     _, which = np.unique(np.concatenate(addresses), return_inverse=True)
@@ -109,10 +123,10 @@ def _addresses(recording: Recording, row: int) -> np.ndarray:
     return offsets.reshape(-1) + recording.start[row]
 
 
-def _lines(recording: Recording, rows: np.ndarray) -> int:
+def _stretches(recording: Recording, rows: np.ndarray) -> int:
     found = {(recording.tile[row], recording.start[row], recording.site[row]): row for row in rows.tolist()}
-    lines = [recording.units(row, LINE_BYTES) for row in found.values()]
-    return int(np.unique(np.concatenate(lines)).size) if lines else 0
+    stretches = [recording.units(row, STRETCH_BYTES) for row in found.values()]
+    return int(np.unique(np.concatenate(stretches)).size) if stretches else 0
 
 
 def _by_program(recording: Recording, rows: np.ndarray) -> list[np.ndarray]:
@@ -136,6 +150,11 @@ def _shared(recording: Recording, rows: np.ndarray, whole: np.ndarray) -> float:
     (most, of), (most_begun, of_begun) = busiest(whole), busiest(rows)
     begun = most_begun / of_begun
     return max(begun, most / of) if most > 1 else begun
+
+
+def is_floating(argument: object) -> bool:
+    """Whether an argument's elements are floating-point numbers."""
+    return _tensor(argument).is_floating_point()
 
 
 def _tensor(argument: object) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """The programs of a launch on the SMs, wave by wave, and what they ask of the caches.
 
 Program p goes to SM p mod sms, as many at a time as fit. Those of a wave take turns: the first access of each, the second of
-each, and so on. Of a sampled launch the first waves are put together from the programs that ran.
+each, and so on. Nothing waits for a store, so one that follows another goes to L2 right behind it, in the same turn. Of a
+sampled launch the first waves are put together from the programs that ran.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
     """The accesses of the first programs of a sampled launch. One that was cut short goes on like the nearest program that
     was not, from where its own accesses began; what it never reached goes to addresses of its own, unless all programs that
     were not cut short begin there at one address, as with the weights of a norm. A gather asks for other elements in each
-    program: the same ones, moved to somewhere in a tensor of that size."""
+    program: the same ones, moved to somewhere in a tensor of that size, along the lattice on which they lie."""
     bounds: dict[int, list[int]] = {}
     for row, program in enumerate(recording.program):
         bounds.setdefault(program, [row, row + 1])[1] = row + 1
@@ -61,8 +62,12 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
     shared = {site for site, found in firsts.items() if len(found) > 1 and len({*found}) == 1}
     beyond = recording.extent
     gathered: dict[int, tuple[int, int]] = {}  # site -> where the tensor of its gathers begins, and its size
-    # Shifts still free, by the row that the program goes on like and the site.
-    places: dict[tuple[int, int], list[int]] = {}
+    of_tensor = {
+        name: {i for i, s in enumerate(recording.sites) if s.tensor == name}
+        for name in {s.tensor for s in recording.sites}
+    }
+    # Shifts still free, by the row that the program goes on like and the tensor.
+    places: dict[tuple[int, str], list[int]] = {}
     columns: list[list[np.ndarray]] = []
     for program in inside:
         own = np.arange(*bounds[program])
@@ -88,27 +93,44 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
                     gathered[site] = beyond, size
                     beyond += -(-2 * size // STORAGE_ALIGNMENT) * STORAGE_ALIGNMENT
                 first, size = gathered[site]
-                moved[lost] = first + int(program * _GOLDEN % 1 * size) // LINE_BYTES * LINE_BYTES
+                steps = np.array([_lattice(recording.irregular[-1 - tile].offsets, size) for tile in tiles[rows[lost]]])
+                moved[lost] = first + int(program * _GOLDEN % 1 * size) // steps * steps
             if not regular.any():
                 continue
-            shift = shifts.get(site, shifts.get(recording.sites[site].tensor, 0 if site in shared else None))
+            tensor = recording.sites[site].tensor
+            shift = shifts.get(site, shifts.get(tensor, 0 if site in shared else None))
             if shift is None:
-                key = int(rows[0]), site
+                key = int(rows[0]), tensor
                 if not places.get(key):
-                    these = rows[regular]
+                    # All that it does to the tensor moves as one: two stores may fill a sector together.
+                    these = rows[(tiles[rows] >= 0) & np.isin(sites[rows], [*(of_tensor[tensor] - shared)])]
                     low = (starts[these] + reach[0, tiles[these]]).min() // STORAGE_ALIGNMENT * STORAGE_ALIGNMENT
-                    moves = {*zip(tiles[these].tolist(), (starts[these] - low).tolist(), strict=True)}
-                    blocks = [(recording.tiles[tile].moved(move), move // LINE_BYTES) for tile, move in moves]
-                    width = recording.sites[site].width
-                    used = np.concatenate([touched(block, width, LINE_BYTES) + line for block, line in blocks])
+                    moves = {
+                        *zip(tiles[these].tolist(), (starts[these] - low).tolist(), sites[these].tolist(), strict=True)
+                    }
+                    used = np.concatenate(
+                        [
+                            touched(recording.tiles[tile].moved(move), recording.sites[site].width, LINE_BYTES)
+                            + move // LINE_BYTES
+                            for tile, move, site in moves
+                        ]
+                    )
                     lines, free = _places(np.unique(used))
                     places[key] = [beyond - low + place * LINE_BYTES for place in free]
                     beyond += -(-lines * LINE_BYTES // STORAGE_ALIGNMENT) * STORAGE_ALIGNMENT
-                shift = places[key].pop()
+                shift = shifts[tensor] = places[key].pop()
             moved[regular] += shift
         columns.append([np.full(rows.size, program), np.arange(rows.size), rows, moved])
     nothing = [np.zeros(0, dtype=np.int64)] * 4  # a launch may make no accesses
     return _Rows(*(np.concatenate(column) for column in zip(nothing, *columns, strict=True)))
+
+
+def _lattice(offsets: np.ndarray, size: int) -> int:
+    """Bytes by which a gather from a tensor of `size` bytes can be moved and still ask for what others may: whole lines,
+    and more where its addresses lie further apart. A step of a binary search looks at every 2 ** k-th entry only, and
+    the first one of all programs at the same."""
+    apart = int(np.gcd.reduce(np.diff(offsets), initial=0)) or size
+    return apart if apart % LINE_BYTES == 0 else LINE_BYTES
 
 
 def _places(used: np.ndarray) -> tuple[int, list[int]]:
@@ -153,6 +175,14 @@ class _Dram(NamedTuple):
     dirty: float
 
 
+def _turns(program: np.ndarray, step: np.ndarray, stores: np.ndarray) -> np.ndarray:
+    """The turn in which each access is made: its step, or that of the first of the stores of its program that follow one
+    another. The rows of a program are neighbors, in the order of their steps."""
+    follows = stores & np.roll(stores, 1) & (np.roll(program, 1) == program) & (step > 0)
+    first = np.maximum.accumulate(np.where(follows, 0, np.arange(step.size)))
+    return step[first]
+
+
 class Play:
     """The programs of a launch, played wave by wave, first through L1, then through L2."""
 
@@ -168,7 +198,10 @@ class Play:
         self.which, self.base = which.tolist(), (start // SECTOR_BYTES).tolist()
         self.kinds = [site.kind for site in recording.sites]
         through_l1 = np.array([s.kind == "load" and ways[s].through_l1 for s in recording.sites], dtype=bool)
-        self.through_l1 = through_l1[forms.sites[rows.row]]
+        sites = forms.sites[rows.row]
+        self.through_l1 = through_l1[sites]
+        stores = np.array([kind == "store" for kind in self.kinds], dtype=bool)[sites]
+        self.turn = _turns(self.program, self.step, stores)
         self.sm = self.program % gpu.sms
         self.spacing = max(1, gpu.sms // _SAMPLED_SMS) if self.sampled else 1
         self.known = len(np.unique(rows.program))
@@ -219,13 +252,13 @@ class Play:
         read = np.zeros(len(self.kinds))
         before = (read, 0, 0, 0)  # when the last wave began
         done: set[tuple[int, int]] = set()
-        step = wave = -1
+        turn = wave = -1
         alike = self._alike()
-        for i in np.lexsort((self.program, self.step, waves)).tolist():
+        for i in np.lexsort((self.step, self.program, self.turn, waves)).tolist():
             if waves[i] != wave:
                 wave, before = waves[i], (read.copy(), cache.dram_read, cache.dirtied, cache.fills)
-            if self.step[i] != step:
-                step = self.step[i]
+            if self.turn[i] != turn:
+                turn = self.turn[i]
                 done.clear()
             form = self.forms[self.which[i]]
             kind, sectors, missing = self.kinds[form.site], self._sectors(i), self.l1_missed.get(alike[i])

@@ -15,7 +15,7 @@ MI, KI = 1 << 20, 1 << 10
 SMS = 132  # of an H100 and an H200: the grids of persistent kernels
 # Errors allowed, as a share of the largest number that is right. A wrong index shows at once; roundings do not, which may
 # move what is rounded to 8 bits by one step.
-_ALLOWED = {HALF: 0.02, BF16: 0.02, FLOAT: 2e-3, INT8: 0.01}
+_ALLOWED = {HALF: 0.02, BF16: 0.02, FLOAT: 2e-3, torch.float64: 1e-12, INT8: 0.01}
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,20 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def case(name: str, kind: str, full: dict[str, Any], small: dict[str, Any], sample: int = 2):
-    """Register `build` under a name that no other case has."""
+def case(
+    name: str,
+    kind: str,
+    full: dict[str, Any],
+    small: dict[str, Any],
+    sample: int = 2,
+    *,
+    into: dict[str, Case] = CASES,
+):
+    """Register `build` under a name that no other case of the set `into` has."""
 
     def register(build):
-        assert name not in CASES, name
-        CASES[name] = Case(name, kind, build, full, small, sample)
+        assert name not in into, name
+        into[name] = Case(name, kind, build, full, small, sample)
         return build
 
     return register
