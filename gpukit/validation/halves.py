@@ -27,17 +27,7 @@ TITLES = {"held": "KERNELS HELD BACK", "open": "OPEN KERNELS"}
 # The largest |predicted / measured - 1| allowed: in the median, of nine kernels in ten, and of all.
 BARS = {"median": 0.08, "90th percentile": 0.25, "worst": 0.35}
 # (case, gpu) -> why its time is off by more than BARS["worst"].
-_COMPLETED = (
-    "two instructions store the halves of each sector, and L2 is taken to complete the first half from device memory before "
-    "the second comes: Nsight Compute saw no such reads"
-)
-REASONS: dict[tuple[str, str], str] = {
-    ("complex products, 32 Mi fp32", "h100-sxm"): _COMPLETED,
-    ("unpack 4 bits to fp16, 64 Mi bytes", "h100-sxm"): _COMPLETED,
-    ("binary search in 16 Mi, 2 Mi queries", "h100-sxm"): (
-        "the upper levels of the table are the same for all programs, and a sample takes each program to search elsewhere"
-    ),
-}
+REASONS: dict[tuple[str, str], str] = {}
 
 
 def half(name: str) -> str:

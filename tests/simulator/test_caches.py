@@ -12,7 +12,7 @@ import gpukit
 from gpukit import hardware
 from gpukit.kernels.norms import norm_fwd
 from gpukit.simulator.trace import caches, coalesce, instructions, levels, recording, waves
-from gpukit.validation import times
+from gpukit.validation import simulated_counts, times
 from gpukit.validation.counted_kernels import CASES, _matmul
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
@@ -333,6 +333,19 @@ def test_a_sector_written_in_part_is_completed_in_the_end():
     assert (cache.read(np.arange(4, 6)), cache.finish()) == (2, 4)
 
 
+def test_lanes_on_one_element_are_as_many_atomics():
+    """Nsight Compute counts a sector for each of them, going and coming, and the going twice where it crosses L2: half of all."""
+    y = torch.zeros(2, dtype=torch.int32)
+
+    @triton.jit
+    def count(y_ptr):
+        tl.atomic_add(y_ptr + tl.arange(0, 128) % 2, 1)
+
+    traffic = assumed(lambda: count[(64,)](y))
+    assert traffic.l2_atomic_sectors == traffic.l2_read_sectors == 64 * 4 * 16
+    assert simulated_counts.count(traffic, "l2_atomic_sectors") == 1.5 * 64 * 4 * 16
+
+
 def test_an_atomic_is_answered():
     """As on an H200 (column sums by atomics): what L2 sends are the loads and one sector for each that is added to."""
     x, y = torch.zeros(64, 2048), torch.zeros(2048)
@@ -345,6 +358,58 @@ def test_an_atomic_is_answered():
     traffic = assumed(lambda: add[(64,)](x, y, BLOCK=2048))
     assert (traffic.l2_atomic_sectors, traffic.l2_read_sectors) == (64 * 256, 2 * 64 * 256)
     assert traffic.l2_write_sectors == 0 and traffic.dram_read_bytes == (64 + 1) * 8192
+
+
+@triton.jit
+def pairs(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    """The halves of each pair by a store of its own."""
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs)
+    tl.store(y_ptr + 2 * offs, x)
+    tl.store(y_ptr + 2 * offs + 1, -x)
+
+
+@pytest.mark.parametrize("sample", [None, 2])
+def test_stores_right_behind_one_another_fill_a_sector_together(sample):
+    """Nsight Compute sees no reads for complex products on an H100: the second store fills what the first one began, though
+    all programs of a wave store more in the meantime than L2 keeps unfinished sectors for."""
+    n = 1 << 21
+    x, y = (torch.empty(k * n, device="meta" if sample else "cpu") for k in (1, 2))
+    gpu = dataclasses.replace(H200, l2_bytes=2**20)
+    traffic = assumed(lambda: pairs[(n // 1024,)](x, y, BLOCK=1024), gpu, sample=sample)
+    assert traffic.dram_read_bytes == pytest.approx(4 * n, rel=0.01)
+    assert traffic.dram_write_bytes + traffic.dirty_bytes == pytest.approx(8 * n, rel=0.01)
+
+
+def test_a_store_waits_for_the_load_before_it():
+    """Only stores that follow one another share a turn, and each program has turns of its own."""
+    program, step = np.array([0, 0, 0, 0, 1, 1, 1]), np.array([0, 1, 2, 3, 0, 1, 2])
+    stores = np.array([False, True, True, False, True, True, True])
+    assert waves._turns(program, step, stores).tolist() == [0, 1, 1, 3, 0, 0, 0]
+    assert waves._turns(*np.zeros((3, 0), dtype=np.int64)).size == 0
+
+
+def test_stores_of_lanes_that_share_no_sector_do_not_meet():
+    """A lane for each row of 32 bytes, eight instructions that fill it: each of them reaches L2 with all its lanes (counted on
+    an H100)."""
+    y = torch.zeros(16 * 32, dtype=torch.float16)
+
+    @triton.jit
+    def down(y_ptr):
+        at = 2 * tl.arange(0, 8)[:, None] + 16 * tl.arange(0, 32)[None, :]
+        tl.store(y_ptr + at, tl.zeros((8, 32), tl.float16))
+
+    traffic = assumed(lambda: down[(1,)](y, num_warps=1))
+    assert traffic.l1_write_sectors == traffic.l2_write_sectors == 8 * 32
+
+
+@pytest.mark.parametrize(
+    ("offsets", "lattice"),
+    [([0], 4096), ([0, 2048], 2048), ([0, 512, 1536], 512), ([0, 96, 160], 128), ([0, 4, 8], 128), ([64, 64], 4096)],
+)
+def test_a_gather_is_moved_along_the_lattice_on_which_it_lies(offsets, lattice):
+    """From a tensor of 4,096 bytes. What all programs ask for at one address stays there."""
+    assert waves._lattice(np.array(offsets), 4096) == lattice
 
 
 # ---- sampled launches ---------------------------------------------------------------------------------------------

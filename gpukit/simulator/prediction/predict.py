@@ -21,7 +21,9 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
    still under way. z is what one warp waits when it is alone on the GPU (scoreboard.py): for memory, as often as its code
    waits for it, and for its own results. What runs in the background (cp.async, TMA, tensor cores whose results nothing
    in the loop needs) takes no turn.
-3. The kernel's time is the largest of these, plus the launch, the wait for the first load and for the last store.
+3. The kernel's time is the largest of these, plus the launch, the wait for the first load and for the last store. Where
+   programs differ in length, as under a causal mask, it is longer by what the longest takes more than the mean: it may be
+   the last one that begins.
 
 Nothing is fitted to kernels.
 
@@ -34,6 +36,7 @@ from __future__ import annotations
 import contextlib
 import html
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -62,7 +65,7 @@ STARTING, WAITING, LAUNCH, TURNS = "starting programs", "waiting for results", "
 RESOURCES = (MEMORY, L2, L1, TENSOR, FP32, INTEGER, SPECIAL, ISSUE, STARTING, WAITING, LAUNCH, TURNS)
 
 L2_BYTES_PER_CLOCK_AND_SM = 64  # what one SM takes at most; machine.csv, "L2, one SM"
-L2_SLICE_BYTES = 640 * hardware.KIB  # 50 MiB of an H100 in 80 slices, as Nsight Compute counts them
+L2_SLICES = {"h100-sxm": 80}  # as Nsight Compute counts them, and what goes to which (contention.py)
 L1_BYTES_PER_CLOCK = 128  # and shared memory, per SM; "L1, one SM"
 # PyTorch's own kernels reach 0.78 (layer norm) to 1.0 (add) of what the model allows on an H200: the middle.
 TORCH_OP = 0.87
@@ -292,6 +295,8 @@ def launch_step(
     # 3. Together.
     longest = max(alone.values())
     busy = max(longest, turns)
+    # The last programs begin when others end, and the longest of them go on for so much longer.
+    busy *= 1 + (_longest(launch) - 1) * together / per_sm
     alone[TURNS] = busy - longest
     alone[LAUNCH] = (reached.launch_us if overhead_us is None else overhead_us) + 2e-3 * reached.dram_ns
     resources = {name: alone[name] for name in RESOURCES if alone.get(name)}
@@ -299,6 +304,14 @@ def launch_step(
     met = [_contention_us(each, gpu) for each in traffic.contention]
     most = max(busy, alone[L2] + sum(at_most - least for least, at_most in met)) + alone[LAUNCH]
     return Step(launch.kernel, busy + alone[LAUNCH], resources, launch, compiled, warp, together, in_waves, most)
+
+
+def _longest(launch: Launch) -> float:
+    """Accesses of the longest program by those of the mean, of the programs that were looked at from beginning to end."""
+    recording = launch.recording
+    program = recording.program if launch.sampled is None else recording.program[: recording.whole]
+    counts = Counter(program).values()
+    return max(counts) * len(counts) / sum(counts) if counts else 1.0
 
 
 def _in_turn(programs: int, needs: tuple[float, ...], waits: float, more: bool) -> float:
@@ -373,14 +386,34 @@ def _dram_us(read: float, written: float, reached: Machine) -> float:
 
 
 def _slices_us(of: Contention, gpu: hardware.Gpu) -> float:
-    """For which the atomics on one tensor keep the slice of L2 busy that has most to do: with its updates of sectors, or with
-    the requests that pass it. Of two halves of L2 an SM asks the near one, so that every other request also passes a slice
-    that hands it on. As long as few slices are asked, these are others."""
-    reached, slices = machine(gpu), max(1, gpu.l2_bytes // L2_SLICE_BYTES)
-    share = -(-of.stretches // slices) / of.stretches  # of the stretches, those in the fullest slice
+    """For which the atomics on one tensor keep the slice of L2 busy that has most to do with their updates of sectors."""
+    reached = machine(gpu)
+    if gpu.key not in L2_SLICES:
+        return of.updates / _atomics_per_us(of.lines, reached)
+    # Or with the requests that pass it. Of two halves of L2 an SM asks the near one, so that every other request also passes
+    # a slice that hands it on. As long as few slices are asked, these are others.
+    slices, stretches = L2_SLICES[gpu.key], max(1, of.stretches)
+    share = -(-stretches // slices) / stretches  # of the stretches, those in the fullest slice
     a_slice = reached.atomics_on_one_per_us / 32  # a warp's adds to one element are one request
-    passing = 1.5 if of.stretches**2 > slices / 2 else 1.0
+    passing = 1.5 if stretches**2 > slices / 2 else 1.0
     return share * max(of.updates / a_slice, of.requests * passing / 1.5 * slices / reached.atomics_per_us)
+
+
+def _atomics_per_us(lines: float, reached: Machine) -> float:
+    """Sectors of atomics that L2 answers where its slices have not been counted: chance spreads the lines over as many as are
+    busy when all of L2 is, and all wait for the slice to which most fell: so many that there is one such slice in every other
+    case, by Poisson's law."""
+    of_a_slice = reached.atomics_on_one_per_us / 32  # a warp's adds to one element are one request
+    slices = reached.atomics_per_us / of_a_slice
+    if lines > 20 * slices:
+        return reached.atomics_per_us
+    share = or_less = math.exp(-lines / slices)  # of the slices with so many lines, and with so many or less
+    fullest = 0
+    while slices * (1 - or_less) >= 0.5:
+        fullest += 1
+        share *= lines / slices / fullest
+        or_less += share
+    return of_a_slice * min(slices, lines / max(1, fullest))
 
 
 def _contention_us(of: Contention, gpu: hardware.Gpu) -> tuple[float, float]:

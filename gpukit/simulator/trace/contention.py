@@ -5,9 +5,9 @@ of its elements once, so that lanes on different elements of a sector share an u
 updates as they are. Two updates of one element also wait for one another, wherever they come from. Where the compiler sees
 that all lanes of a warp add integers to one element, it adds them up before (`REDUX`), and one lane of the warp asks L2.
 
-L2 is made of slices, each of which changes what it holds by itself. Neighbors go to one slice by stretches of STRETCH_BYTES,
-and the next stretch to another slice: of 16 Mi atomics on 1 KiB, Nsight Compute counts half in each of two slices of an H100's
-80, and of those on 16 KiB a 32nd part in each of 32.
+L2 is made of slices, each of which changes what it holds by itself. Where an address goes is not published. On an H100 Nsight
+Compute has counted it: neighbors go to one slice by stretches of STRETCH_BYTES, and the next stretch to another slice, so that
+of 16 Mi atomics on 1 KiB each of two slices gets half, and of those on 16 KiB each of 32 a 32nd part.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+from gpukit.simulator.trace.levels import LINE_BYTES
 
 STRETCH_BYTES = 512  # of neighbors that are in one slice of L2
 
@@ -36,7 +38,8 @@ class Contention:
     busiest         changes of the element that is changed most often: how many there are at least
     busiest_most    and at most. All programs of a launch say both; of a sampled one it is known that all elements
                     together are changed so often, and how many of the programs that were looked at share an element
-    stretches       of STRETCH_BYTES, that they may meet in
+    lines           of 128 bytes, that they may meet in
+    stretches       of STRETCH_BYTES, the same
     """
 
     tensor: str
@@ -45,6 +48,7 @@ class Contention:
     requests: float
     busiest: float
     busiest_most: float
+    lines: int
     stretches: int
 
 
@@ -59,12 +63,14 @@ def unknown(tensor: str, argument: object, lanes: int) -> Contention:
     changed = _tensor(argument)
     elements = max(1, changed.numel())
     return Contention(
-        tensor, changed.is_floating_point(), lanes, lanes, lanes / elements, lanes, _all_stretches(changed)
+        tensor, changed.is_floating_point(), lanes, lanes, lanes / elements, lanes, *_whole(changed)
     )  # fmt: skip
 
 
-def _all_stretches(tensor: torch.Tensor) -> int:
-    return -(-tensor.numel() * tensor.element_size() // STRETCH_BYTES)
+def _whole(tensor: torch.Tensor) -> tuple[int, int]:
+    """The lines and the stretches of all of it."""
+    nbytes = tensor.numel() * tensor.element_size()
+    return -(-nbytes // LINE_BYTES), -(-nbytes // STRETCH_BYTES)
 
 
 def merges(floating: bool, compiled: Compiled | None) -> bool:
@@ -88,7 +94,7 @@ def _of_tensor(name: str, recording: Recording, forms: Forms, compiled: Compiled
     found = _changes(recording, forms, whole, added_up)
     most = float(found.max(initial=0))
     if call.sampled is None:
-        return Contention(name, floating, updates, requests, most, most, _stretches(recording, whole))
+        return Contention(name, floating, updates, requests, most, most, *_touched(recording, whole))
     scale = call.programs / call.sampled
     least = max(adds * scale / max(1, tensor.numel()), most)
     each = max(
@@ -96,7 +102,7 @@ def _of_tensor(name: str, recording: Recording, forms: Forms, compiled: Compiled
     )
     possible = each * math.ceil(_shared(recording, rows, whole) * call.programs)
     return Contention(
-        name, floating, updates * scale, requests * scale, least, max(least, possible), _all_stretches(tensor)
+        name, floating, updates * scale, requests * scale, least, max(least, possible), *_whole(tensor)
     )  # fmt: skip
 
 
@@ -123,10 +129,13 @@ def _addresses(recording: Recording, row: int) -> np.ndarray:
     return offsets.reshape(-1) + recording.start[row]
 
 
-def _stretches(recording: Recording, rows: np.ndarray) -> int:
+def _touched(recording: Recording, rows: np.ndarray) -> tuple[int, int]:
+    """The lines and the stretches that these rows touch."""
     found = {(recording.tile[row], recording.start[row], recording.site[row]): row for row in rows.tolist()}
-    stretches = [recording.units(row, STRETCH_BYTES) for row in found.values()]
-    return int(np.unique(np.concatenate(stretches)).size) if stretches else 0
+    if not found:
+        return 0, 0
+    lines = np.unique(np.concatenate([recording.units(row, LINE_BYTES) for row in found.values()]))
+    return int(lines.size), int(np.unique(lines // (STRETCH_BYTES // LINE_BYTES)).size)
 
 
 def _by_program(recording: Recording, rows: np.ndarray) -> list[np.ndarray]:
