@@ -8,6 +8,7 @@ longer say how true the model is on what it has not seen. These can, as long as 
 
 What is fixed by a kernel of this set makes all of it a set that was looked at; the next one is then the fourth.
 
+case           the register of the set
 rows           sorts, scans, positions of maxima, statistics of channels
 integers       hashes, divisions, powers, bits that are packed, single steps in float64
 rearrangement  dimensions in another order, other grids of pixels, what is drawn together
