@@ -6,8 +6,6 @@ longer say how true the model is on what it has not seen. These can, as long as 
     gpukit validate --measure    on a GPU: times and counters, into gpukit/results/<gpu>/
     gpukit validate --predict    afterwards, anywhere: what the model says of what was measured
 
-What is fixed by a kernel of this set makes all of it a set that was looked at; the next one is then the fourth.
-
 case           the register of the set
 rows           sorts, scans, positions of maxima, statistics of channels
 integers       hashes, divisions, powers, bits that are packed, single steps in float64
