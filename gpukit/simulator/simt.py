@@ -173,12 +173,20 @@ class Lanes(np.ndarray):
 
     def __setitem__(self, key, value) -> None:
         if key is not Ellipsis or self.threads is None:
-            raise TypeError("a value of the threads is set as a whole: v[...] = new")
+            raise TypeError(f"line {_line()}: a value of the threads is set as a whole: v[...] = new")
         self.threads._issue("arithmetic")
         np.copyto(_plain(self), _plain(value), where=_spread(self.threads.active, self), casting="same_kind")
 
     def __bool__(self) -> bool:
-        raise TypeError("lanes may disagree on this: branch with `with t.where(condition):`, loop with `t.range`")
+        raise TypeError(
+            f"line {_line()}: lanes may disagree on this: branch with `with t.where(condition):`, loop with `t.range`"
+        )
+
+    def __index__(self) -> int:
+        raise TypeError(
+            f"line {_line()}: the threads' values index global and shared memory only: NumPy arrays and tensors on the CPU that "
+            "simt.launch was given, and t.shared(...); a list is passed to the kernel as it is"
+        )
 
 
 def _plain(value: Any) -> Any:
@@ -307,7 +315,7 @@ class _Array:
         active, shape, strides = self.threads.active, self.shape, self._strides()
         vector = len(keys) == len(shape) - 1 and strides[-1] == self.data.itemsize
         if len(keys) != len(shape) and not vector:
-            raise IndexError(f"{self.name} has {len(shape)} dimensions, got {len(keys)} indices")
+            raise IndexError(f"line {_line()}: {self.name} has {len(shape)} dimensions, got {len(keys)} indices")
         at = tuple(np.broadcast_to(_plain(k), active.shape) for k in keys)
         for dimension, index in enumerate(at):
             stray = active & ((index < 0) | (index >= shape[dimension]))
@@ -343,12 +351,19 @@ class _Array:
 
 
 class Global(_Array):
-    """A NumPy array in global memory; `x.T`, `x[::2]` and other views keep their strides and their place."""
+    """A NumPy array in global memory; `x.T`, `x[::2]` and other views keep their strides and their place. `begin`: how many
+    bytes after the beginning of its memory it starts, where the array itself does not say."""
+
+    def __init__(self, threads: Threads, data: np.ndarray, name: str, begin: int | None = None):
+        super().__init__(threads, data, name)
+        self.begin = begin
 
     def _strides(self) -> tuple[int, ...]:
         return self.data.strides
 
     def _start(self) -> int:
+        if self.begin is not None:
+            return self.begin
         root = self.data
         while isinstance(root.base, np.ndarray):
             root = root.base
@@ -370,7 +385,7 @@ class Shared(_Array):
 
     def __init__(self, threads: Threads, shape: tuple[int, ...], dtype: np.dtype, name: str):
         if dtype.itemsize not in (1, 2, 4):
-            raise ValueError(f"shared: dtype must have 1, 2 or 4 bytes an element, got {dtype}")
+            raise ValueError(f"line {_line()}: shared: dtype must have 1, 2 or 4 bytes an element, got {dtype}")
         super().__init__(threads, np.zeros((threads.blocks, *shape), dtype=dtype), name)
         self.settle()
 
@@ -394,7 +409,7 @@ class Shared(_Array):
     def _at(self, key: Any):
         at, addresses, width = super()._at(key)
         if len(at) != len(self.shape):
-            raise IndexError(f"{self.name} has {len(self.shape)} dimensions, got {len(at)} indices")
+            raise IndexError(f"line {_line()}: {self.name} has {len(self.shape)} dimensions, got {len(at)} indices")
         return at, addresses, width
 
     def __getitem__(self, key: Any) -> Lanes:
@@ -557,10 +572,12 @@ def launch(
 ) -> Run:
     """Run `kernel(t, *args)` with `grid` blocks of `block` threads and count what it does.
 
-    args    NumPy arrays become global memory, which the kernel changes in place; anything else is passed as it is
+    args    NumPy arrays and PyTorch tensors on the CPU become global memory, which the kernel changes in place; anything else
+            is passed as it is
     grid, block   a number, or (x, y)
     detail  also keep every executed instruction with its active lanes and addresses in `run.steps`
-    Raises SimtError where a GPU would fault or race, ValueError for a block or a launch that is too large.
+    Raises SimtError where a GPU would fault or race, ValueError for a block or a launch that is too large and for a tensor
+    that is not on the CPU or of a type that NumPy has not.
     """
     grid_dim, block_dim = _dim("grid", grid), _dim("block", block)
     threads = block_dim.x * block_dim.y
@@ -574,8 +591,28 @@ def launch(
     t.run.file = inspect.getsourcefile(kernel) or ""
     names = [*inspect.signature(kernel).parameters][1:]
     names += [f"argument {i}" for i in range(len(names), len(args))]
-    kernel(t, *(Global(t, a, n) if isinstance(a, np.ndarray) else a for a, n in zip(args, names, strict=False)))
+    kernel(t, *(_argument(t, a, n) for a, n in zip(args, names, strict=False)))
     return t.run
+
+
+def _argument(threads: Threads, given: Any, name: str) -> Any:
+    """What the kernel gets for an argument. PyTorch is not imported for it."""
+    if isinstance(given, np.ndarray):
+        return Global(threads, given, name)
+    if not hasattr(given, "untyped_storage"):
+        return given
+    kind = str(given.dtype).removeprefix("torch.")
+    if given.device.type != "cpu":
+        raise ValueError(f"{name} is on the {given.device.type} device: a kernel here needs an array or a tensor on the CPU")
+    try:
+        data = given.detach().numpy()
+    except (TypeError, RuntimeError):
+        raise ValueError(
+            f"{name} is a tensor of {kind}, which NumPy has not: pass {name}.float(), or its bits as {name}.view(torch.int16)"
+            if given.element_size() == 2
+            else f"{name} is a tensor of {kind}, which NumPy has not: pass {name}.float()"
+        ) from None
+    return Global(threads, data, name, given.storage_offset() * given.element_size())
 
 
 def _dim(name: str, value: int | tuple[int, int]) -> Dim:

@@ -360,6 +360,25 @@ def test_a_stray_index_names_thread_and_element():
         simt.launch(lambda t, x: x[t.lane - 1], x, grid=1, block=32)
 
 
+def test_tensors_are_global_memory():
+    """A view begins where it lies in its storage, as an array's does; nothing is copied."""
+    import torch
+
+    storage = torch.arange(200.0)
+    x, y = storage[3:131], torch.zeros(128, requires_grad=True)
+    run = simt.launch(copy, x, y, grid=2, block=64)
+    assert (y.detach() == x).all()
+    arrays = np.arange(200, dtype=np.float32)[3:131], np.zeros(128, dtype=np.float32)
+    assert run.rows() == simt.launch(copy, *arrays, grid=2, block=64).rows()
+    assert run.total("sectors", "load") == 4 * 5  # 128 bytes that do not begin on a sector
+    for given, words in (
+        (torch.zeros(128, dtype=torch.bfloat16), r"x is a tensor of bfloat16, .* x\.float\(\)"),
+        (torch.empty(128, device="meta"), "x is on the meta device"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            simt.launch(copy, given, y, grid=1, block=32)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
@@ -367,15 +386,16 @@ def test_a_stray_index_names_thread_and_element():
         (lambda x: simt.launch(copy, x, x, grid=0, block=32), ValueError, "grid must be a positive number"),
         (lambda x: simt.launch(copy, x, x, grid=1, block=(1, 2, 3)), ValueError, "block must be"),
         (lambda x: simt.launch(copy, x, x, grid=1 << 20, block=1024), ValueError, "a launch here has at most"),
-        (lambda x: simt.launch(lambda t, x: x[t.lane, t.lane], x, grid=1, block=32), IndexError, "1 dimensions, got 2"),
+        (lambda x: simt.launch(lambda t, x: x[t.lane, t.lane], x, grid=1, block=32), IndexError, r"line \d+: x has 1 dimensions, got 2"),
         (
             lambda x: simt.launch(lambda t: t.shared(8, dtype=np.float64), grid=1, block=32),
             ValueError,
-            "1, 2 or 4 bytes",
+            r"line \d+: .* 1, 2 or 4 bytes",
         ),
-        (lambda x: simt.launch(lambda t: t.shared(8, 4)[t.lane], grid=1, block=8), IndexError, "2 dimensions, got 1"),
-        (lambda x: simt.launch(lambda t: bool(t.lane > 3), grid=1, block=32), TypeError, "t.where"),
-        (lambda x: simt.launch(lambda t: t.lane.__setitem__(0, 1), grid=1, block=32), TypeError, "as a whole"),
+        (lambda x: simt.launch(lambda t: t.shared(8, 4)[t.lane], grid=1, block=8), IndexError, r"line \d+: .* 2 dimensions, got 1"),
+        (lambda x: simt.launch(lambda t: bool(t.lane > 3), grid=1, block=32), TypeError, r"line \d+: .*t.where"),
+        (lambda x: simt.launch(lambda t: t.lane.__setitem__(0, 1), grid=1, block=32), TypeError, r"line \d+: .*as a whole"),
+        (lambda x: simt.launch(lambda t, x: x[t.lane], x.tolist(), grid=1, block=32), TypeError, r"line \d+: .* a list"),
     ],
 )
 def test_bad_input(call, error, words):
