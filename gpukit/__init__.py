@@ -9,7 +9,7 @@ simulator/          what a GPU would do, without one: interpreter, trace, compil
 testing, timing     the tolerance rule; times that can be believed; live (tensors), profiling and nvcc beside them
 benchmark           providers side by side, recorded in results/, patched_models too; validation/: the simulator and real GPUs
 checks/, grading/   the exercises as data, and what judges them; integrity and mutants prove the checks
-widgets/, lessons/  what notebooks show: for all of them, and for one each; trace_report is `gpukit trace`
+widgets/, lessons/  what notebooks show: for all of them, and for one each; trace_report, trace_page: `gpukit trace`
 side_by_side        your answer and the course's: `gpukit compare`; cheatsheet: formulas and GPUs on one page
 train/              a GPT, its tokenizer, its data and the loop that trains it: `gpukit train`; classroom/: a term with a class
 doctor, lab, cli    what starts and prepares: the machine, JupyterLab, notebooks (files), bootstrap (packages); the command

@@ -6,9 +6,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -164,11 +167,22 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
 
     added = command("trace", _trace, "what a kernel moves, compiles to and takes on any GPU, worked out without one")
     added.add_argument(
-        "op", metavar="OP", nargs="?", help="an operation, such as softmax; a name that is none lists them"
+        "op",
+        metavar="OP or FILE.py",
+        nargs="?",
+        help="an operation, such as softmax (a name that is none lists them), or a file that launches kernels of your own, on "
+        "meta tensors or small ones",
     )
     added.add_argument("--shape", metavar="4096x4096", help="default: the operation's first benchmark shape")
-    added.add_argument("--dtype", default="bf16", help="bf16, fp16, fp32 or fp64 (default: %(default)s)")
-    added.add_argument("--gpu", default="h200", help="any GPU of the table (default: %(default)s)")
+    added.add_argument("--dtype", help="bf16, fp16, fp32 or fp64 (default: bf16)")
+    added.add_argument(
+        "--gpu", default="h200", help="any GPU of the table; a name that is none lists them (default: %(default)s)"
+    )
+    added.add_argument(
+        "--html",
+        metavar="FILE",
+        help="also write one page with the tables and pictures of the accesses, to be opened in a browser",
+    )
     added.add_argument(
         "--ncu",
         metavar="FILE.py",
@@ -512,8 +526,10 @@ def _bench(args: argparse.Namespace) -> int:
 
 def _trace(args: argparse.Namespace) -> int:
     if bool(args.op) == bool(args.ncu):
-        return _refuse("trace needs an operation, such as softmax, or --ncu FILE.py, and not both")
+        return _refuse("trace needs an operation, such as softmax, a file, such as mine.py, or --ncu FILE.py")
     if args.ncu:
+        if args.html:
+            return _refuse("--html goes with an operation or a file, and --ncu prints tables only")
         from gpukit.validation import own_file
 
         try:
@@ -521,20 +537,78 @@ def _trace(args: argparse.Namespace) -> int:
         except (ValueError, RuntimeError) as error:
             return _refuse(str(error))
         return 0
-    try:
-        hardware.gpu(args.gpu)  # before PyTorch and Triton, which take seconds to import
-        benchmark.refuse_unknown(args.op, args.shape, args.dtype)
+    path = Path(args.op) if args.op.endswith(".py") or os.sep in args.op else None
+    if args.html and not Path(args.html).absolute().parent.is_dir():
+        return _refuse(f"{args.html} cannot be written: there is no folder {Path(args.html).parent}")
+    try:  # before PyTorch and Triton, which take seconds to import
+        gpu = hardware.gpu(args.gpu)
+        if path is None:
+            benchmark.refuse_unknown(args.op, args.shape, args.dtype or "bf16")
+        elif args.shape or args.dtype:
+            option = "--shape" if args.shape else "--dtype"
+            return _refuse(f"{option} goes with an operation; a file says itself what it calls its kernels with")
+        elif not path.is_file():
+            return _refuse(f"trace needs an operation or a Python file that launches kernels; there is no file {path}")
     except ValueError as error:
         return _refuse(str(error))
     # Before Triton is imported, and also where there is a GPU: it has no part in this.
     os.environ["TRITON_INTERPRET"] = "1"
-    from gpukit import trace_report
+    with _Waiting("loading PyTorch and Triton") as waiting:
+        from gpukit import trace_report
 
-    try:
-        print(trace_report.command(args.op, args.shape, args.dtype, args.gpu))
-    except (ValueError, TypeError) as error:
-        return _refuse(str(error))
-    return 0
+        try:
+            if path is not None:
+                found = trace_report.file(path, gpu, waiting.say)
+            else:
+                found = trace_report.operation(args.op, args.shape, args.dtype or "bf16", args.gpu, waiting.say)
+            text = str(found)
+            if args.html:
+                waiting.say("drawing the page")
+                from gpukit import trace_page
+
+                trace_page.save(args.html, found)
+        except (ValueError, TypeError) as error:
+            waiting.end()
+            return _refuse(str(error))
+    print(text)
+    if args.html:
+        print(f"\nthe page: {args.html}")
+    return _refuse(found.ended, 1) if found.ended else 0
+
+
+class _Waiting:
+    """One line on a terminal that says what is being done and since when; nothing where stderr is no terminal."""
+
+    def __init__(self, what: str):
+        self.what, self.started = what, time.monotonic()
+        self.shown = sys.stderr is not None and sys.stderr.isatty()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._tick, daemon=True)
+
+    def __enter__(self) -> _Waiting:
+        if self.shown:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.end()
+
+    def say(self, what: str) -> None:
+        """From now on this is done."""
+        self.what = what
+
+    def end(self) -> None:
+        """Take the line away; a second time does nothing."""
+        if self.shown and not self._over.is_set():
+            self._over.set()
+            self._thread.join()
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def _tick(self) -> None:
+        while not self._over.is_set():
+            text = f"{time.monotonic() - self.started:3.0f} s  {self.what}"
+            print(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
+            self._over.wait(0.25)
 
 
 def _cheatsheet(args: argparse.Namespace) -> int:

@@ -1,50 +1,219 @@
-"""What one call of a kernel moves, compiles to and takes, without a GPU: `gpukit trace softmax --shape 4096x4096`.
+"""What one call of a kernel moves, compiles to and takes, without a GPU: `gpukit trace softmax --shape 4096x4096`, and the
+same of every kernel that a file launches: `gpukit trace mine.py`.
 
-Everything here is counted or modelled by gpukit.simulator; this module makes the inputs, which need no memory, and puts
-the answers one below the other.
+Everything here is counted or modelled by gpukit.simulator; this module makes the inputs of an operation, which need no
+memory, and puts the answers one below the other.
 """
 
 from __future__ import annotations
 
 import mmap
+import runpy
+import sys
+import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from gpukit import benchmark, dispatch, hardware, tables
+from gpukit import benchmark, dispatch, hardware, launches, tables
 from gpukit.accounting import roofline
+from gpukit.kernels._device import stood_in_for
 from gpukit.op import Cost, Op
 from gpukit.simulator.prediction.predict import Prediction, Step, predict
 
 DTYPES = {name: getattr(torch, long) for name, long in benchmark.DTYPES.items()}
 
 
+@dataclass(frozen=True)
+class Report:
+    """What `gpukit trace` found out: a first line, facts, and the prediction, whose steps hold each launch and its machine
+    code. `ended` says why a file ended early; empty where it did not."""
+
+    title: str
+    facts: tuple[str, ...]
+    prediction: Prediction
+    ended: str = ""
+
+    def __str__(self) -> str:
+        lines = [tables.folded(line) for line in (self.title, *self.facts)]
+        for step, times in self.steps():
+            lines += ["", *_step_lines(step, times)]
+        return "\n".join([*lines, "", "PREDICTED TIME", self.prediction.report()])
+
+    def steps(self) -> list[tuple[Step, int]]:
+        """The launches, each with how many like it came in a row."""
+        found: list[tuple[Step, int]] = []
+        for step in self.prediction.steps:
+            if step.launch is None:
+                continue
+            if found and _alike(found[-1][0], step):
+                found[-1] = found[-1][0], found[-1][1] + 1
+            else:
+                found.append((step, 1))
+        return found
+
+
 def command(op: str, shape: str | None, dtype: str, gpu: str) -> str:
-    """What `gpukit trace` prints. Raises ValueError for what does not fit."""
+    """What `gpukit trace` prints of an operation. Raises ValueError for what does not fit."""
+    return str(operation(op, shape, dtype, gpu))
+
+
+def operation(
+    op: str, shape: str | None, dtype: str, gpu: str, say: Callable[[str], object] = lambda what: None
+) -> Report:
+    """Of the operation called `op`. `say` is told what is being done. Raises ValueError for what does not fit."""
     benchmark.refuse_unknown(op, shape, dtype)
     found = benchmark.operation(op)
     sizes = found.bench_shapes[0] if shape is None else tuple(map(int, shape.lower().split("x")))
-    return report(found, sizes, DTYPES[dtype], hardware.gpu(gpu))
+    with _Announced(say):
+        return report(found, sizes, DTYPES[dtype], hardware.gpu(gpu))
 
 
-def report(op: Op, shape: tuple[int, ...], dtype: torch.dtype, gpu: hardware.Gpu) -> str:
-    """Traffic, compile facts and predicted time of the forward pass of our kernel, as text. Needs the interpreter
+def file(path: Path, gpu: hardware.Gpu, say: Callable[[str], object] = lambda what: None) -> Report:
+    """Of every Triton kernel that a Python file launches when it runs, as `python FILE.py` would run it. Its tensors are on
+    the meta device or on the CPU, and nothing is computed in them. A file that ends with an error, such as a comparison of
+    what was not computed, is reported up to there. Needs the interpreter (TRITON_INTERPRET=1). Raises ValueError for a
+    file that is not there or launches nothing, and for a kernel that leaves its tensors, does not compile or cannot be
+    traced."""
+    if not path.is_file():
+        raise ValueError(
+            f"trace needs an operation or a Python file that launches kernels, and there is no file {path}"
+        )
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        before = list(sys.argv), list(sys.path)
+        sys.argv, sys.path[:0] = [str(path)], [str(path.resolve().parent)]
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except (Exception, SystemExit) as error:
+            if not isinstance(error, SystemExit) or error.code not in (None, 0):
+                errors.append(error)
+        finally:
+            sys.argv, sys.path[:] = before
+        if errors and _of_a_kernel(errors[0]):
+            raise errors[0]
+
+    try:
+        with hardware.imagined(gpu), _Announced(say):
+            prediction = predict(work, gpu=gpu, torch_ops=False)
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:
+        if errors:
+            raise ValueError(f"{path.name} could not be traced: {_said(errors[0], path)}") from error
+        if str(error).startswith("predict: nothing was launched"):
+            raise ValueError(
+                f"{path.name} launches no Triton kernel: what a file launches when it runs is traced, so call the kernel at "
+                'its end, on tensors such as torch.empty(4096, 4096, device="meta")'
+            ) from None
+        raise ValueError(f"{path.name}: {error}") from error
+    title = (
+        f"{path.name} on {gpu.name}: traffic is counted, machine code compiled, time modelled; no GPU took part, and "
+        "nothing was computed"
+    )
+    ended = ""
+    if errors:
+        ended = f"{path.name} ended early, and what it launched before is shown. {_said(errors[0], path)}"
+        if isinstance(errors[0], AssertionError):
+            ended += " (a trace computes no values, so there is nothing to compare)"
+    return Report(title, (), prediction, ended)
+
+
+def _of_a_kernel(error: BaseException) -> bool:
+    """Whether it was raised while a kernel ran or was looked at: what was counted of that launch is not whole."""
+    from triton.runtime.errors import InterpreterError
+
+    from gpukit.simulator.interpreter.faults import Fault
+
+    return isinstance(error, (Fault, InterpreterError, NotImplementedError))
+
+
+def _said(error: BaseException, path: Path) -> str:
+    """An error of the file as one sentence with its line, and what helps against the most frequent ones."""
+    from gpukit.simulator.interpreter.frames import original
+
+    inner, _, line = original(error)
+    if line is None:
+        own = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == path.resolve()]
+        line = own[-1].lineno if own else None
+    words = " ".join(str(inner).split()) or "no message"
+    kind = f"it ended with status {words}" if isinstance(inner, SystemExit) else f"{type(inner).__name__}: {words}"
+    place = f"line {line}: " if line and f"line {line}" not in words else ""
+    if "cuda" in words.lower() and ("not compiled with CUDA" in words or "NVIDIA" in words or "No CUDA" in words):
+        kind += '. Without a GPU make the tensors on the meta device: device = "cuda" if torch.cuda.is_available() else "meta"'
+    return f"{place}{kind}"
+
+
+class _Announced:
+    """A context manager: inside, `say` is told of each launch and of what comes after the last one."""
+
+    dry, sample, role = False, None, "whole"  # what the interpreter asks of a watcher, and says to a recorder
+
+    def __init__(self, say: Callable[[str], object]):
+        self.say = say
+
+    def __enter__(self) -> _Announced:
+        launches.watch(self)
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        launches.unwatch(self)
+
+    def begin(self, call) -> _Announced:
+        self.kernel = call.kernel
+        self.say(f"counting what {call.kernel} moves, {call.programs:,} programs")
+        return self
+
+    def end(self) -> None:
+        self.say(f"compiling {self.kernel} and playing its accesses through the caches")
+
+    def access(self, access, program: int, file: str, line: int) -> None:
+        pass
+
+    def dot(self, flops: int) -> None:
+        pass
+
+    def window(self) -> int:
+        return 0
+
+    def cut(self, program: int) -> None:
+        pass
+
+    def unknown(self, fault) -> None:
+        pass
+
+    unwritten = disorder = unknown
+
+
+def _alike(one: Step, other: Step) -> bool:
+    return (one.name, one.launch.grid, one.launch.accesses) == (
+        other.name,
+        other.launch.grid,
+        other.launch.accesses,
+    ) and one.compiled.sass == other.compiled.sass
+
+
+def report(op: Op, shape: tuple[int, ...], dtype: torch.dtype, gpu: hardware.Gpu) -> Report:
+    """Traffic, compile facts and predicted time of the forward pass of our kernel. Needs the interpreter
     (TRITON_INTERPRET=1). Raises ValueError for an operation without a kernel and a shape or dtype that does not fit."""
+    stood_in_for.clear()
     prediction = predict_op(op, shape, dtype, gpu)
     least = op.cost(shape, dtype)
     what = f"{op.name} {benchmark.shape_name(shape)} {str(dtype).removeprefix('torch.')} on {gpu.name}, forward"
     at_best = f"{least.bytes / gpu.hbm_gbps / 1e3:,.1f} µs at {gpu.hbm_gbps:,.0f} GB/s"
-    lines = [
-        f"{what}: traffic is counted, machine code compiled, time modelled; no GPU took part",
-        *tables.facts(
-            [("least traffic", f"{least.read_bytes:,} bytes read, {least.write_bytes:,} written; {at_best}")]
-        ),
-    ]
-    lines = [tables.folded(line) for line in (*lines, *_roofline(op, least, dtype, gpu, prediction.time_us))]
-    for step in prediction.steps:
-        if step.launch is not None:
-            lines += ["", *_step_lines(step)]
-    return "\n".join([*lines, "", "PREDICTED TIME", prediction.report()])
+    title = f"{what}: traffic is counted, machine code compiled, time modelled; no GPU took part"
+    facts = tables.facts(
+        [("least traffic", f"{least.read_bytes:,} bytes read, {least.write_bytes:,} written; {at_best}")]
+    )
+    facts += _roofline(op, least, dtype, gpu, prediction.time_us)
+    if stood_in_for:
+        names = " and ".join(f"gpukit.kernels.{name}" for name in sorted(stood_in_for))
+        on_the_gpu = f"with pointers, in whose place such a GPU runs one in Gluon that is faster ({names})"
+        facts += tables.facts([("kernel", on_the_gpu)])
+    return Report(title, tuple(facts), prediction)
 
 
 def _roofline(op: Op, least: Cost, dtype: torch.dtype, gpu: hardware.Gpu, time_us: float) -> list[str]:
@@ -58,10 +227,24 @@ def _roofline(op: Op, least: Cost, dtype: torch.dtype, gpu: hardware.Gpu, time_u
     return tables.facts([("roofline", f"{where}{gpu.ridge(name):.3g}; {share} (modelled)")])
 
 
-def _step_lines(step: Step) -> list[str]:
+def _step_lines(step: Step, times: int) -> list[str]:
     launch, compiled = step.launch, step.compiled
-    how = "" if launch.sampled == launch.programs else f", {launch.sampled} of them looked at"
-    lines = [f"TRAFFIC of {launch.kernel}, {launch.programs:,} programs{how}", launch.report()]
+    lines = [f"TRAFFIC of {heading(step, times)}", launch.report()]
+    lines += ["", *tables.facts(cache_facts(step).items())]
+    return [*lines, "", f"MACHINE CODE of {launch.kernel}", compiled.report()]
+
+
+def heading(step: Step, times: int) -> str:
+    """A launch in a few words; `times`: how many like it there were in a row."""
+    launch = step.launch
+    how = "" if launch.sampled in (None, launch.programs) else f", {launch.sampled} of them looked at"
+    programs = "1 program" if launch.programs == 1 else f"{launch.programs:,} programs"
+    return f"{launch.kernel}, {programs}{how}{f'; each of {times:,} launches' if times > 1 else ''}"
+
+
+def cache_facts(step: Step) -> dict[str, str]:
+    """What a launch asks of L2 and of device memory."""
+    launch, compiled = step.launch, step.compiled
     try:
         traffic = launch.traffic(compiled.gpu, compiled)
     except ValueError as error:  # too many irregular accesses
@@ -74,8 +257,7 @@ def _step_lines(step: Step) -> list[str]:
             "L2": f"{traffic.l2_read_sectors:,} sectors read, {traffic.l2_write_sectors:,} written{changed}; {found}",
             "device memory": f"{traffic.dram_read_bytes:,} bytes read, {traffic.dram_write_bytes:,} written{dirty}",
         }
-    lines += ["", *tables.facts(facts.items())]
-    return [*lines, "", f"MACHINE CODE of {launch.kernel}", compiled.report()]
+    return facts
 
 
 def predict_op(op: Op, shape: tuple[int, ...], dtype: torch.dtype, gpu: hardware.Gpu) -> Prediction:

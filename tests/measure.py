@@ -34,6 +34,7 @@ def main() -> None:
     measure_endless()
     measure_redraws()
     measure_simulator()
+    measure_traces()
     if not args.quick:
         measure_submission()
         notebooks = [sys.executable, "-m", "pytest", "-q", "--nbval", "notebooks", "--gpukit-impl=solutions"]
@@ -140,6 +141,22 @@ def measure_submission() -> None:
     del os.environ["GPUKIT_CACHE"]
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     row("a submission of all exercises, nothing compiled before, seconds of processor time", spent, 40)
+
+
+def measure_traces() -> None:
+    """Each `gpukit trace` as a person starts it: seconds of processor time of a process of its own, with nothing compiled
+    beforehand."""
+    from gpukit import benchmark
+    from tests.simulator import speed
+
+    for name in benchmark.names():
+        with tempfile.TemporaryDirectory() as folder:
+            environment = {**os.environ, "GPUKIT_CACHE": folder}
+            command = [sys.executable, "-m", "gpukit", "trace", name]
+            took = speed.processor_s(
+                functools.partial(subprocess.run, command, env=environment, cwd=ROOT, check=True, capture_output=True)
+            )
+        row(f"`gpukit trace {name}`, the first one", took, 5)
 
 
 def row(what: str, measured_s: float, at_most_s: float | None = None) -> None:

@@ -46,6 +46,7 @@ LAYERS = {
     "gpukit.lessons": 5,
     "gpukit.bootstrap": 5,
     "gpukit.side_by_side": 5,
+    "gpukit.trace_page": 5,
     "gpukit.cheatsheet": 5,
     "gpukit.classroom": 6,
     "gpukit.cli": 7,

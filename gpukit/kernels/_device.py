@@ -44,8 +44,16 @@ def _imported(name: str) -> ModuleType | None:
         return None
 
 
+stood_in_for: set[str] = set()  # modules with kernels in Gluon that a pointer kernel took the place of, in a trace
+
+
 def for_hopper(name: str, device: torch.device) -> ModuleType | None:
     """The module of this package with kernels in Gluon for this GPU, or None: it is not of Hopper's kind, or imagined or
     watched, where pointer kernels stand in, or Triton's Gluon, which is experimental, lacks what the kernels take."""
     gpu = properties(device)
-    return None if gpu is None or gpu.compute_capability[0] != 9 or interpreted() else _imported(name)
+    if gpu is None or gpu.compute_capability[0] != 9:
+        return None
+    if interpreted():
+        stood_in_for.add(name)
+        return None
+    return _imported(name)

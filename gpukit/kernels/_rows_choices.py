@@ -84,6 +84,6 @@ def chosen(module: str, choices: tuple[Choice, ...], *tensors: Tensor) -> tuple[
     M, N = tensors[0].shape
     if tensors[0].element_size() != 2 or 2 * N < choices[0].least or not all(map(_describable, tensors)):
         return None
-    found = for_hopper(module, tensors[0].device)
-    config = _config(choices, 2 * N, M // multiprocessors(tensors[0].device)) if found else None
-    return (found, config) if config else None
+    config = _config(choices, 2 * N, M // multiprocessors(tensors[0].device))
+    found = for_hopper(module, tensors[0].device) if config else None
+    return (found, config) if found else None

@@ -603,7 +603,9 @@ def _argument(threads: Threads, given: Any, name: str) -> Any:
         return given
     kind = str(given.dtype).removeprefix("torch.")
     if given.device.type != "cpu":
-        raise ValueError(f"{name} is on the {given.device.type} device: a kernel here needs an array or a tensor on the CPU")
+        raise ValueError(
+            f"{name} is on the {given.device.type} device: a kernel here needs an array or a tensor on the CPU"
+        )
     try:
         data = given.detach().numpy()
     except (TypeError, RuntimeError):

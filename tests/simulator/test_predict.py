@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import html
 import re
 import sys
 import types
@@ -398,6 +399,142 @@ def test_integers_without_values_may_be_computed_with():
     with trace(sample=2) as t:
         by_index[(4,)](x, torch.empty(4096, dtype=torch.int8, device="meta"), y, WHAT="", BLOCK=1024)
     assert t.launches[0].load_bytes == 5 * 4096 and t.launches[0].store_bytes == 4 * 4096
+
+
+@triton.jit
+def by_number(x_ptr, y_ptr, WHAT: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs)
+    if WHAT == "address":
+        tl.store(y_ptr + (x * 10).to(tl.int32), x)
+    elif WHAT == "argmax":
+        tl.store(y_ptr + offs, tl.load(x_ptr + tl.argmax(x, 0) + offs))
+    elif WHAT == "mask":
+        tl.store(y_ptr + offs, x, mask=x > 0)
+    elif WHAT == "branch":
+        if tl.sum(x, 0) > 0:
+            tl.store(y_ptr + offs, x)
+    elif WHAT == "loop":
+        while tl.max(tl.abs(x), 0) > 1:
+            x *= 0.5
+        tl.store(y_ptr + offs, x)
+    else:  # numbers to compute with
+        tl.store(y_ptr + offs, tl.where(x > 0, tl.exp(x.to(tl.float32)), x - tl.max(x, 0)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("what", "depends"),
+    [
+        ("address", "the address of this store"),
+        ("argmax", "the address of this load"),
+        ("mask", "the mask of this store"),
+        ("branch", "a branch"),
+        ("loop", "a branch"),
+        ("", None),
+    ],
+)
+def test_what_depends_on_floats_is_refused_by_a_sample(what, depends, dtype):
+    x, y = torch.ones(8192, dtype=dtype), torch.empty(8192, dtype=dtype)
+
+    def call():
+        by_number[(4,)](x, y, WHAT=what, BLOCK=1024)
+
+    if depends is None:
+        with trace(sample=2) as t:
+            call()
+        assert t.launches[0].store_bytes == 4096 * x.element_size()
+        return
+    with pytest.raises(ValueError, match=rf"line \d+: {depends} depends on the numbers in x_ptr, .*sample=None"):
+        with trace(sample=2):
+            call()
+    with trace() as t:  # all programs, on tensors that have values
+        call()
+    assert t.launches[0].store_bytes > 0
+
+
+@triton.jit
+def by_length(x_ptr, length_ptr, y_ptr, N, BLOCK: tl.constexpr):
+    row, offs, total = tl.program_id(0), tl.arange(0, BLOCK), tl.zeros([BLOCK], tl.float32)
+    for start in range(0, tl.load(length_ptr + row), BLOCK):
+        total += tl.load(x_ptr + row * N + start + offs)
+    tl.store(y_ptr + row, tl.sum(total, 0))
+
+
+def test_programs_of_several_lengths_have_a_range():
+    x, y = torch.empty(64, 8192, device="meta"), torch.empty(64, device="meta")
+
+    def uncertain(lengths):
+        return predict(lambda: by_length[(64,)](x, lengths, y, 8192, BLOCK=1024))
+
+    even = uncertain(torch.full((64,), 4096, dtype=torch.int32))
+    assert even.uncertain == []
+    odd = uncertain(torch.arange(64, dtype=torch.int32) * 128)
+    (said,) = odd.uncertain
+    least, most = map(
+        float, re.match(r"([\d.]+) to ([\d.]+) µs: the programs of by_length go by integers", said).groups()
+    )
+    assert least < odd.time_us < most
+
+
+@pytest.mark.parametrize("name", ["index_add", "scatter_add", "bincount", "gather", "index"])
+def test_pytorch_ops_that_go_by_indices_have_a_range(name):
+    n = 1 << 20
+    x, index = torch.empty(n, device="meta"), torch.zeros(n, dtype=torch.int64)
+    work = {
+        "index_add": lambda: torch.empty(256, device="meta").index_add_(0, index.to("meta"), x),
+        "scatter_add": lambda: torch.empty(256, device="meta").scatter_add_(0, index.to("meta"), x),
+        "bincount": lambda: torch.bincount(index),
+        "gather": lambda: x.gather(0, index.to("meta")),
+        "index": lambda: x[index.to("meta")],
+    }[name]
+    found = predict(work)
+    (said,) = [each for each in found.uncertain if name in each]
+    assert re.match(r"up to [\d,.]+ µs: aten\.\w+ goes by indices", said) and found.most_us > 2 * found.time_us
+    rows = predict(lambda: torch.empty(1000, 1024, device="meta")[torch.empty(64, dtype=torch.int64, device="meta")])
+    assert rows.uncertain == []  # whole rows, wherever they lie
+
+
+@triton.jit
+def by_answer(x_ptr, counter_ptr, y_ptr, WHAT: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + offs, tl.load(x_ptr + offs))
+    if WHAT == "last":
+        if tl.atomic_add(counter_ptr, 1) == PROGRAMS - 1:
+            tl.store(y_ptr + offs, tl.load(y_ptr + offs) + 1)
+    else:
+        while tl.atomic_cas(counter_ptr, 1, 2) != 1:
+            pass
+
+
+def test_what_follows_from_an_atomic_is_said_to_be_left_out():
+    x, y, counter = (
+        torch.empty(4096, device="meta"),
+        torch.empty(4096, device="meta"),
+        torch.zeros(1, dtype=torch.int32),
+    )
+    found = predict(lambda: by_answer[(4,)](x, counter, y, WHAT="last", PROGRAMS=4, BLOCK=1024))
+    (said,) = found.uncertain
+    assert said.startswith(f"at least {found.time_us:,.1f} µs: by_answer, line ")
+    assert "a branch depends on the answer of an atomic on counter_ptr, which is taken to be 0" in said
+    assert said in found.report() and html.escape(said) in found._repr_html_()
+
+
+def test_a_loop_that_waits_for_another_program_is_refused_and_ends():
+    x, y, counter = (
+        torch.empty(4096, device="meta"),
+        torch.empty(4096, device="meta"),
+        torch.zeros(1, dtype=torch.int32),
+    )
+    with pytest.raises(ValueError, match=r"line \d+: a loop waits for the answer of an atomic on counter_ptr"):
+        predict(lambda: by_answer[(4,)](x, counter, y, WHAT="wait", PROGRAMS=4, BLOCK=1024))
+
+
+def test_products_on_tcgen05_have_no_time():
+    from gpukit import trace_report
+
+    with pytest.raises(ValueError, match=r"no time is predicted on B200, where products run on tcgen05"):
+        trace_report.command("matmul", "512x512x512", "bf16", "b200")
 
 
 # ---- the machine --------------------------------------------------------------------------------------------------

@@ -386,16 +386,32 @@ def test_tensors_are_global_memory():
         (lambda x: simt.launch(copy, x, x, grid=0, block=32), ValueError, "grid must be a positive number"),
         (lambda x: simt.launch(copy, x, x, grid=1, block=(1, 2, 3)), ValueError, "block must be"),
         (lambda x: simt.launch(copy, x, x, grid=1 << 20, block=1024), ValueError, "a launch here has at most"),
-        (lambda x: simt.launch(lambda t, x: x[t.lane, t.lane], x, grid=1, block=32), IndexError, r"line \d+: x has 1 dimensions, got 2"),
+        (
+            lambda x: simt.launch(lambda t, x: x[t.lane, t.lane], x, grid=1, block=32),
+            IndexError,
+            r"line \d+: x has 1 dimensions, got 2",
+        ),
         (
             lambda x: simt.launch(lambda t: t.shared(8, dtype=np.float64), grid=1, block=32),
             ValueError,
             r"line \d+: .* 1, 2 or 4 bytes",
         ),
-        (lambda x: simt.launch(lambda t: t.shared(8, 4)[t.lane], grid=1, block=8), IndexError, r"line \d+: .* 2 dimensions, got 1"),
+        (
+            lambda x: simt.launch(lambda t: t.shared(8, 4)[t.lane], grid=1, block=8),
+            IndexError,
+            r"line \d+: .* 2 dimensions, got 1",
+        ),
         (lambda x: simt.launch(lambda t: bool(t.lane > 3), grid=1, block=32), TypeError, r"line \d+: .*t.where"),
-        (lambda x: simt.launch(lambda t: t.lane.__setitem__(0, 1), grid=1, block=32), TypeError, r"line \d+: .*as a whole"),
-        (lambda x: simt.launch(lambda t, x: x[t.lane], x.tolist(), grid=1, block=32), TypeError, r"line \d+: .* a list"),
+        (
+            lambda x: simt.launch(lambda t: t.lane.__setitem__(0, 1), grid=1, block=32),
+            TypeError,
+            r"line \d+: .*as a whole",
+        ),
+        (
+            lambda x: simt.launch(lambda t, x: x[t.lane], x.tolist(), grid=1, block=32),
+            TypeError,
+            r"line \d+: .* a list",
+        ),
     ],
 )
 def test_bad_input(call, error, words):

@@ -6,6 +6,7 @@ import sys
 import traceback
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -16,6 +17,7 @@ import gpukit
 from gpukit import launches
 from gpukit.simulator.interpreter.faults import MemoryFault, UnwrittenFault, WarpFault
 from gpukit.simulator.trace import tracer as trace_module
+from gpukit.simulator.trace.recording import Recording
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
 
@@ -460,6 +462,38 @@ def test_a_sampled_launch_keeps_to_its_tensors_and_reads_indices():
     for wrong in (0, -1, 2.0):
         with pytest.raises(ValueError, match="sample must be a number of programs, at least 1"):
             gpukit.trace(sample=wrong)
+
+
+@triton.jit
+def begins(x_ptr, index_ptr, y_ptr, HOW: tl.constexpr, BLOCK: tl.constexpr):
+    row, column = tl.program_id(1), tl.program_id(0)
+    if HOW == "grouped":
+        row = row // 3
+    offs = row * 8 * BLOCK + column * BLOCK + tl.arange(0, BLOCK)
+    if HOW == "gathered":
+        offs += tl.load(index_ptr + row)
+    live = offs < 8 * BLOCK * (tl.num_programs(1) - 1) + 8 * BLOCK - 4
+    tl.store(y_ptr + offs, tl.load(x_ptr + offs, mask=live) + tl.load(x_ptr + offs, mask=live), mask=live)
+
+
+@pytest.mark.parametrize(("how", "expected"), [("rows", True), ("grouped", False), ("gathered", False)])
+def test_where_programs_begin_is_told_from_a_few_where_it_can_be(how, expected, monkeypatch):
+    """What is noted is the same as if each of them had run; the last ones of each axis, whose masks are others, run."""
+    said, infer = [], Recording.infer
+
+    def launch():
+        x, y = (torch.empty(64 * 8 * 64 + 64, device="meta") for _ in range(2))
+        with gpukit.trace(sample=2) as t:
+            begins[(8, 64)](x, torch.arange(64).flip(0), y, HOW=how, BLOCK=64, num_warps=32)
+        recording = t.launches[0].recording
+        columns = np.stack([np.array(c) for c in (recording.program, recording.site, recording.tile, recording.start)])
+        return columns[:, np.argsort(columns[0], kind="stable")].tolist(), recording.cut
+
+    monkeypatch.setattr(Recording, "infer", lambda *given: said.append(infer(*given)) or said[-1])
+    told = launch()
+    assert said == ([expected] if how != "gathered" else [])
+    monkeypatch.setattr(Recording, "infer", lambda *given: False)
+    assert told == launch()
 
 
 @triton.jit

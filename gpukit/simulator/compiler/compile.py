@@ -147,7 +147,21 @@ class Compiled:
     @cached_property
     def accesses(self) -> list[assembly.MemoryAccess]:
         """The PTX instructions on global memory, those of one line and width counted together."""
-        return assembly.memory_accesses(self.ptx_instructions)
+        own = self._access_lines
+        accesses = assembly.memory_accesses(self.ptx_instructions)
+        return [dataclasses.replace(a, line=own.get((a.kind, a.file, a.line), a.line)) for a in accesses]
+
+    @cached_property
+    def _access_lines(self) -> dict[tuple[str, str, int], int]:
+        """(kind, file, line) of a call of several lines -> its first line, which a trace names it by. The compiler names it by
+        that of an argument."""
+        found = {}
+        for file, source, first in self.functions:
+            for node in ast.walk(ast.parse(source)):  # outer calls come before inner ones
+                if isinstance(node, ast.Call) and (kind := _access_kind(node.func)):
+                    for line in range(node.lineno, node.end_lineno + 1):
+                        found[kind, file, first + line - 1] = first + node.func.end_lineno - 1
+        return found
 
     @property
     def loads(self) -> list[assembly.MemoryAccess]:
@@ -175,7 +189,9 @@ class Compiled:
     @cached_property
     def layouts(self) -> list[layouts.AccessLayout]:
         """For each load, store and atomic of a block: which thread holds which elements."""
-        return layouts.access_layouts(self.ttgir)
+        own = self._access_lines
+        found = layouts.access_layouts(self.ttgir)
+        return [dataclasses.replace(a, line=own.get((a.kind, a.file, a.line), a.line)) for a in found]
 
     def layout(self, line: int, kind: str) -> layouts.AccessLayout | None:
         """The layout of the `kind` ("load", "store", "atomic") on a source line, None if there is none."""
@@ -223,6 +239,12 @@ class Compiled:
             for title, text in self._facts()
         )
         return f"<table>{rows}</table>"
+
+
+def _access_kind(called: ast.expr) -> str | None:
+    """What a call does by its name: "load", "store" or "atomic"."""
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return name if name in ("load", "store") else "atomic" if name.startswith("atomic_") else None
 
 
 def compile(kernel: Any, *args: Any, gpu: str | hardware.Gpu = "h100", **kwargs: Any) -> Compiled:

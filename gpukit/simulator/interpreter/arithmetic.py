@@ -25,6 +25,7 @@ from gpukit.simulator.interpreter.numerics import (
     tf32,
 )
 from gpukit.simulator.interpreter.running import interpreter_module
+from gpukit.simulator.interpreter.unknown import Unknown, unknown
 
 
 def is_bf16(handle) -> bool:
@@ -123,7 +124,7 @@ def dot(plain):
             for recorder in running.now.recorders:
                 recorder.dot(flops)
             if running.now.sampling:
-                return d
+                return _not_computed(a, b, d)
         ti = interpreter_module()
         make = ti.TensorHandle
         if a.dtype.scalar.name in _FP8 and b.dtype.scalar.name in _FP8:
@@ -138,6 +139,14 @@ def dot(plain):
         return plain(self, a, b, d, input_precision, *rest, **kwargs)
 
     return create_dot
+
+
+def _not_computed(a, b, d):
+    """The sum of a sampled launch's products, as unknown as the factors."""
+    origin = next((x.data for x in (a, b, d) if isinstance(x.data, Unknown)), None)
+    if origin is None or isinstance(d.data, Unknown):
+        return d
+    return interpreter_module().TensorHandle(unknown(d.data, origin.source, origin.why), d.dtype)
 
 
 def scaled(block, scale, format, packed_along_k: bool) -> np.ndarray:
@@ -196,6 +205,18 @@ def nan_dropping(function):
         return lambda self, lhs, rhs: self.binary_op(lhs, rhs, function)
 
     return make
+
+
+def reduced(plain):
+    """A single number that nobody knows stays unknown; Triton makes a new array of it."""
+
+    def to_tensor(self, ret, dtype):
+        out = plain(self, ret, dtype)
+        if isinstance(ret, Unknown) and not isinstance(out.handle.data, Unknown):
+            out.handle.data = unknown(out.handle.data, ret.source, ret.why)
+        return out
+
+    return to_tensor
 
 
 def reduce_sum(plain):

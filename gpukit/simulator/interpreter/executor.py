@@ -215,16 +215,46 @@ def _sample(call: Call, program) -> None:
     whole = [int((i + (0.5 + i * golden) % 1) * call.programs / call.sampled) for i in range(call.sampled)]
     for linear in whole:
         program(linear)
-    window = max((recorder.window() for recorder in running.now.recorders), default=0)
+    wanted = [(recorder, recorder.window()) for recorder in running.now.recorders]
+    window = max((programs for _, programs in wanted), default=0)
     for recorder in running.now.recorders:
         recorder.role = "window"
-    for linear in sorted(set(range(window)) - set(whole)):
+
+    def begin(linear: int) -> None:
         running.now.seen = set()
         try:
             program(linear)
         except running.Enough:
             for recorder in running.now.recorders:
                 recorder.cut(linear)
+
+    rest = sorted(set(range(window)) - set(whole))
+    probes, edges = _probes(call, rest)
+    for linear in sorted({*probes, *edges}):
+        begin(linear)
+    others = sorted({*rest} - {*probes, *edges})
+    if others and not all([recorder.inferred(probes, others) for recorder, programs in wanted if programs]):
+        for linear in others:
+            begin(linear)
+
+
+_PROBES = 32
+
+
+def _probes(call: Call, programs: list[int]) -> tuple[list[int], list[int]]:
+    """Of so many programs those from which it is told how the accesses of the others begin: spread over all of them, the first
+    ones among them; and the last ones of each axis, whose masks may be others. All of them where they are few."""
+    if len(programs) < 4 * _PROBES:
+        return programs, []
+    axes = [n for n in call.grid if n > 1]
+    edges, strides = set(), [1, *np.cumprod(axes)[:-1].tolist()]
+    for n, stride in zip(axes, strides, strict=True):
+        edges |= {linear for linear in programs if linear // stride % n == n - 1}
+    inner = [linear for linear in programs if linear not in edges]
+    if len(inner) < 4 * _PROBES:
+        return programs, []
+    chosen = np.random.default_rng(0).choice(len(inner), _PROBES, replace=False).tolist()
+    return sorted({*inner[:4], inner[-1], *(inner[i] for i in chosen)}), sorted(edges)
 
 
 def _grid(grid) -> tuple[int, ...]:

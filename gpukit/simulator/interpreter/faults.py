@@ -108,10 +108,35 @@ class UnwrittenFault(Fault):
 
 
 class UnknownFault(Fault, ValueError):
-    """What a sampled launch does depends on integers that nobody knows: those of a tensor without values. `source` is the
-    parameter that they come from, `what` depends on them."""
+    """What a sampled launch does depends on numbers that nobody knows. `source` is the parameter that they come from, `what`
+    depends on them, and `why` says why they are not known:
+
+    "no values"   integers of a tensor without values
+    "not read"    floats, which a sampled launch does not read and in which it computes nothing
+    "atomic"      the answer of an atomic, which depends on what other programs did before
+    "endless"     the same, in a loop that waits for such an answer
+    """
+
+    what: str
+    source: str
+    why: str
 
     def _sentence(self) -> str:
+        if self.why == "atomic":
+            return (
+                f"line {self.line}: {self.what} depends on the answer of an atomic on {self.source}, which is taken to be 0; "
+                "what follows from another one is left out"
+            )
+        if self.why == "endless":
+            return (
+                f"line {self.line}: a loop waits for the answer of an atomic on {self.source}, and how long it waits depends on "
+                "the other programs: a sample cannot tell"
+            )
+        if self.why == "not read":
+            return (
+                f"line {self.line}: {self.what} depends on the numbers in {self.source}, which a sample does not read: run all "
+                "programs (sample=None) on tensors that have values"
+            )
         return (
             f"line {self.line}: {self.what} depends on what {self.source} holds, and here {self.source} is a tensor "
             "without values: pass one that has them (the others may be on the meta device)"

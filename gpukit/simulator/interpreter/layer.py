@@ -72,6 +72,7 @@ _PATCHES = (
     ("triton.language.semantic", "TritonSemantic.cast", shortcuts.of_one_type),
     (INTERPRETER, "InterpreterBuilder.create_maxnumf", arithmetic.nan_dropping(np.fmax)),
     (INTERPRETER, "InterpreterBuilder.create_minnumf", arithmetic.nan_dropping(np.fmin)),
+    (INTERPRETER, "ReduceScanOpInterface.to_tensor", arithmetic.reduced),
     (INTERPRETER, "ReduceOps.sum", arithmetic.reduce_sum),
     (INTERPRETER, "ReduceOps.min_max", arithmetic.reduce_min_max),
     (INTERPRETER, "ReduceOps.generic_reduce", language.combining_in_a_tree),

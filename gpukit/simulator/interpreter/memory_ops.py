@@ -116,8 +116,9 @@ def masked_load(plain):
                 ptrs.get_element_ty().is_floating() or access.buffer is None or access.buffer.imaginary
             ):
                 zeros = _zeros(ptrs)
-                if not ptrs.get_element_ty().is_floating() and access.lanes:
-                    zeros.data = unknown(zeros.data, access.parameter.name)
+                if access.lanes and running.now.seen is None:  # the others show only where their accesses begin
+                    why = "not read" if ptrs.get_element_ty().is_floating() else "no values"
+                    zeros.data = unknown(zeros.data, access.parameter.name, why)
                 return zeros
         return plain(self, ptrs, mask, other, *rest, **kwargs)
 
@@ -176,6 +177,14 @@ def _zeros(ptrs):
     return ti.TensorHandle(np.zeros(ptrs.data.shape, dtype=ti._get_np_dtype(element)), element)
 
 
+def _answer(ptr, access: Access):
+    """What an atomic of a sampled launch answers."""
+    answer = _zeros(ptr)
+    if access.lanes:
+        answer.data = unknown(answer.data, access.parameter.name, "atomic")
+    return answer
+
+
 def atomic_rmw(plain):
     def create_atomic_rmw(self, op, ptr, val, mask, sem, scope):
         ti = interpreter_module()
@@ -185,7 +194,7 @@ def atomic_rmw(plain):
             running.now.memory.atomic(access, sem != ti._ir.MEM_SEMANTIC.RELAXED, op != ti._ir.ATOMIC_OP.XCHG)
             _locate_faults()
             if running.now.sampling:
-                return _zeros(ptr)
+                return _answer(ptr, access)
         if is_bf16(val) and op == ti._ir.ATOMIC_OP.FADD:
             return _atomic_add_bf16(ti, ptr, val, mask)
         if op == ti._ir.ATOMIC_OP.XCHG and val.data.dtype.kind == "f":
@@ -225,7 +234,7 @@ def atomic_cas(plain):
             running.now.memory.atomic(access, sem != interpreter_module()._ir.MEM_SEMANTIC.RELAXED)
             _locate_faults()
             if running.now.sampling:
-                return _zeros(ptr)
+                return _answer(ptr, access)
         return plain(self, ptr, cmp, val, sem, scope)
 
     return create_atomic_cas

@@ -9,12 +9,12 @@ import numpy as np
 
 def bf16_floats(bits: np.ndarray) -> np.ndarray:
     """bf16 bits (uint16) as float32, exactly."""
-    return (np.asarray(bits).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return (np.asanyarray(bits).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def bf16_bits(values, toward_zero: bool = False) -> np.ndarray:
     """Numbers as bf16 bits (uint16), rounded to nearest even; NaN stays NaN, what is too large becomes infinite."""
-    values = np.asarray(values)
+    values = np.asanyarray(values)
     shape = values.shape
     bits = values.astype(np.float32).reshape(-1).view(np.uint32)
     nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)

@@ -41,6 +41,7 @@ class Running:
     num_warps  that a program has
     in_gluon   the kernel is in Gluon, and so is what it calls
     bound      ids of the globals whose names have been given their meaning
+    answers    how often each line has gone by the answer of an atomic, which a sampled launch does not know
     seen       where this program made accesses, if it is to end as soon as it makes one a second time; else None
     """
 
@@ -48,6 +49,7 @@ class Running:
         self.memory: Memory | None = None
         self.recorders: list = []
         self.sampling = False
+        self.answers: dict[tuple[str, int], int] = {}
         self.seen: set | None = None
         self.scope = None
         self.shared = None

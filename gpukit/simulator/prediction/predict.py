@@ -95,8 +95,29 @@ class Step:
     @property
     def uncertain(self) -> str:
         """Why it may take clearly longer; empty where the model knows all that it needs."""
+        assumed = [
+            f"at least {self.time_us:,.1f} µs: {self.name}, {each}"
+            for each in (self.launch.assumed if self.launch else ())
+        ]
+        return ". ".join([*filter(None, [self._range, self._spread]), *assumed])
+
+    @property
+    def _spread(self) -> str:
+        """Of a sampled launch whose programs go by integers: what it would take if all were like the shortest, or the longest."""
+        if self.launch is None or not self.launch.spread:
+            return ""
+        least, most = (each * self.time_us for each in self.launch.spread)
+        return (
+            f"{least:,.1f} to {most:,.1f} µs: the programs of {self.name} go by integers in memory, and those of the "
+            f"{self.launch.sampled} that were looked at do not move the same; sample=None, on tensors that exist, runs all"
+        )
+
+    @property
+    def _range(self) -> str:
         if self.most_us < 1.05 * self.time_us:
             return ""
+        if self.launch is None:
+            return f"up to {self.most_us:,.1f} µs: {self.name} goes by indices, and whether these meet or lie apart is not known"
         how = (
             "and how many of them meet is not known"
             if self.launch.sampled is None
@@ -189,7 +210,9 @@ class Prediction:
         return f"<p><b>{head}</b></p><table>{rows}</table>{notes}"
 
 
-def predict(work: Callable[[], object], gpu: str | hardware.Gpu = "h200", sample: int | None = SAMPLE) -> Prediction:
+def predict(
+    work: Callable[[], object], gpu: str | hardware.Gpu = "h200", sample: int | None = SAMPLE, torch_ops: bool = True
+) -> Prediction:
     """The time of everything that `work()` launches, on any GPU of the table.
 
         x = torch.empty(4096, 65536, dtype=torch.bfloat16, device="meta")    # a size is all that counts: no memory
@@ -197,6 +220,7 @@ def predict(work: Callable[[], object], gpu: str | hardware.Gpu = "h200", sample
 
     sample   programs of each launch to look at; the others are taken to be like them. None runs all of them, on tensors
              that must then exist. Inputs and outputs are not touched where it is a number.
+    torch_ops  False leaves PyTorch's own operations out, such as those that make the inputs
 
     Raises ValueError for an unknown GPU, for work that launches nothing, and for a kernel that does not fit on the GPU;
     CompileError for one that does not compile.
@@ -214,7 +238,7 @@ def predict(work: Callable[[], object], gpu: str | hardware.Gpu = "h200", sample
             ran = event.programs if event.sampled is None else event.sampled
             executions = {statement: n / ran for statement, n in runs[id(event)].items()}
             steps.append(launch_step(event, compile(event, gpu=target), executions, overhead))
-        elif isinstance(event, TorchOp) and event.bytes:
+        elif isinstance(event, TorchOp) and event.bytes and torch_ops:
             steps.append(_op_step(event, facts.of.get(position), target, overhead))
     if not steps:
         raise ValueError("predict: nothing was launched and no PyTorch op moved anything; pass a function that does")
@@ -255,6 +279,11 @@ def launch_step(
             f"{launch.kernel} cannot run on {gpu.name}: a program asks for {compiled.shared_bytes:,} bytes of shared "
             f"memory and {compiled.registers} registers in each of {compiled.threads} threads, and {fit.limit} do not "
             f"suffice (at most {gpu.smem_per_block_bytes:,} bytes and {gpu.registers_per_sm:,} registers)"
+        )
+    if any(use.instruction == "tcgen05" for use in compiled.tensor_core):
+        raise ValueError(
+            f"{launch.kernel}: no time is predicted on {gpu.name}, where products run on tcgen05, in the background and with a "
+            "memory of their own: nothing here was measured on such a GPU (gpukit.trace and gpukit.compile count all the same)"
         )
     per_sm = -(-launch.programs // gpu.sms)  # on the busiest SM
     together = min(fit.programs, per_sm)
@@ -529,17 +558,51 @@ def _op_step(op: TorchOp, facts: _Facts | None, gpu: hardware.Gpu, overhead_us: 
         resources[L2] = facts.single / reached.l2_single_loads_per_us
     longest = max(resources.values())
     edges = overhead_us + 2e-3 * reached.dram_ns
-    return Step(op.name, longest + edges, {**resources, LAUNCH: edges})
+    one = reached.float_atomics_on_one_per_us if facts.floating else reached.atomics_on_one_per_us / 32
+    most = max(longest, facts.added / one, facts.picked / reached.single_reads_per_us) + edges
+    return Step(op.name, longest + edges, {**resources, LAUNCH: edges}, most_us=most)
 
 
 @dataclass(frozen=True)
 class _Facts:
     """Of a PyTorch op: what a matmul computes, and how many elements lie a sector and more from the one that the next
-    thread reads. PyTorch's elementwise kernels walk in the order of the output: a transposed input is read like that."""
+    thread reads. PyTorch's elementwise kernels walk in the order of the output: a transposed input is read like that. Of one
+    that goes by indices, how many elements it adds at an address that these name, and how many such addresses it reads from."""
 
     flops: int = 0
     dtype: str = "fp32"
     single: int = 0
+    added: int = 0
+    picked: int = 0
+    floating: bool = True
+
+
+# PyTorch's operations that add where indices say, and those that read there: the argument that is added, or read from.
+_ADDS = {
+    "index_add": 3,
+    "scatter_add": 3,
+    "scatter_reduce": 3,
+    "bincount": 0,
+    "histc": 0,
+    "embedding_dense_backward": 0,
+}
+_PICKS = {"gather", "take", "index", "index_select"}
+_PIECE_BYTES = 64  # which are read at once: what is picked in longer runs costs no more than a copy
+
+
+def _by_indices(name: str, args: tuple, out: object) -> _Facts | None:
+    """Of an operation that goes by indices; None for every other, and where it reads long runs."""
+    name = name.partition("::")[2].rstrip("_")
+    if name in _ADDS and isinstance(args[_ADDS[name]], torch.Tensor):
+        return _Facts(added=args[_ADDS[name]].numel(), floating=name not in ("bincount",))
+    if name in _PICKS and isinstance(out, torch.Tensor) and out.numel():
+        if name == "index":
+            run = out.numel() // max(1, *(i.numel() for i in args[1] if i is not None))
+        else:
+            run = math.prod(args[0].shape[args[1] % args[0].dim() + 1 :]) if name == "index_select" else 1
+        if run * out.element_size() < _PIECE_BYTES:
+            return _Facts(picked=out.numel() // max(1, run))
+    return None
 
 
 _DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
@@ -565,6 +628,8 @@ class _OpFacts(dispatch.Mode):
         if count is not None:
             flops = count(*args, **kwargs, out_val=out)
             self.of.setdefault(position, _Facts(flops, _DTYPES.get(inputs[0].dtype, "fp32")))
+        elif by_indices := _by_indices(func._schema.name, args, out):
+            self.of.setdefault(position, by_indices)
         elif isinstance(out, torch.Tensor):
             self.of.setdefault(position, _Facts(single=sum(_elements_apart(x, out) for x in inputs)))
         return out

@@ -64,6 +64,8 @@ class Launch:
 
     l2_read_sectors, l2_write_sectors, dram_read_bytes, dram_write_bytes are what the caches of the trace's GPU make of
     it: see `traffic`. A trace with sample=N ran `sampled` of the programs and scaled every count; else that is None.
+    `assumed` are sentences about what a sample cannot know, and was taken to be so; `spread`, where its programs read integers
+    and do not move the same, is what the least and the most of them moved, as shares of the mean.
     """
 
     kernel: str
@@ -83,6 +85,8 @@ class Launch:
     events: list[Event] = field(default_factory=list, repr=False)
     arguments: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     options: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    assumed: list[str] = field(default_factory=list, repr=False)
+    spread: tuple[float, float] | None = None
     gpu: str = "h200"
     sampled: int | None = None
     recording: Recording = field(kw_only=True, repr=False)

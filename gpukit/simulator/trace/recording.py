@@ -111,6 +111,42 @@ class Recording:
         self.tile.append(number)
         self.start.append(start)
 
+    def infer(self, probes: list[int], others: list[int]) -> bool:
+        """Note the accesses of the programs `others` of a sampled launch as those of `probes` say, if these make the same ones,
+        each at an address that goes up by so much along each axis of the grid. Else nothing is noted, and it is False."""
+        columns = [np.array(c, dtype=np.int64)[self.whole :] for c in (self.program, self.site, self.tile, self.start)]
+        program, site, tile, start = columns
+        rows = [np.flatnonzero(program == probe) for probe in probes]
+        if not all(own.size == rows[0].size for own in rows) or len({probe in self.cut for probe in probes}) > 1:
+            return False
+        table = np.stack(rows)  # [probes, accesses]
+        sites, tiles, starts = site[table], tile[table], start[table]
+        if (sites != sites[0]).any() or (tiles != tiles[0]).any() or (tiles < 0).any():
+            return False
+
+        def places(programs: list[int]) -> np.ndarray:
+            """[programs, 1 + axes]: 1, and the coordinates in the grid."""
+            linear, found = np.array(programs, dtype=np.int64), []
+            for n in self.call.grid:
+                found.append(linear % n)
+                linear = linear // n
+            return np.stack([np.ones_like(found[0]), *found], axis=1)
+
+        known = places(probes)
+        steps = np.rint(np.linalg.lstsq(known.astype(float), (starts - starts[0]).astype(float), rcond=None)[0])
+        steps = steps.astype(np.int64)
+        if (known @ steps + starts[0] != starts).any():
+            return False
+        moved = places(others) @ steps + starts[0]
+        for number, own in zip(others, moved.tolist(), strict=True):
+            self.program.extend([number] * len(own))
+            self.site.extend(sites[0].tolist())
+            self.tile.extend(tiles[0].tolist())
+            self.start.extend(own)
+        if probes[0] in self.cut:
+            self.cut.update(others)
+        return True
+
     def units(self, row: int, unit: int) -> np.ndarray:
         """The distinct units of `unit` bytes that row touches, sorted."""
         tile, start, width = self.tile[row], self.start[row], self.sites[self.site[row]].width

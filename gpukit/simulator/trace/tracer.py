@@ -81,6 +81,7 @@ class _Recorder:
         self.rows: dict[tuple, tuple[Access, Site]] = {}
         self.role = "whole"
         self.counting = launch.sampled is None
+        self._moved: dict[int, int] = {}  # bytes of each program that runs whole, in a sampled launch
         self._program, self._made = -1, set()  # the accesses that the running program has made
 
     def access(self, access, linear: int, file: str, line: int) -> None:
@@ -98,6 +99,7 @@ class _Recorder:
         row.count += 1
         if access.lanes:
             moved, sectors = access.lanes * access.width, access.sectors
+            self._moved[linear] = self._moved.get(linear, 0) + moved
             row.lanes += access.lanes
             row.bytes += moved
             row.sectors += sectors
@@ -165,8 +167,25 @@ class _Recorder:
             raise fault
 
     def unknown(self, fault) -> None:
-        """What the launch moves depends on integers that nobody knows."""
-        raise fault
+        """What the launch moves depends on numbers that nobody knows."""
+        if fault.why != "atomic":
+            raise fault
+        if str(fault) not in self.launch.assumed:
+            self.launch.assumed.append(str(fault))
+
+    def inferred(self, probes: list[int], others: list[int]) -> bool:
+        """Whether it is known from the first accesses of `probes` where those of `others` begin; then they are noted, and these
+        programs need not run. A program that reads integers may go where no other one goes."""
+        return not self._reads_integers() and self.launch.recording.infer(probes, others)
+
+    def _reads_integers(self) -> bool:
+        for site in self.launch.recording.sites:
+            tensor = self.launch.arguments.get(site.tensor)
+            tensor = getattr(tensor, "base", None) if not isinstance(tensor, torch.Tensor) else tensor
+            floats = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+            if site.kind != "store" and not floats:
+                return True
+        return False
 
     def cut(self, linear: int) -> None:
         """A program of the window was ended early."""
@@ -177,6 +196,10 @@ class _Recorder:
         launch = self.launch
         if launch.sampled is None:
             return
+        moved = [*self._moved.values()] or [0]
+        if launch.sampled < launch.programs and max(moved) > 1.1 * min(moved) and self._reads_integers():
+            mean = sum(moved) / len(moved)
+            launch.spread = min(moved) / mean, max(moved) / mean
         scale = launch.programs / launch.sampled
         counts = [f"{kind}_{what}" for kind in ("load", "store", "atomic") for what in ("bytes", "sectors")]
         for thing, names in ((launch, [*counts, "flops"]), *((a, _ACCESS_COUNTS) for a in launch.accesses)):
@@ -394,7 +417,9 @@ def trace(
     sample     run that many programs of each launch, spread over it, and scale what they count to the whole grid. Nothing
                is computed: floats load as 0 and stores are dropped, so tensors of any size cost nothing, meta tensors
                (torch.empty(..., device="meta")) and untouched torch.empty alike. Integers in memory are read, since they
-               may be indices, or a mask or a bound: UnknownFault, a ValueError, where a meta tensor holds them. Loops that wait for another program's value may not end.
+               may be indices, or a mask or a bound. UnknownFault, a ValueError, where one of these depends on integers of a
+               meta tensor, or on floats; where it depends on the answer of an atomic, `launch.assumed` says so. Loops that
+               wait for what another program stores may not end.
 
     raises     whether a launch that reads what nobody has written (of a torch.empty made in the block) raises
                UnwrittenFault when it ends, and one in which threads of a program race WarpFault; `t.unwritten` and
