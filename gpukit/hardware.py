@@ -65,6 +65,8 @@ A100 = (
 )
 GA102 = "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
 ADA = "https://images.nvidia.com/aem-dam/Solutions/Data-Center/l4/nvidia-ada-gpu-architecture-whitepaper-v2.1.pdf"
+L40S_PAGE = "https://www.nvidia.com/en-us/data-center/l40s/"
+GB202 = "https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf"
 L4_PAGE = "https://www.nvidia.com/en-us/data-center/l4/"
 HOPPER = "https://resources.nvidia.com/en-us-tensor-core/gtc22-whitepaper-hopper"
 HOPPER_BLOG = "https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/"
@@ -83,6 +85,7 @@ _LIMITS = {
     (8, 9): (100 * KIB, 99 * KIB, 1536),
     (9, 0): (228 * KIB, 227 * KIB, 2048),
     (10, 0): (228 * KIB, 227 * KIB, 2048),
+    (12, 0): (100 * KIB, 99 * KIB, 1536),
 }
 
 _FROM_CUDA = (
@@ -128,9 +131,13 @@ _B200 = {
     "fp64": 37, "fp32": 75, "tf32": 1100, "fp16": 2250, "bf16": 2250, "fp8": 4500, "int8": 4500, "fp4": 9000,
 }  # fmt: skip
 _L4 = {"fp64": 0.473, "fp32": 30.3, "tf32": 60, "fp16": 121, "bf16": 121, "fp8": 242.5, "int8": 242.5}
+_L40S = {"fp64": 1.43, "fp32": 91.6, "tf32": 183, "fp16": 362.05, "bf16": 362.05, "fp8": 733, "int8": 733}
 _T4 = {"fp64": 0.254, "fp32": 8.1, "fp16": 65, "int8": 130}  # fp64: 1/32 of fp32; no bf16, no tf32
 _RTX_3090 = {"fp64": 0.556, "fp32": 35.6, "tf32": 35.6, "fp16": 71, "bf16": 71, "int8": 284}
 _RTX_4090 = {"fp64": 1.29, "fp32": 82.6, "tf32": 82.6, "fp16": 165.2, "bf16": 165.2, "fp8": 330.3, "int8": 660.6}
+_RTX_5090 = {
+    "fp64": 1.64, "fp32": 104.8, "tf32": 104.8, "fp16": 209.5, "bf16": 209.5, "fp8": 419, "int8": 838, "fp4": 1676,
+}  # fmt: skip
 
 GPUS: tuple[Gpu, ...] = (
     _gpu("A100 40GB", "a100-40gb", (8, 0), 108, 64, 1410, _GA100, 1555, 40, 40, GA100),
@@ -153,9 +160,14 @@ GPUS: tuple[Gpu, ...] = (
         "L4", "l4", (8, 9), 58, 128, 2040, _L4, 300, 24, 48, ADA,
         peak_flops=L4_PAGE, hbm_gbps=L4_PAGE, hbm_bytes=L4_PAGE,
     ),
+    _gpu(
+        "L40S", "l40s", (8, 9), 142, 128, 2520, _L40S, 864, 48, 96, ADA,
+        peak_flops=L40S_PAGE, hbm_gbps=L40S_PAGE, hbm_bytes=L40S_PAGE,
+    ),
     _gpu("T4", "t4", (7, 5), 40, 64, 1590, _T4, 320, 16, 4, TURING),
     _gpu("RTX 3090", "rtx-3090", (8, 6), 82, 128, 1695, _RTX_3090, 936, 24, 6, GA102),
     _gpu("RTX 4090", "rtx-4090", (8, 9), 128, 128, 2520, _RTX_4090, 1008, 24, 72, ADA),
+    _gpu("RTX 5090", "rtx-5090", (12, 0), 170, 128, 2407, _RTX_5090, 1792, 32, 96, GB202),
 )  # fmt: skip
 
 # Names as people type them and as torch.cuda.get_device_name() prints them; compared without case, spaces and hyphens.
@@ -167,7 +179,11 @@ _ALIASES = {
     "h200": "H200 SXM",
     "rtx-3090": "3090",
     "rtx-4090": "4090",
+    "rtx-5090": "5090",
 }
+# Asked for and left out: everything here is built on the compiler, the warps of 32 lanes and the caches of NVIDIA's GPUs.
+# https://www.amd.com/en/products/accelerators/instinct.html
+_AMD = re.compile(r"(amd|radeon)?(instinct)?mi\d{3}[ax]?")
 
 
 def _plain(name: str) -> str:
@@ -182,6 +198,11 @@ def gpu(name: str) -> Gpu:
     """The GPU called `name`: "h100", "H200", "NVIDIA A100-SXM4-80GB". Raises ValueError naming the nearest and all."""
     if _plain(name) in _BY_NAME:
         return _BY_NAME[_plain(name)]
+    if _AMD.fullmatch(_plain(name)):
+        raise ValueError(
+            f"{name} is a GPU of AMD's, whose compiler, caches and waves of 64 lanes are not modelled here, so there is no number "
+            f"for it  (all GPUs of the table: {', '.join(g.key for g in GPUS)})"
+        )
     hint = did_you_mean(_plain(name), _BY_NAME)
     raise ValueError(f"no GPU is called {name!r}{hint}  (all of them: {', '.join(g.key for g in GPUS)})")
 

@@ -11,7 +11,7 @@ NUMERIC = [f.name for f in fields(Gpu) if f.name not in ("name", "key", "sources
 # FLOP per clock and SM of the tensor cores in bf16 (fp16 on the T4), dense, with fp32 accumulation.
 TENSOR_RATE = {
     "t4": 1024, "l4": 1024, "rtx-3090": 512, "rtx-4090": 512, "a100-40gb": 2048, "a100-80gb": 2048,
-    "h100-sxm": 4096, "h100-pcie": 4096, "h200": 4096, "b200": 8192,
+    "h100-sxm": 4096, "h100-pcie": 4096, "h200": 4096, "b200": 8192, "l40s": 1024, "rtx-5090": 512,
 }  # fmt: skip
 
 
@@ -44,6 +44,11 @@ def test_every_number_has_a_source(card, name):
         ("t4", "max_threads_per_sm", 1024),
         ("rtx-3090", "max_threads_per_sm", 1536),
         ("rtx-4090", "l2_bytes", 72 * MIB),
+        ("l40s", "sms", 142),
+        ("l40s", "hbm_gbps", 864),
+        ("rtx-5090", "sms", 170),
+        ("rtx-5090", "smem_per_block_bytes", 99 * KIB),
+        ("rtx-5090", "l2_bytes", 96 * MIB),
     ],
 )
 def test_figures_by_hand(name, field, value):
@@ -63,6 +68,9 @@ def test_figures_by_hand(name, field, value):
         ("t4", "fp16", 65e12),
         ("rtx-3090", "fp16", 71e12),
         ("rtx-4090", "bf16", 165.2e12),
+        ("l40s", "bf16", 362.05e12),
+        ("rtx-5090", "bf16", 209.5e12),
+        ("rtx-5090", "fp32", 104.8e12),
     ],
 )
 def test_peaks_by_hand(name, dtype, flops):
@@ -107,6 +115,8 @@ def test_ridge_point():
         ("NVIDIA L4", "l4"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
         ("3090", "rtx-3090"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GeForce RTX 5090", "rtx-5090"),
     ],
 )
 def test_aliases(alias, key):
@@ -123,6 +133,12 @@ def test_key_and_name_find_the_card(card):
 @pytest.mark.parametrize("name", ["h10", "", "NVIDIA A100 80GB PCIe", "H100 NVL"])
 def test_unknown_gpu_names_the_list(name):
     with pytest.raises(ValueError, match="all of them: a100-40gb, a100-80gb, h100-sxm"):
+        gpu(name)
+
+
+@pytest.mark.parametrize("name", ["MI300X", "amd-mi300x", "AMD Instinct MI325X"])
+def test_gpus_of_another_maker_have_no_number(name):
+    with pytest.raises(ValueError, match=f"{name} is a GPU of AMD's, .* not modelled here, so there is no number"):
         gpu(name)
 
 

@@ -13,7 +13,7 @@ from gpukit.hardware import KIB, Gpu
 
 WARP = 32
 # The table of compute capabilities has these, but gpukit.hardware.Gpu does not.
-_MAX_PROGRAMS = {(7, 5): 16, (8, 0): 32, (8, 6): 16, (8, 9): 24, (9, 0): 32, (10, 0): 32}
+_MAX_PROGRAMS = {(7, 5): 16, (8, 0): 32, (8, 6): 16, (8, 9): 24, (9, 0): 32, (10, 0): 32, (12, 0): 24}
 _REGISTERS_PER_WARP_STEP = 256  # a warp gets registers in steps of 256, that is 8 a thread
 _WARPS_STEP = 4  # an SM has four schedulers, each with a quarter of the registers
 _SHARED_STEP = 128
