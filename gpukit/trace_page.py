@@ -5,7 +5,8 @@
     trace_page.save("mine.html", gpukit.predict(lambda: softmax(x), gpu="h200"))
 
 The page has the predicted time with its resources, and for each launch its table, what the caches make of it, its machine
-code, and the accesses of one program, step by step, on the memory that they touch. It is light or dark as the reader's browser is.
+code, and the accesses of one program, step by step, on the memory that they touch. It is light or dark as the reader's
+browser is.
 """
 
 from __future__ import annotations
