@@ -22,6 +22,20 @@ L2_HOLDS = 0.72
 L2_PARTS = 0.11
 
 
+def _run(units: np.ndarray) -> slice | np.ndarray:
+    """Sorted numbers as an index: a slice where they follow one another, which NumPy is several times as fast with."""
+    if units.size and int(units[-1]) - int(units[0]) == units.size - 1:
+        return slice(int(units[0]), int(units[-1]) + 1)
+    return units
+
+
+def _distinct(units: np.ndarray) -> np.ndarray:
+    """Each of the sorted numbers once."""
+    fresh = np.ones(units.size, dtype=bool)
+    np.not_equal(units[1:], units[:-1], out=fresh[1:])
+    return units[fresh]
+
+
 class Lru:
     """How recently each unit of a cache (sector of L1, line of L2) was used, the same for the units of one access. Exact:
     `latest` holds how many units were used last by each access, and what lies behind `horizon` is older than `capacity`
@@ -35,7 +49,7 @@ class Lru:
 
     def within(self, units: np.ndarray) -> np.ndarray:
         """Which of them are younger than the horizon."""
-        return self.stamp[units] > self.horizon
+        return self.stamp[_run(units)] > self.horizon
 
     def ages(self, units: np.ndarray) -> np.ndarray:
         """How many other units were used since each of these, which are within."""
@@ -43,12 +57,13 @@ class Lru:
         return since[self.now - self.stamp[units]] - self.latest[self.stamp[units]]
 
     def use(self, units: np.ndarray) -> None:
-        before = self.stamp[units]
+        at = _run(units)
+        before = self.stamp[at]
         before = before[before > self.horizon]
         np.subtract.at(self.latest, before, 1)
         self.now += 1
         self.latest[self.now] = units.size
-        self.stamp[units] = self.now
+        self.stamp[at] = self.now
         self.inside += units.size - before.size
         while self.inside > self.capacity:
             self.horizon += 1
@@ -102,15 +117,14 @@ class L2:
 
     def _touch(self, sectors: np.ndarray) -> None:
         """Make room for these sectors, and complete those that were written in part long ago."""
-        lines = sectors // LINE_SECTORS
-        lines = lines[np.flatnonzero(np.diff(lines, prepend=-1))]  # sorted, so equal ones are neighbours
+        lines = _distinct(sectors // LINE_SECTORS)
         fresh = lines[~self.lru.within(lines)]
         if fresh.size:
             gone = (fresh[:, None] * LINE_SECTORS + np.arange(LINE_SECTORS)).reshape(-1)
             self._write_back(gone[self.dirty[gone]])
             self.held[gone] = 0
         if fresh.size < lines.size:
-            waiting = sectors[self.dirty[sectors]]
+            waiting = sectors[self.dirty[_run(sectors)]]
             self._write_back(waiting[self._late(waiting)])
         self.lru.use(lines)
         self.uses += lines.size
@@ -129,25 +143,26 @@ class L2:
     def read(self, sectors: np.ndarray) -> int:
         """Sectors that had to come from DRAM: a pair at a time, less what is here whole."""
         self._touch(sectors)
-        missing = sectors[self.held[sectors] < SECTOR_BYTES]
+        missing = sectors[self.held[_run(sectors)] < SECTOR_BYTES]
         if not missing.size:
             return 0
-        pairs = missing // FETCH_SECTORS
-        pairs = pairs[np.flatnonzero(np.diff(pairs, prepend=-1))]
+        pairs = _distinct(missing // FETCH_SECTORS)
         every = (pairs[:, None] * FETCH_SECTORS + np.arange(FETCH_SECTORS)).reshape(-1)
-        every = every[self.held[every] < SECTOR_BYTES]
-        self.held[every] = SECTOR_BYTES
+        every = every[self.held[_run(every)] < SECTOR_BYTES]
+        self.held[_run(every)] = SECTOR_BYTES
         self.dram_read += every.size
         return every.size
 
     def write(self, sectors: np.ndarray, filled: np.ndarray) -> None:
         """Store to these sectors, `filled` bytes of each."""
         self._touch(sectors)
-        self.held[sectors] = np.minimum(self.held[sectors] + filled, SECTOR_BYTES)
-        first = sectors[~self.dirty[sectors]]
+        at = _run(sectors)
+        self.held[at] = np.minimum(self.held[at] + filled, SECTOR_BYTES)
+        first = sectors[~self.dirty[at]]
         self.dirtied += first.size
-        self.since[first] = self.uses
-        self.dirty[first] = True
+        at = _run(first)
+        self.since[at] = self.uses
+        self.dirty[at] = True
 
     def finish(self) -> int:
         """Write back what is no longer held, and what was written in part long ago; the dirty sectors that stay."""
