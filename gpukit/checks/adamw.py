@@ -86,14 +86,19 @@ def _update_cases(rng: Random) -> list[Case]:
     zeros = make.torch.zeros
 
     def state(
-        n: int, step: int, *, scale: float = 1.0, eps: float = 1e-8, wd: float = 0.1, beta1: float = 0.0, tags: str = ""
-    ) -> Case:
+        n: int, step: int, *, scale: float = 1.0, eps: float = 1e-8, wd: float = 0.1, beta1: float = 0.0, idle: int = 0,
+        tags: str = "",
+    ) -> Case:  # fmt: skip
+        """idle: so many of the first elements have a gradient of 0"""
         p, g, m, v = make.states(n, scale)
+        g[:idle] = 0
         if step == 1:
             m, v = zeros(n), zeros(n)
         lr, beta2 = rng.choice((0.01, 0.02, 0.05)), rng.choice((0.98, 0.99))
         decay, large_eps = f"weight decay {wd:g}" if wd else "", f"eps {eps:g}" if eps > 1e-8 else ""
-        name = listed(f"p [{n}]", f"step {step}", decay, large_eps, "" if beta1 else "beta1 0")
+        name = listed(
+            f"p [{n}]", f"step {step}", decay, large_eps, "" if beta1 else "beta1 0", "gradients of 0" * bool(idle)
+        )
         return case(name, p, g, m, v, step, lr, beta1, beta2, eps, wd, tags=tags)
 
     one, prime, less, block, more, long = lengths(1024)
@@ -107,6 +112,7 @@ def _update_cases(rng: Random) -> list[Case]:
         state(prime, 2, wd=0.2, tags="early decay"),
         state(200, 4, scale=1e-7, wd=0.0, beta1=0.9, tags="early tiny"),
         state(long, 100_000, wd=0.0, beta1=0.9),
+        state(more, 7, wd=0.3, beta1=0.9, idle=1024, tags="early decay idle"),
         state(333, 1_000_000, wd=0.2, beta1=0.9, scale=1e-3, eps=0.01, tags="decay large-eps"),
     ]
 
@@ -313,7 +319,10 @@ def _many_cases(rng: Random) -> list[Case]:
             starts, sizes, decays = starts[::-1], sizes[::-1], [0.0, *decays[1:]]
         lr, step = rng.choice((0.01, 0.02)), rng.choice((3, 10))
         shown = ", ".join(map(str, sizes[:5])) + (", …" if len(sizes) > 5 else "")
-        args = (*make.states(total), starts, sizes, decays, step, lr, 0.9, 0.99, 1e-8, BLOCK)
+        p, g, m, v = make.states(total)
+        if "idle" in tags:
+            g[starts[0] : starts[0] + sizes[0]] = 0
+        args = (p, g, m, v, starts, sizes, decays, step, lr, 0.9, 0.99, 1e-8, BLOCK)
         return case(f"{len(sizes)} tensors of {shown}, BLOCK {BLOCK}", *args, tags=tags)
 
     return [
@@ -324,6 +333,7 @@ def _many_cases(rng: Random) -> list[Case]:
         tensors([100, 1, 300, 7], 64, gap=8, tags="partial tensors"),
         tensors([5, 0, 0, 130, 64], 64, gap=32, tags="partial tensors empty"),
         tensors([1] * 20, 32, gap=3, tags="partial tensors"),
+        tensors([70, 64], 64, gap=8, tags="partial tensors idle"),
         tensors([3, 2000, 9, 4], 128, gap=4, tags="partial tensors uneven"),
         tensors([63, 64, 65, 130, 0], 64, gap=5, tags="partial tensors", last_first=True),
         tensors([8192, 600], 1024, gap=40, tags="partial tensors uneven"),
@@ -465,6 +475,8 @@ def _rounding_cases(rng: Random) -> list[Case]:
     inf = float("inf")
     special = make.normal(500)
     special[::5], special[1::7], special[2::9] = inf, -inf, 0.0
+    zeros = make.torch.zeros(1500)
+    zeros[:700] *= -1
     exact = make.normal(300).bfloat16().float()
     ones = 1 + make.torch.full((2000,), 2.0**-12)  # 1/32 of the way to the next bfloat16
     ends = make.torch.tensor([3.4e38, -3.4e38, 1e-40, -1e-45, 2.0**-126, -0.0]).repeat(100)
@@ -494,6 +506,8 @@ def _rounding_cases(rng: Random) -> list[Case]:
         numbers(make.normal(long, scale=1e30), "around 1e30", "blocks"),
         numbers(make.normal(700, scale=1e-30), "around 1e-30"),
         numbers(special, "with infinities and zeros", "special"),
+        numbers(zeros, "zeros, some of them -0", "exact blocks"),
+        numbers(make.normal(70_000), "more than 16 bits can count", "blocks many"),
     ]
 
 

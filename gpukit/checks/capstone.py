@@ -33,6 +33,7 @@ def _pair_cases(rng: Random) -> list[Case]:
         case("three pairs, equally often", [[b, e], [a, d], [c, f]], [n, n, n], 256),
         case("three pairs, equally often, in another order", [[c, e], [a, d], [b, f]], [n, n, n], 256),
         case("two pairs with one first token, equally often", [[c, b], [c, a]], [n, n], 256),
+        case("two pairs, equally often, the larger one with the smaller second token", [[b, c], [a, f]], [n, n], 256),
         case("one token three times in a row", [[c, c, c], [a, b]], [n, 2 * n - 1], 400, tags="runs"),
         case("one token many times in a row", [[c] * 5, [d, c, c, c, c, d], [c, c]], [n, 1, 1], 256, tags="runs"),
         case("a pair many times in one piece", [[a, b] * 3, [c, d]], [2, 5], 257),
@@ -83,6 +84,8 @@ def _joined(pieces: list[list[int]], times: list[int], new: int, fault: str = ""
     best = {"larger": max(ties), "first": ties[0], "last": ties[-1]}.get(fault, min(ties))
     if fault == "first token only":
         best = min(ties, key=lambda pair: pair[0])
+    if fault == "second token first":
+        best = min(ties, key=lambda pair: pair[::-1])
     if fault == "rarest":
         best = min(counts, key=lambda pair: (counts[pair], pair))
     return best, [_replaced(piece, best, new, fault) for piece in pieces]
@@ -126,6 +129,7 @@ PAIR = FunctionExercise(
         Misconception("tie", gives=_pair_gives("last")),
         Misconception("tie/2", gives=_pair_gives("larger")),
         Misconception("tie/3", gives=_pair_gives("first token only")),
+        Misconception("tie/4", gives=_pair_gives("second token first")),
         Misconception("rarest", gives=_pair_gives("rarest")),
         Misconception("from-the-right", gives=_pair_gives("from the right")),
         Misconception("joined-once", gives=_pair_gives("once")),
@@ -545,6 +549,13 @@ class _Heads(Inputs):
         do[:, 16:] -= 3500
         return tuple(x.half() for x in (q, k, v, do))
 
+    def faint(self, T: int) -> tuple:
+        """q, k and v of a head in float32 whose first key is 14 above all others: each of them has 8e-7 of the weight, and in the
+        columns where the first key's values are 0 they are the result."""
+        q, k, v = self.torch.zeros(1, T, 16), self.torch.zeros(1, T, 16), self.normal(1, T, 16) + 1
+        q[..., 0], k[:, 0, 0], v[:, 0, :8] = 4, 14, 0
+        return q, k, v
+
     def hidden(self, T: int) -> tuple:
         """q, k, v and do of a head whose last key is 200 above all others: the exponential of that is no float32, and only the
         last query sees it. Its gradient is 0, and that of the first queries: with few keys, dp - delta cancels."""
@@ -552,6 +563,9 @@ class _Heads(Inputs):
         q[..., 0], k[..., 0], k[:, -1, 0] = 1, 0, 800
         do[:, :6] = do[:, -1] = 0
         return q, k, v, do
+
+
+_SMALL = 2.0**-16  # times a gradient: a mean over tokens has such ones, and a block of them is not nothing
 
 
 def _attention_case(tensors: tuple, *rest: Any, note: str = "", tags: str = "") -> Case:
@@ -627,8 +641,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, fault: str = "") -> tuple[Tensor, 
 def _dq_cases(rng: Random) -> list[Case]:
     make = _Heads(rng)
 
-    def given(*shape: int, dtype: str = "float32", far: bool = False, high: bool = False) -> Case:
-        """far: the sums are beyond float16 before they are multiplied with scale, and not behind it. high: all scores are
+    def given(*shape: int, dtype: str = "float32", far: bool = False, high: bool = False, small: bool = False) -> Case:
+        """small: gradients as the mean of many losses has them. far: the sums are beyond float16 before they are multiplied with scale, and not behind it. high: all scores are
         1,000 and a bit, which with their LSE have more digits than 16 bits hold."""
         q, k, v = make.qkv(*shape, dtype)
         # A row of ds adds up to 0. Where a query has few keys, or one of them has nearly all the weight, dp - delta cancels to
@@ -642,8 +656,10 @@ def _dq_cases(rng: Random) -> list[Case]:
         if high:
             q = make.torch.zeros_like(q)
             q[..., 0], q[..., 1], k[..., :2] = 16_000, 4, 1 / 4
-        note = "scores of 1,000" if high else ""
-        return of(q, k, v, do.to(q.dtype), note, "far" * far + "high" * high)
+        if small:
+            do *= _SMALL
+        note = "scores of 1,000" if high else "small gradients" if small else ""
+        return of(q, k, v, do.to(q.dtype), note, "far" * far + "high" * high + "small" * small)
 
     def of(q: Tensor, k: Tensor, v: Tensor, do: Tensor, note: str, tags: str) -> Case:
         o, lse = _forward(q.double(), k.double(), v.double())
@@ -659,6 +675,14 @@ def _dq_cases(rng: Random) -> list[Case]:
         k[0, :16] *= 600
         return of(q, k, v, do, "what a block adds is small", "many-blocks")
 
+    def digits() -> Case:
+        """Scores of 0, so that dp, 192 or 193, has a mean that is no number of bfloat16; rounded, it takes all of a difference
+        with it."""
+        q, k, v, do = make.torch.zeros(1, 18, 16), make.normal(1, 18, 16) + 1, *make.torch.zeros(2, 1, 18, 16)
+        v[..., 0], do[..., 0] = 192 + make.torch.arange(18) % 2, 1
+        do[:, :4] = 0
+        return of(*(x.bfloat16() for x in (q, k, v, do)), "dp of 192 and of 193", "digits")
+
     return [
         given(1, 1, 12, 8),
         given(1, 1, 16, 16),
@@ -671,6 +695,8 @@ def _dq_cases(rng: Random) -> list[Case]:
         given(2, 1, 9, 80, dtype="float16"),
         given(1, 1, 40, 16, dtype="float16", far=True),
         given(2, 1, 40, 16, dtype="float16", high=True),
+        given(1, 1, 33, 16, small=True),
+        digits(),
         of(*make.hidden(13), "a high score that is not seen", "hidden"),
         stalling(),
     ]
@@ -725,6 +751,8 @@ DQ = KernelExercise(
         memory=lambda q, *_: nbytes(q) + _NUMBERS,
     ),
     misconceptions=(
+        Misconception("delta-in-16-bits", when=only("digits")),
+        Misconception("small-gradients", when=only("small")),
         *(Misconception(name, gives=_dq_gives(fault)) for name, fault in _SEEN),
         Misconception("no-scale", gives=_dq_gives("no scale")),
         Misconception("scale-twice", gives=_dq_gives("scale twice")),
@@ -752,17 +780,19 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *_: Any, fault: str = "") -> Ten
 def _attention_cases(rng: Random) -> list[Case]:
     make = _Heads(rng)
 
-    def given(*shape: int, dtype: str = "float32", slope: float = 0.0, upstream: str = "") -> Case:
+    def given(*shape: int, dtype: str = "float32", slope: float = 0.0, upstream: str = "", small: bool = False) -> Case:
         q, k, v = make.qkv(*shape, dtype, slope)
-        do = (make.normal(*q.shape) + 0.5).to(q.dtype)
+        do = (make.normal(*q.shape) + 0.5).to(q.dtype) * (_SMALL if small else 1)
         if upstream == "[T, H, D]":  # from the projection behind attention, which takes the heads of a token together
             do = do.transpose(0, 1).contiguous().transpose(0, 1)
         elif upstream:
             do = dict(make.upstream(do))[upstream]
         note = listed("scores that rise" * (slope > 0), f"gradient {upstream}" * bool(upstream))
-        return _attention_case((q, k, v), do, note=note, tags=" strided" * (not do.is_contiguous()))
+        note = listed(note, "small gradients" * small)
+        tags = " strided" * (not do.is_contiguous()) + " small" * small
+        return _attention_case((q, k, v), do, note=note, tags=tags)
 
-    steps = make.steps(33)
+    steps, faint = make.steps(33), make.faint(80)
     *waves, do = make.waves(33)
     *hidden, upstream = make.hidden(13)
     return [
@@ -778,6 +808,8 @@ def _attention_cases(rng: Random) -> list[Case]:
         given(1, 1, 49, 16, slope=0.3),
         # Gradients of scores this large have few digits: this case is about the forward pass.
         _attention_case(steps, 0 * steps[0], note="scores that fall, scores that rise", tags="steep once"),
+        _attention_case(faint, 0 * faint[0], note="one score 14 above the others", tags="faint"),
+        given(2, 1, 33, 16, small=True),
         _attention_case(waves, do, note="gradients with sums beyond 65,504", tags="far"),
         _attention_case(hidden, upstream, note="a high score that is not seen", tags="hidden"),
     ]
@@ -883,6 +915,7 @@ ATTENTION = KernelExercise(
         "their last bits. Which program could walk over all heads that share a block of keys?"
     ),
     misconceptions=(
+        Misconception("faint-keys", when=only("faint")),
         *(Misconception(name, when=_of_output(partial(_attention, fault=fault))) for name, fault in _SEEN),
         Misconception("no-scale", when=_of_output(partial(_attention, fault="p without scale"))),
         Misconception("not-divided", when=_of_output(_walked("not divided"))),
@@ -893,6 +926,7 @@ ATTENTION = KernelExercise(
         Misconception(
             "maximum-not-carried", when=lambda evidence: _output_is_wrong(evidence) and evidence.tag("steep")
         ),
+        Misconception("small-gradients", when=only("small")),
         Misconception("forward-first", when=_output_is_wrong),
         *(Misconception(name, gives=_of_gradients(fault)) for name, fault in _SEEN[:5]),
         Misconception("exchanged", gives=_of_gradients("exchanged")),

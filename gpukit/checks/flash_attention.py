@@ -68,6 +68,21 @@ class _Heads(Inputs):
         q[..., 0], k[0, :, 0], v[:, :512] = 4, self.torch.arange(1024) // 16 / 16, 1
         return tuple(x.bfloat16() for x in (q, k, v))
 
+    def faint(self, T_q: int, T_k: int = 256) -> tuple:
+        """T_q queries, all alike, and T_k keys in float32: the first score is 14, the others are 0. Each of the others has 8e-7 of
+        the weight, and a shortcut leaves them out; in the columns where the first key's values are 0, they are the result."""
+        q, k, v = self.torch.zeros(1, T_q, 16), self.torch.zeros(1, T_k, 16), self.normal(1, T_k, 16) + 1
+        q[..., 0], k[:, 0, 0], v[:, 0, :8] = 4, 14, 0
+        return q, k, v
+
+    def creeping(self, T_q: int, T_k: int = 256) -> tuple:
+        """T_q queries, all alike, and T_k keys in float32: the scores of each block of 16 are 1/4096 above those of the block
+        before, so that a factor of sums is nearly 1, and a shortcut leaves it out. The first half has values of 1, the second
+        of 0."""
+        q, k, v = (self.torch.zeros(1, n, 16) for n in (T_q, T_k, T_k))
+        q[..., 0], k[0, :, 0], v[:, : T_k // 2] = 4, self.torch.arange(T_k) // 16 / 4096, 1
+        return q, k, v
+
     def stalling(self) -> tuple:
         """Two heads of a query and 256 keys, in which sums in bfloat16 go wrong by more than rounding: 16 x 1.8125 again and
         again, where what is rounded away goes one way; and a key that has nearly all the weight before many that have each so
@@ -84,6 +99,8 @@ def _case(q: Tensor, k: Tensor, v: Tensor, *rest: Any, tags: str = "", note: str
     return tensor_case(q, k, v, *rest, shown=shown, note=note, tags=tags)
 
 
+_FAINT = "one score 14 above the others"
+_CREEPING = "scores that rise by 1/4096 from block to block"
 _FAR = 1 << 23  # rows of three times 128 numbers, which are more than 2^31 elements
 # Heads of which all k have more than 2^31 elements, and all LSE too; no program walks over many keys.
 _MANY_KEYS, _MANY_QUERIES = (49152, 192, 256), (49152, 65536, 256)
@@ -206,10 +223,11 @@ def _tiles_cases(rng: Random) -> list[Case]:
         q, k, v = (x[0] for x in make.qkv(1, T_q, T_k, D, slope=slope))
         return _case(q, k, v, BLOCK, tags=tags, note=listed(f"BLOCK {BLOCK}", note))
 
-    def strided(T_q: int, T_k: int, D: int, BLOCK: int) -> Case:
-        """The last dimension of v is not contiguous: the library's own kernel, which has no scores either, does not take it."""
+    def strided(T_q: int, T_k: int, D: int, BLOCK: int, turn: int = 0) -> Case:
+        """The last dimension of v is not contiguous: the library's own kernel, which has no scores either, does not take it.
+        turn: 1 where q is the one that is transposed in memory, as torch.zeros_like(q) then is too."""
         q, k, v = case(T_q, T_k, D).args[:3]
-        (_, v), (_, q), (_, k) = (make.layouts(x)[i] for i, x in enumerate((v, q, k)))
+        (_, v), (_, q), (_, k) = (make.layouts(x)[i - turn] for i, x in enumerate((v, q, k)))
         return _case(q, k, v, BLOCK, tags="late", note=f"BLOCK {BLOCK}, none of them contiguous")
 
     (q, k, v), (far_q, far_k, far_v) = make.corners(37), make.far(37)
@@ -223,10 +241,17 @@ def _tiles_cases(rng: Random) -> list[Case]:
         case(15, 17, 16, slope=-0.5, note="scores that fall"),
         case(20, 64, 16, slope=0.5, tags="late", note="scores that rise"),
         case(50, 37, 40, tags="late"),
-        strided(33, 69, 24, 32),
+        strided(33, 69, 24, 32, turn=1),
         strided(16, 140, 4, 8),  # the scores of a block of queries are more than 16 blocks,
-        strided(180, 9, 4, 8),  # those of a block of keys,
-        strided(3, 330, 4, 4),  # those of one query
+        strided(240, 9, 8, 8),  # those of a block of keys, and q itself,
+        strided(3, 330, 4, 4),  # those of one query, and k itself
+        *(
+            _case(*(x[0] for x in rows), 16, tags=f"late {tag}", note=f"BLOCK 16, {note}")
+            for rows, tag, note in (
+                (make.faint(3), "faint", _FAINT),
+                (make.creeping(3), "creeping", _CREEPING),
+            )
+        ),
     ]
 
 
@@ -276,6 +301,12 @@ def _only_16_bits(evidence: Evidence) -> bool:
     return only("float16", "bfloat16")(evidence) and any("many-blocks" in case.tags for case in evidence.failed)
 
 
+# What is left out because it is small: a key's weight, or the change of a factor.
+_SHORTCUTS = (
+    Misconception("faint-keys", when=ideas.faint),
+    Misconception("factor-left-out", when=ideas.creeping),
+)
+
 # What the walk over the keys does wrong, whoever walks: the diagnosis and the fault.
 _WALKS = (
     ("acc-not-rescaled", "acc"),
@@ -310,6 +341,7 @@ TILES = FunctionExercise(
     misconceptions=(
         *(Misconception(name, gives=_walked(fault)) for name, fault in _WALKS),
         Misconception("not-low-enough", when=only("low")),
+        *_SHORTCUTS,
         Misconception("not-divided", gives=_walked("not divided")),
         Misconception("no-scale", gives=_scaled(lambda D: math.sqrt(D), _attention_of_tiles)),
         Misconception(
@@ -346,6 +378,8 @@ def _late_cases(rng: Random) -> list[Case]:
         _case(*qkv(1, 4, 31, 16, slope=-1), note="scores that fall"),
         _case(*qkv(2, 3, 17, 33, "bfloat16", slope=-1), note="scores that fall"),
         _case(*qkv(2, 7, 50, 24, slope=0.2), tags="late", note="scores that rise slowly"),
+        _case(*make.faint(1), tags="faint", note=_FAINT),
+        _case(*make.creeping(1), tags="late creeping", note=_CREEPING),
     ]
 
 
@@ -385,6 +419,7 @@ LATE = KernelExercise(
     misconceptions=(
         *(Misconception(name, gives=_walked(fault)) for name, fault in _WALKS),
         Misconception("not-low-enough", when=only("low")),
+        *_SHORTCUTS,
         Misconception("low-precision-sums", when=_only_16_bits),
         Misconception("factor/2", when=_all_nan),
         Misconception("factor/3", when=lambda evidence: evidence.tag("late")),
@@ -410,6 +445,8 @@ def _forward_cases(rng: Random) -> list[Case]:
         _case(*qkv(2, 13, 31, 80, "bfloat16"), tags="late"),
         _case(*qkv(1, 3, 7, 256, "float16"), note="the largest head"),
         _case(*qkv(2, 65, 64, 64, "float16"), tags="late"),
+        _case(*make.faint(32), tags="faint", note=_FAINT),
+        _case(*make.creeping(3), tags="late creeping", note=_CREEPING),
     ]
 
 
@@ -523,6 +560,7 @@ FORWARD = KernelExercise(
         Misconception("last-key-missing", gives=_all_but_the_last),
         *(Misconception(name, gives=_walk_with(fault)) for name, fault in _WALKS),
         Misconception("not-low-enough", when=only("low")),
+        *_SHORTCUTS,
         *(Misconception("not-low-enough/2", gives=partial(_padded, floor=floor)) for floor in (-100.0, -1000.0)),
         Misconception("last-block-wins/2", gives=_walk_with("last acc")),
         Misconception("no-scale", gives=_scaled(lambda D: math.sqrt(D), _with_lse)),
@@ -584,7 +622,7 @@ def _causal_cases(rng: Random) -> list[Case]:
     def case(q: Tensor, k: Tensor, v: Tensor, note: str = "") -> Case:
         T_q, T_k = q.shape[1], k.shape[1]
         tags = " unequal" * (T_q != T_k) + " unseen" * (T_q > T_k) + " many-blocks" * (T_k > 1000)
-        tags += " low" * note.endswith("-163,840")
+        tags += " low" * note.endswith("-163,840") + " faint" * (note == _FAINT) + " creeping" * (note == _CREEPING)
         return _case(q, k, v, tags=tags, note=note)
 
     qkv = make.qkv
@@ -604,6 +642,8 @@ def _causal_cases(rng: Random) -> list[Case]:
         case(*qkv(2, 40, 5, 16, "float16")),
         case(*qkv(1, 17, 1, 24)),
         case(*qkv(1, 80, 80, 16, slope=0.1)),
+        case(*make.faint(16), note=_FAINT),
+        case(*make.creeping(3), note=_CREEPING),
     ]
 
 
@@ -774,6 +814,7 @@ CAUSAL = KernelExercise(
     misconceptions=(
         # What 16 bits allow is so much that other ideas would explain this case, too.
         Misconception("low-precision-sums", when=lambda evidence: evidence.tag("many-blocks")),
+        *_SHORTCUTS,
         Misconception("top-left", gives=lambda q, k, v: _masked(q, k, v, 0)),
         Misconception("not-itself", when=_or_nan(lambda q, k, v: _masked(q, k, v, k.shape[-2] - q.shape[-2] - 1)[0])),
         Misconception("one-too-many", when=_or_nan(partial(_walked_to, past=1))),
@@ -796,7 +837,7 @@ def _window_cases(rng: Random) -> list[Case]:
     def case(q: Tensor, k: Tensor, v: Tensor, window: int, note: str = "") -> Case:
         T_q, T_k = q.shape[1], k.shape[1]
         tags = " unequal" * (T_q != T_k) + " unseen" * (T_q > T_k) + " many-blocks" * (T_k > 1000)
-        tags += " low" * note.endswith("-163,840")
+        tags += " low" * note.endswith("-163,840") + " faint" * (note == _FAINT) + " creeping" * (note == _CREEPING)
         front = [max(i + T_k - T_q - window + 1, 0) for i in range(T_q)]  # the first key that each query sees
         tags += " first-block" * any(front[i] // 16 > front[i // 32 * 32] // 16 for i in range(T_q))
         return _case(q, k, v, window, tags=tags, note=listed(f"window {window}", note))
@@ -818,6 +859,8 @@ def _window_cases(rng: Random) -> list[Case]:
         case(*qkv(2, 40, 5, 16, "float16"), 3),
         case(*qkv(1, 80, 80, 16), 33),
         case(*qkv(1, 64, 64, 16), 18, note="a walk that begins with the last key of a block"),
+        case(*make.faint(32), 256, note=_FAINT),
+        case(*make.creeping(3), 256, note=_CREEPING),
     ]
 
 
@@ -848,6 +891,7 @@ WINDOW = KernelExercise(
         "Which is the first key that the first query of a block sees, and which the last that its last query sees?", 32
     ),
     misconceptions=(
+        *_SHORTCUTS,
         Misconception("no-window", gives=lambda q, k, v, w: _masked(q, k, v)),
         *_finite(32),
         *_one_off(1),
@@ -1014,7 +1058,7 @@ def _recompute_cases(rng: Random) -> list[Case]:
         note = listed(f"BLOCK {BLOCK}", f"do {upstream}" * bool(upstream), "none of q, k, v and o contiguous" * strided)
         if strided:  # the library's own backward pass has no scores either, but not for such a v
             (_, v), (_, q), (_, k), (_, o) = (
-                make.layouts(x)[i] for i, x in zip((0, 1, 2, 2), (v, q, k, o), strict=True)
+                make.layouts(x)[i] for i, x in zip((0, 1 if T_q < 200 else 0, 2, 2), (v, q, k, o), strict=True)
             )
         return _case(q, k, v, o, lse, do, BLOCK, note=note)
 
@@ -1026,6 +1070,7 @@ def _recompute_cases(rng: Random) -> list[Case]:
         case(33, 20, 24, 32, upstream="one row expanded"),
         case(13, 70, 40, slope=0.3, upstream="transposed"),
         case(33, 32, 16, strided=True, upstream="every second element of a row"),
+        case(200, 8, 4, 4, strided=True),  # q, o and do are more than the 16 blocks and the one tensor,
         case(352, 16, 2, strided=True),  # so many queries that the scores of a block of keys are more than 16 blocks,
         case(2, 80, 2, 2, strided=True),  # so many keys that one query's are
     ]
@@ -1089,7 +1134,10 @@ RECOMPUTE = FunctionExercise(
 def _gradients_cases(rng: Random) -> list[Case]:
     make = _Heads(rng)
 
-    def case(H: int, T_q: int, T_k: int, D: int, dtype: str = "float32", slope: float = 0.0, tags: str = "") -> Case:
+    def case(
+        H: int, T_q: int, T_k: int, D: int, dtype: str = "float32", slope: float = 0.0, tags: str = "", small: int = 0
+    ) -> Case:
+        """small: by how many powers of 2 the gradients are smaller; the mean of many losses has such ones."""
         q, k, v = make.qkv(H, T_q, T_k, D, dtype, slope)
         do = make.normal(H, T_q, D)
         if T_q == 1:  # weights of about 1 / T_k and small dp: with one weight near 1, dp - delta cancels to nothing
@@ -1101,10 +1149,18 @@ def _gradients_cases(rng: Random) -> list[Case]:
         else:
             do += 0.5
         if dtype == "float32":
-            # With 13 bits, too many for bf16 and tf32, the sums of their products are nearly exact in any order. What is left of
-            # dp - delta where the two are nearly equal is then the same in every right answer.
-            v, do = ((1024 * x).round() / 1024 for x in (v, do))
-        return finished(q, k, v, do.to(q.dtype), tags)
+            # With 12 bits in one, too many for bf16 and tf32, and few in the other, scores and dp are exact sums, in any order.
+            # What is left of dp - delta where the two are nearly equal is then the same in every right answer.
+            # One column of q, of v and of do has a sign that the queries share: what a row adds up to is large beside the
+            # roundings of its terms, which come from all of them.
+            if T_q > 1:
+                q[..., 1] += 2
+                v[..., 0] = 3 - 4 * (make.torch.arange(T_k) % 2)
+                do[..., 0] += 2
+            q, do = ((1024 * x).round() / 1024 for x in (q, do))
+            k, v = ((16 * x).round() / 16 for x in (k, v))
+        do = do.to(q.dtype) * 2.0**-small
+        return finished(q, k, v, do, tags + " small" * (small > 0), "small gradients" * (small > 0))
 
     def finished(q: Tensor, k: Tensor, v: Tensor, do: Tensor, tags: str, note: str = "") -> Case:
         o, lse = _with_lse(q.double(), k.double(), v.double())
@@ -1129,19 +1185,35 @@ def _gradients_cases(rng: Random) -> list[Case]:
         q[..., 0], k[..., 0] = 1, 4000
         return finished(*(x.half() for x in (q, k, v, make.normal(1, 20, 16))), "high", "scores of 1,000")
 
+    def faint() -> Case:
+        """Three blocks of keys, of which the first has scores 14 above the others': they have 3e-8 of the weight each, and their
+        rows of dk and dv are small and still as exact as any."""
+        q, k, v = make.normal(1, 16, 16), make.torch.zeros(1, 96, 16), make.normal(1, 96, 16) + 1
+        q[..., 0], k[:, :32, 0] = 4, 14
+        # In 16 bits: in float32 the exponent -17.5 of a weight, however it is rounded, is several units of the result.
+        return finished(*(x.bfloat16() for x in (q, k, v, make.normal(1, 16, 16))), "faint", "scores of 14 and of 0")
+
+    def digits() -> Case:
+        """dp is 192 or 193, numbers of bfloat16, and delta, their mean, is none: rounded, it takes all of a difference with it."""
+        q, k, v, do = make.normal(1, 20, 16).abs(), *(make.torch.zeros(1, n, 16) for n in (8, 8, 20))
+        v[..., 0], do[..., 0] = 192 + make.torch.arange(8) % 2, 1
+        return finished(*(x.bfloat16() for x in (q, k, v, do)), "digits rest", "dp of 192 and of 193")
+
     q, k, v = make.corners(37, "float16")
     return [
         case(1, 1, 3, 1),
         case(2, 16, 31, 16),
-        case(2, 47, 33, 16),
-        case(1, 13, 32, 32),
+        case(2, 33, 35, 16),
+        case(1, 13, 32, 32, small=16),
         case(1, 32, 5, 20, "float16"),
         case(1, 17, 65, 80, "bfloat16"),
         case(1, 3, 7, 256, "float16"),
-        case(1, 19, 40, 33, slope=0.1),
+        case(1, 19, 40, 33, slope=0.05),
         stalling(),
         finished(q[:1], k[:1], v[:1], make.like(q[:1]), "rest", "scores from -18 to 18"),
         high(),
+        faint(),
+        digits(),
     ]
 
 
@@ -1168,6 +1240,23 @@ def _dk_dv(q, k, v, do, lse, delta, *_, fault: str = "") -> tuple:
 def _wrong(fault: str, *names: str) -> Callable[..., dict]:
     """What a mistake makes of the results called `names`."""
     return lambda *args: {k: x for k, x in zip(("dk", "dv"), _dk_dv(*args, fault=fault), strict=True) if k in names}
+
+
+def _rounded_delta(evidence: Evidence) -> bool:
+    """Cases in 16 bits fail, and of those with nearly equal dp; scores may be what they are."""
+    return (
+        only("float16", "bfloat16")(evidence)
+        and only("digits", "high", "rest")(evidence)
+        and _fails("digits", evidence)
+    )
+
+
+def _rounded_lse(evidence: Evidence) -> bool:
+    return only("high", "faint")(evidence) and _fails("high", evidence)
+
+
+def _fails(tag: str, evidence: Evidence) -> bool:
+    return any(tag in case.tags for case in evidence.failed)
 
 
 GRADIENTS = KernelExercise(
@@ -1211,7 +1300,10 @@ GRADIENTS = KernelExercise(
                 and all(case.args[0].shape[1] <= 16 for case in evidence.passed)
             ),
         ),
-        Misconception("lse-in-16-bits", when=lambda evidence: evidence.tag("high")),
+        Misconception("delta-in-16-bits", when=_rounded_delta),
+        Misconception("faint-keys", when=only("faint")),
+        Misconception("lse-in-16-bits", when=_rounded_lse),
+        Misconception("small-gradients", when=only("small")),
         # An edge is one in every dtype.
         Misconception(
             "query-edge",

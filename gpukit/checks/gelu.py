@@ -93,6 +93,13 @@ def _steep_slope(make: _Inputs) -> tuple[Tensor, Tensor, Tensor]:
     return x, bias, dy
 
 
+def _empty_tiles(make: _Inputs) -> tuple[Tensor, Tensor]:
+    """x [8, 96] and bias [96]: in the first 32 columns a tile of x is all zeros, in the next 32 the bias is."""
+    x, bias = make.normal(8, 96), make.normal(96)
+    x[:4, :32], bias[32:64] = 0, 0
+    return x, bias
+
+
 def _bias_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng, scale=2)
     normal = make.normal
@@ -117,6 +124,7 @@ def _bias_cases(rng: Random) -> list[Case]:
         case(normal(5, 781), 4, 256),
         case(normal(7, 250, dtype="float16"), 8, 64, tags="once"),
         case(normal(33, 100, dtype="bfloat16"), 16, 64, tags="once"),
+        tiled(*_empty_tiles(make), 4, 32, tags="zeros", note="a tile of zeros, and 32 zeros in bias"),
         case(make.line(-6, 6, 3 * 200).view(200, 3).t().contiguous(), 2, 128, note="from -6 to 6"),
         case(heights, 2, 32, tags="large", note="rows around 300 and -300"),
         case(make.rows(97), 8, 64, tags="large", note="hard rows"),

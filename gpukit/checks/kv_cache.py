@@ -92,6 +92,22 @@ class _Caches(Inputs):
         q[..., 0], k[0, :, 0, 0], v[:, :512] = 4, self.torch.arange(1024) // 32 * 3 / 16, 1
         return q, k, v, lengths
 
+    def faint(self) -> tuple[Tensor, ...]:
+        """A head of 512 tokens in float32: the first score is 14, the others are 0. Each of the others has 8e-7 of the weight, and a
+        shortcut leaves them out; in the columns where the first token's values are 0, they are the result."""
+        q, k, v, lengths = self.args(1, 16, 512, [512], "float32")
+        q[:], k[:] = 0, 0
+        q[..., 0], k[:, 0, :, 0], v[:, 0, :, :8] = 4, 14, 0
+        return q, k, v, lengths
+
+    def creeping(self) -> tuple[Tensor, ...]:
+        """A head of 512 tokens in float32: the scores of each block of 32 are 1/4096 above those of the block before, so that a
+        factor of sums is nearly 1, and a shortcut leaves it out. The first half has values of 1, the second of 0."""
+        q, k, v, lengths = self.args(1, 16, 512, [512], "float32")
+        q[:], k[:], v[:] = 0, 0, 0
+        q[..., 0], k[0, :, 0, 0], v[:, :256] = 4, self.torch.arange(512) // 32 / 4096, 1
+        return q, k, v, lengths
+
     def stalling(self) -> tuple[Tensor, ...]:
         """Two heads of 512 tokens, in which sums in bfloat16 go wrong by more than rounding: 32 x 1.8125 again and again, where
         what is rounded away goes one way; and a token that has nearly all the weight before many that have each so little that a
@@ -186,12 +202,20 @@ def _carried(guards: Sequence[bool]) -> list[Misconception]:
     ]
 
 
+# What is left out because it is small: a token's weight, or the change of a factor.
+_SHORTCUTS = (
+    Misconception("faint-tokens", when=ideas.faint),
+    Misconception("factor-left-out", when=ideas.creeping),
+)
+
+
 def _all_nan(evidence: Evidence) -> bool:
     return not evidence.passed and all(bool(o.wrong.actual.isnan().any()) for o in evidence.outcomes)
 
 
 def _longest_fail(evidence: Evidence) -> bool:
-    return only("many-tokens", "many-blocks")(evidence) and any("many-tokens" in case.tags for case in evidence.failed)
+    long = only("many-tokens", "many-blocks", "faint", "creeping")
+    return long(evidence) and any("many-tokens" in case.tags for case in evidence.failed)
 
 
 def _only_16_bits(evidence: Evidence) -> bool:
@@ -354,6 +378,7 @@ def _speed_cases(rng: Random) -> list[Case]:
         ("a cache of 32 bits", "batch", 2, 8),
         ("a cache of 4 bits, weights of 8", "batch", 2, 8),
         ("no prompt", "long-run", 1, 1),
+        ("a cache of 5 bits, heads of 20", "batch", 2, 8),
     ):
         new = 1 if "single" in name else rng.randrange(900, 4000) if tags == "long-run" else rng.randrange(20, 400)
         args = (
@@ -361,8 +386,16 @@ def _speed_cases(rng: Random) -> list[Case]:
             4 if "weights of 4" in name else 8 if "weights of 8" in name else 16,
             rng.randrange(12, 80),
             1 if "one key" in name else rng.choice((2, 4, 8)),
-            rng.choice((64, 96, 128)),
-            8 if "int8" in tags else 32 if "32 bits" in name else 4 if "cache of 4" in name else 16,
+            20 if "heads of 20" in name else rng.choice((64, 96, 128)),
+            5
+            if "5 bits" in name
+            else 8
+            if "int8" in tags
+            else 32
+            if "32 bits" in name
+            else 4
+            if "cache of 4" in name
+            else 16,
             rng.randint(low, high),
             0 if "no prompt" in name else rng.randrange(1, 60) if tags == "long-run" else rng.randrange(500, 30_000),
             new,
@@ -433,6 +466,8 @@ def _decode_cases(rng: Random) -> list[Case]:
     cases.append(_case((q, k, v, lengths), "strides empty", "a gap behind each sequence's values"))
     cases.append(_case(make.args(1, 128, 16_400, [40], "float16"), "blocks", "a cache that no block can hold"))
     cases.append(_case(make.args(1, 16, 720, [700], "float32"), "blocks many-tokens", "NaN behind them"))
+    cases.append(_case(make.faint(), "blocks faint", "one score 14 above the others"))
+    cases.append(_case(make.creeping(), "blocks creeping", "scores that rise by 1/4096 from block to block"))
     return cases
 
 
@@ -479,6 +514,19 @@ def _nan_of_slots(evidence: Evidence) -> bool:
     )
 
 
+def _nan_of_columns(evidence: Evidence) -> bool:
+    """NaN comes where D is no power of two alone, although other slots behind a length hold NaN too."""
+
+    def ragged(case: Case) -> bool:
+        return ideas.padding(case.args[0].shape[-1]) > 0
+
+    return (
+        evidence.kind == "nan"
+        and all(map(ragged, evidence.failed))
+        and any(not ragged(case) and "many-tokens" in case.tags for case in evidence.passed)
+    )
+
+
 DECODE = KernelExercise(
     id="kv_cache.decode",
     function="decode",
@@ -494,6 +542,8 @@ DECODE = KernelExercise(
     misconceptions=(
         Misconception("empty-sequence", when=only("empty", kind="nan")),
         Misconception("not-low-enough", when=only("low")),
+        *_SHORTCUTS,
+        Misconception("columns-beyond-d", when=_nan_of_columns),
         Misconception("zero-times-nan", when=_nan_of_slots),
         Misconception("stale-slots", gives=_all_slots),
         Misconception("padding-counts", gives=_blockwise(padding=BLOCK)),
@@ -564,6 +614,8 @@ def _packed_cases(rng: Random) -> list[Case]:
         cases.append(_case(make.args(H, D, T_max, lengths, dtype, H_kv, stale), tags, note))
     cases.append(_case(make.args(2, 64, 16_400, [40], "float16", 1), "", "a cache that no block can hold"))
     cases.append(_case(make.args(2, 16, 720, [700], "float32", 1), "many-tokens", "NaN behind them"))
+    cases.append(_case(make.faint(), "faint", "one score 14 above the others"))
+    cases.append(_case(make.creeping(), "creeping", "scores that rise by 1/4096 from block to block"))
     return cases
 
 
@@ -609,6 +661,7 @@ PACKED = KernelExercise(
     ),
     misconceptions=(
         Misconception("not-low-enough", when=only("low")),
+        *_SHORTCUTS,
         Misconception("wrong-heads", gives=_regrouped),
         Misconception("one-query", gives=_first_of_group),
         Misconception("stale-slots", gives=_all_slots),
@@ -653,6 +706,8 @@ def _split_cases(rng: Random) -> list[Case]:
     add(make.args(1, 16, 128, [95, 33, 70], "float32"), 4)
     add(make.args(3, 128, 160, [97], "float16", stale=True), 3, "", "old numbers behind them")
     add(make.args(1, 16, 4096, [512], "float32"), 8, "", "most slots unused")
+    add(make.faint(), 4, "faint", "one score 14 above the others")
+    add(make.creeping(), 4, "creeping", "scores that rise by 1/4096 from block to block")
     return cases
 
 
@@ -773,6 +828,7 @@ SPLIT = KernelExercise(
     launch_rule=_split_rule,
     misconceptions=(
         Misconception("not-low-enough", when=only("low")),
+        *_SHORTCUTS,
         Misconception("empty-part", when=only("empty", kind="nan")),
         Misconception("low-precision-scores", when=lambda evidence: evidence.tag("fine")),
         *(
@@ -837,20 +893,23 @@ def _int8_cases(rng: Random) -> list[Case]:
     torch = make.torch
 
     def rows(*shape: int, dtype: str, any_step: bool = False) -> Tensor:
-        """Whole steps and up to half a step beside them, the largest at 127 or -127: none within a thousandth of the middle
-        between two integers, so every way of rounding to nearest agrees on them. A step is a power of two, or any number,
-        in float32 also one that float16 cannot hold."""
+        """Whole steps and up to half a step beside them, the largest at 127 or -127. None is nearer to the middle between two
+        integers than float32 can tell in every way of rounding to nearest, one of 8,000 parts of a step; of those in float32
+        two of each row are 5,000th parts away, on either side. A step is a power of two, or any number, in float32 also one
+        that float16 cannot hold."""
         q = make.integers(-126, 127, *shape, dtype="float32")
         at = make.integers(0, shape[-1], *shape[:-1], 1)
         q.scatter_(-1, at, 254.0 * make.integers(0, 2, *at.shape) - 127)
-        off = torch.rand(shape, generator=make.generator) * 0.98 - 0.49
+        off = torch.rand(shape, generator=make.generator) - 0.5
+        near = (at + torch.tensor([1, 2, 3, 4])) % shape[-1]
+        off.scatter_(-1, near, torch.tensor([0.4998, -0.4998, 0.49, -0.49]).expand(near.shape))
         off.scatter_(-1, at, 0.0)
         powers = make.integers(-9, -5, *at.shape, dtype="float32")
         if any_step:
             powers = torch.rand(at.shape, generator=make.generator) * (100 if dtype == "float32" else 4) - 9
         x = ((q + off) * 2.0**powers).to(getattr(torch, dtype))
         steps = x.double() * 127 / x.double().abs().amax(-1, keepdim=True)
-        return x.masked_fill((steps - steps.floor() - 0.5).abs() < 1e-3, 0)
+        return x.masked_fill((steps - steps.floor() - 0.5).abs() < 1 / 8000, 0)
 
     for H, D, T_max, lengths, dtype, tags in (
         (1, 16, 8, [0], "float32", "first"),
@@ -971,6 +1030,19 @@ def _scaled_by_the_maximum(outcome: Outcome) -> bool:
     return all(bool(((x * 127 - y).abs() <= 1e-5 * y.abs()).all()) for x, y in zip(new, largest, strict=True))
 
 
+def _off_near_half(outcome: Outcome) -> bool:
+    """Whether all new integers that are wrong are the neighbors of the right ones, of numbers nearly midway between two."""
+    found = []
+    for new, name in ((outcome.case.args[1], "k_cache"), (outcome.case.args[2], "v_cache")):
+        step = new.double().abs().amax(-1, keepdim=True) / 127
+        x = new.double() / step.where(step > 0, step + 1)
+        cache = outcome.reply.outputs[name]
+        for b, n in enumerate(outcome.case.args[-1].tolist()):
+            wrong = cache[b, n].double() != (x[b] + 0.5).floor()
+            found.append(((cache[b, n].double() - x[b]).abs() - 0.5)[wrong])
+    return any(len(x) for x in found) and all(bool((x.abs() < 0.02).all()) for x in found)
+
+
 def _int8_bytes(q: Tensor, *args: Tensor) -> int:
     """The new token in, then each slot in use once, q, and a length in each program of each launch."""
     (B, H, D), lengths = q.shape, args[-1]
@@ -1018,6 +1090,9 @@ INT8 = KernelExercise(
         Misconception("128-steps", gives=_int8_all(most=128)),
         Misconception(
             "sign", when=lambda evidence: all(map(_scaled_by_the_maximum, (o for o in evidence.outcomes if o.wrong)))
+        ),
+        Misconception(
+            "not-nearest", when=lambda evidence: all(_off_near_half(o) for o in evidence.outcomes if o.wrong)
         ),
         Misconception("scale-in-the-sum", gives=_int8_o(in_sum=True)),
         Misconception("no-k-scale", gives=_int8_o(of_k="none")),

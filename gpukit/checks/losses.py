@@ -141,6 +141,8 @@ def _cross_entropy_cases(rng: Random) -> list[Case]:
 
     # To 840: where the maximum is not taken off, the exponential is infinite in float64 as well. The targets are in the
     # first block: in the last one little of lse - x[target] would be left, and chance would refuse right answers.
+    faint = make.torch.zeros(2, 1024)  # one logit has nearly all the weight, and together the others count
+    faint[:, 0] = 14
     rising = make.normal(2, 512) + make.torch.arange(512.0) // 64 * 120
     return [
         _in_blocks(*make.few(3, 2), 64, block=64),
@@ -154,6 +156,7 @@ def _cross_entropy_cases(rng: Random) -> list[Case]:
         hard(96, 128, "bfloat16"),
         _in_blocks(rising, make.target(2, 64), 64, block=64, note="rising by 120 a block"),
         _in_blocks(*make.low(70), 64, block=64, tags="low large far-target", note="around -21,000"),
+        _in_blocks(faint, make.torch.tensor([1023, 100]), 64, block=64, tags="faint", note="one 14 above the others"),
         case(4, 256, 64, ignored=(2,), note="one ignored"),
         _in_blocks(*make.blank(130), 64, block=64, tags="ignored", note="three ignored, of NaN and infinities"),
         case(4, 100, 64, 7, ignored=(1, 3)),
@@ -215,6 +218,8 @@ def _one_launch_cases(rng: Random) -> list[Case]:
 
     def case(x: Tensor, target: Tensor, *index: int, tags: str = "", note: str = "") -> Case:
         scale = 1 / (target != (*index, IGNORE)[0]).sum().clamp(min=1)
+        if note == "scale 0":
+            scale = 0 * scale
         note = listed(note, *(f"ignore_index {value}" for value in index))
         return tensor_case(x, target, scale.float(), *index, tags=tags, note=note, tail=True)
 
@@ -241,6 +246,7 @@ def _one_launch_cases(rng: Random) -> list[Case]:
         plain(5, 37, -1, ignored=(1, 4), note="two ignored"),
         case(*make.blank(70), tags="ignored", note="three ignored, of NaN and infinities"),
         plain(4, 70, 2**40, ignored=(0, 2)),
+        plain(2, 48, note="scale 0"),
     ]
 
 
@@ -757,6 +763,7 @@ CROSS_ENTROPY = KernelExercise(
         reads=lambda x, *_: nbytes(x) + 16 * len(x), writes=lambda x, *_: 8 * len(x), memory=lambda x, *_: 8 * len(x)
     ),
     misconceptions=(
+        Misconception("faint-logits", when=only("faint")),
         Misconception("not-low-enough", when=only("low")),
         Misconception("tail-mask", gives=_with_lse(_padded_with_zeros)),
         Misconception("no-max-subtraction", gives=_with_lse(lambda x, _: x.exp().sum(-1).log())),

@@ -377,6 +377,7 @@ class Words:
             f"{enough(bound.reads, allowed.reads, 'reads')} and {enough(bound.writes, allowed.writes, 'writes')} are enough"
         ]
         count: Counter[tuple[str, str]] = Counter()
+        again: Counter[tuple[str, str]] = Counter()
         at: dict[tuple[str, str], set[int]] = {}
         sizes: dict[str, int] = {}  # of each tensor: "loaded twice" is said of its own bytes
         for launch in reply.launches:
@@ -384,10 +385,13 @@ class Words:
             for access in launch.accesses:
                 key = ("loaded" if access.kind == "load" else "stored", access.tensor)
                 count[key] += access.bytes
+                again[key] += access.again_bytes
                 at.setdefault(key, set()).add(access.line)
         most = [key for key, _ in count.most_common()]
         times = {key: count[key] / max(sizes.get(key[1], size), 1) for key in most}
-        for key in [key for key in most if times[key] > 1.05][:2] or most[:3]:
+        # What each program loads again is to blame before what many programs load, as tiles of a product must.
+        repeated = [key for key in most if again[key] > 0.05 * count[key] and not bound.again]
+        for key in repeated[:2] or [key for key in most if times[key] > 1.05][:2] or most[:3]:
             verb, tensor = key
             often = "once" if f"{times[key]:.2g}" == "1" else f"{_often(times[key])} times"
             where = f"line{'s' if len(at[key]) > 1 else ''} {', '.join(map(str, sorted(at[key])))} of {self.shown}"
