@@ -339,9 +339,9 @@ TILES = FunctionExercise(
     memory_rule=_tiles_memory,
     largest_rule=_tiles_largest,
     misconceptions=(
+        *_SHORTCUTS,
         *(Misconception(name, gives=_walked(fault)) for name, fault in _WALKS),
         Misconception("not-low-enough", when=only("low")),
-        *_SHORTCUTS,
         Misconception("not-divided", gives=_walked("not divided")),
         Misconception("no-scale", gives=_scaled(lambda D: math.sqrt(D), _attention_of_tiles)),
         Misconception(
@@ -417,9 +417,9 @@ LATE = KernelExercise(
     ),
     launch_rule=_late_rule,
     misconceptions=(
+        *_SHORTCUTS,
         *(Misconception(name, gives=_walked(fault)) for name, fault in _WALKS),
         Misconception("not-low-enough", when=only("low")),
-        *_SHORTCUTS,
         Misconception("low-precision-sums", when=_only_16_bits),
         Misconception("factor/2", when=_all_nan),
         Misconception("factor/3", when=lambda evidence: evidence.tag("late")),
@@ -553,6 +553,7 @@ FORWARD = KernelExercise(
         memory=lambda q, k, v: _of_queries(q) + _NUMBERS,
     ),
     misconceptions=(
+        *_SHORTCUTS,
         Misconception("padding-counts", gives=_padded),
         # The mask of the first block is right for those who have no other.
         Misconception("padding-counts", gives=lambda q, k, v: (_padded if k.shape[-2] > 16 else _with_lse)(q, k, v)),
@@ -560,7 +561,6 @@ FORWARD = KernelExercise(
         Misconception("last-key-missing", gives=_all_but_the_last),
         *(Misconception(name, gives=_walk_with(fault)) for name, fault in _WALKS),
         Misconception("not-low-enough", when=only("low")),
-        *_SHORTCUTS,
         *(Misconception("not-low-enough/2", gives=partial(_padded, floor=floor)) for floor in (-100.0, -1000.0)),
         Misconception("last-block-wins/2", gives=_walk_with("last acc")),
         Misconception("no-scale", gives=_scaled(lambda D: math.sqrt(D), _with_lse)),

@@ -63,6 +63,8 @@ def _tanh_cases(rng: Random) -> list[Case]:
     normal = make.normal
     both = normal(300)
     both[::2] += 40
+    idle = normal(1100)
+    idle[:1024] = 0
     return [
         tensor_case(normal(1).abs() + 1),  # one below 0 would be all tail, where 1 + tanh cancels: right answers failed
         tensor_case(normal(64)),
@@ -71,6 +73,7 @@ def _tanh_cases(rng: Random) -> list[Case]:
         tensor_case(make.line(-6, 6, 1025), tags="blocks", note="from -6 to 6"),
         tensor_case(normal(200) + 300, tags="large", note="around 300"),
         tensor_case(both, tags="large", note="around 0 and 40"),
+        tensor_case(idle, tags="blocks", note="a block of zeros"),
         tensor_case(normal(128, dtype="float16") + 100, tags="large", note="around 100"),
         tensor_case(normal(200) - 300, tags="below", note="around -300"),
         tensor_case(normal(90, dtype="bfloat16") - 50, tags="below", note="around -50"),
@@ -138,6 +141,14 @@ def _bias_cases(rng: Random) -> list[Case]:
     ]
 
 
+def _idle(make: _Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """x, bias and dy in tiles of 16 x 128: the first tile of dy is all zeros, the one beside it has x + bias = 0."""
+    x, bias, dy = make.normal(20, 200), make.normal(200), make.normal(20, 200)
+    dy[:16, :128] = 0
+    x[:16, 128:] = -bias[128:]
+    return x, bias, dy
+
+
 def _cancelling(make: _Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """x, bias and dy in float16; dy of each row but for a little the opposite of the row before."""
     x = make.normal(1, 48).abs().expand(20, 48) + 1
@@ -175,10 +186,19 @@ def _backward_cases(rng: Random) -> list[Case]:
         case(normal(9, 33), 3),
         case(normal(5, 64), 4),
         case(normal(19, 50), 5, tags="blocks"),
+        tensor_case(*_idle(make), tags="blocks", note="a tile of zeros in dy, and one in x + bias"),
         tensor_case(*_cancelling(make), tags="blocks cancel", note="gradients that all but cancel in a column"),
         tensor_case(*_steep_slope(make), tags="digits", note="x + bias around -9.2"),
         case(normal(64, 256), tags="blocks"),
     ]
+
+
+def _zero_rows(make: _Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """gate, up and dy [4, 40], of which each has a row of zeros of its own."""
+    tensors = make.normal(4, 40), make.normal(4, 40), make.normal(4, 40)
+    for i, x in enumerate(tensors):
+        x[i] = 0
+    return tensors
 
 
 def _swiglu_cases(rng: Random) -> list[Case]:
@@ -222,6 +242,7 @@ def _swiglu_cases(rng: Random) -> list[Case]:
         case(normal(3, 50), normal(3, 50), 4),
         case(normal(3, 255), normal(3, 255), 5),
         case(normal(4, 100), normal(4, 200)[:, 100:], tags="strided", note="up half of a wider row"),
+        named(*_zero_rows(make), tags="zeros", note="rows of zeros in gate, in up and in dy"),
         far_up,
         opens,
         halves(8, 512),  # the largest, whose bytes are counted: who copies the halves first must be seen

@@ -120,6 +120,7 @@ def _rms_cases(rng: Random) -> list[Case]:
         case(normal(2, 1000, dtype="bfloat16")),
         case(normal(2, 1025)),
         case(normal(5, 781), eps=0.1),
+        _case(normal(2, 40), make.torch.zeros(40), RMS_EPS, tags="zeros", note="weights of 0"),
     ]
 
 
@@ -229,9 +230,16 @@ def _residual_cases(rng: Random) -> list[Case]:
         residual = x.flip(-1) if tags == "once" else x.flip(-1) / 2 if note else make.like(x)
         return _case(x, residual, make.vector(x), make.like(x), make.like(x), tags=tags, note=note)
 
+    def idle() -> Case:
+        """Rows without a gradient of y, of u, and of both."""
+        x, dy, du = make.normal(4, 50), make.normal(4, 50), make.normal(4, 50)
+        dy[1::2], du[2:] = 0, 0
+        return _case(x, make.like(x), make.vector(x), dy, du, tags="zeros", note="rows of zeros in dy and in du")
+
     normal, rows = make.normal, make.rows
     return [
         case(normal(1, 2) + 3),
+        idle(),
         case(rows(97), note="hard rows", tags="large"),
         case(rows(64, "float16"), note="hard rows", tags="large"),
         case(rows(130, "bfloat16"), note="hard rows", tags="large"),
