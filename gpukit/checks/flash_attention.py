@@ -379,7 +379,7 @@ def _late_cases(rng: Random) -> list[Case]:
         _case(*qkv(2, 3, 17, 33, "bfloat16", slope=-1), note="scores that fall"),
         _case(*qkv(2, 7, 50, 24, slope=0.2), tags="late", note="scores that rise slowly"),
         _case(*make.faint(1), tags="faint", note=_FAINT),
-        _case(*make.creeping(1), tags="late creeping", note=_CREEPING),
+        _case(*make.creeping(1, 128), tags="late creeping", note=_CREEPING),
     ]
 
 

@@ -62,6 +62,9 @@ def _tiles_cases(rng: Random) -> list[Case]:
         cases.append(_case(left, right, 16, tags="ragged long-k", note=f"BLOCK 16, large sums, both {note}"))
     a, b = make.pair(9, 20, 40, "bfloat16")
     cases.append(_case(a * 2.0**-30, b, 16, tags="ragged long-k", note="BLOCK 16, a around 1e-9"))
+    a, b = make.pair(16, 16, 48, "bfloat16")
+    a[:, :16], b[16:32] = 0, 0
+    cases.append(_case(a, b, 16, tags="long-k", note="BLOCK 16, tiles of zeros in a and in b"))
     return cases
 
 
@@ -167,6 +170,9 @@ def _strides_cases(rng: Random) -> list[Case]:
         cases.append(
             _case(a[None], b[None], 16, tags="a-strides b-strides large-sums", note=f"large sums, both {note}")
         )
+    a, b = normal(1, 32, 64), normal(1, 64, 16)
+    a[:, :16], a[:, 16:, :32] = 0, 0
+    cases.append(_case(a, b, 16, tags="zeros", note="tiles of zeros in a and in c"))
     return cases
 
 
@@ -608,6 +614,9 @@ def _epilogue_cases(rng: Random) -> list[Case]:
         bias = make.torch.full((33,), -2048.0 * factor)
         x, weight, bias = (t.to(getattr(make.torch, dtype)) for t in (x, weight, bias))
         cases.append(_case(x, weight, bias, tags="large-sums", note="large sums, of which the bias leaves little"))
+    x, weight, bias = make.coarse(40, 32), make.coarse(64, 32, bits=5) / 4, make.coarse(64, bits=5)
+    x[:32], bias[:32] = 0, 0
+    cases.append(_case(x, weight, bias, tags="zeros", note="tiles of zeros in x and in bias"))
     return cases
 
 
@@ -706,6 +715,10 @@ def _int4_cases(rng: Random) -> list[Case]:
         packed[-1] -= 1
         scales = make.torch.full((2, 20), 4).to(x.dtype)
         cases.append(_case(x, packed, scales, tags="groups large-sums", note="groups of 128, large sums"))
+    x, packed = make.coarse(16, 96), make.integers(0, 256, 48, 32, dtype="uint8")
+    scales = 2.0 ** -make.integers(1, 4, 3, 32).float()
+    scales[1], packed[:16] = 0, 0x88
+    cases.append(_case(x, packed, scales, tags="groups zeros", note="groups of 32, one of scale 0, one of weights 0"))
     return cases
 
 

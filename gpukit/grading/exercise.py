@@ -147,7 +147,7 @@ class FunctionExercise(Exercise):
     tolerance  relative error allowed in a float, in a tensor relative to its largest element; 0 asks for equality
     unit       of the result, shown in the diagnosis
     returns    what the docstring calls the results, where there are several; one name, with {} for the number, for those of a list
-    in_place   positions of the arguments that the function may change. All others stay as they are, also those that it returns
+    in_place   positions of the arguments that the function changes, and which are its last results. All others stay as they are
     setup      "module:function" of gpukit, for arguments that are no plain data: called in the judge with the case's, it
                gives the function's arguments, by which the worker knows them only (gpukit.grading.remote), and an object
                whose attributes count what the call did (Reply.counts)

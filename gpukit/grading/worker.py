@@ -175,7 +175,7 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
     before = copy.deepcopy(args)
     if not job.memory:
         output = function(*args)
-        return Reply(output=_plain(output), changed=_touched(function, args, before, job))
+        return Reply(output=_plain(_of_caller(output, args, job)), changed=_touched(function, args, before, job))
     from gpukit import dispatch, live
     from gpukit.grading.host import ALLOCATIONS
     from gpukit.testing import poison
@@ -229,6 +229,22 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
     kept = max(0, kept - _NUMBER_BYTES * _NUMBERS_FREE) + numbers.integer_bytes
     peak, largest = memory.peak_bytes + kept, memory.largest_bytes
     return Reply(output=_plain(output), peak_bytes=peak, largest_bytes=largest, changed=touched)
+
+
+def _of_caller(output: Any, args: tuple, job: Job) -> Any:
+    """The results, whose last ones are the arguments that were to be changed: NaN where the caller, who goes on with the arguments,
+    has something else than what was returned."""
+    n = len(job.in_place)
+    if not n or type(output) not in (tuple, list) or len(output) < n:
+        return output
+    import torch
+
+    def seen(result: Any, arg: Any) -> Any:
+        if not torch.is_tensor(result) or (result.shape, result.dtype) != (arg.shape, arg.dtype):
+            return result
+        return torch.where((result == arg) | (result.isnan() & arg.isnan()), result, torch.nan)
+
+    return (*output[:-n], *map(seen, output[-n:], (args[i] for i in job.in_place)))
 
 
 _NUMBER_BYTES, _NUMBERS_FREE = 32, 64  # of a number in a list; some losses and norms may be kept as numbers
