@@ -717,7 +717,7 @@ def _int4_cases(rng: Random) -> list[Case]:
         cases.append(_case(x, packed, scales, tags="groups large-sums", note="groups of 128, large sums"))
     x, packed = make.coarse(16, 96), make.integers(0, 256, 48, 32, dtype="uint8")
     scales = 2.0 ** -make.integers(1, 4, 3, 32).float()
-    scales[1], packed[:16] = 0, 0x88
+    scales[1], packed[32:] = 0, 0x88
     cases.append(_case(x, packed, scales, tags="groups zeros", note="groups of 32, one of scale 0, one of weights 0"))
     return cases
 
