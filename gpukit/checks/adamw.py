@@ -507,7 +507,7 @@ def _rounding_cases(rng: Random) -> list[Case]:
         numbers(make.normal(700, scale=1e-30), "around 1e-30"),
         numbers(special, "with infinities and zeros", "special"),
         numbers(zeros, "zeros, some of them -0", "exact blocks"),
-        numbers(make.normal(70_000), "more than 16 bits can count", "blocks many"),
+        numbers(make.normal(70_000), "more than 16 bits can count", "blocks"),
     ]
 
 
