@@ -135,8 +135,9 @@ def losses(preset: str, folder: Path | str = "h200") -> Picture | Missing:
         return Missing(f"No losses of {preset}'s ladder are recorded there yet.")
     with style.use():
         fig, ax = style.figure(height=3.8)
-        for (name, points), colour in zip(curves.items(), _COLOURS * len(curves), strict=False):
-            ax.plot(*zip(*points, strict=True), color=colour, lw=1.2, label=name)
+        for n, ((name, points), colour) in enumerate(zip(curves.items(), _COLOURS * len(curves), strict=False)):
+            width = 1.2 + 1.8 * (len(curves) - 1 - n)  # the later lines are thinner: what they lie on can still be seen
+            ax.plot(*zip(*points, strict=True), color=colour, lw=width, label=name)
         ax.legend(frameon=False)  # the curves end in one place, where names would cover each other
         style.axes(ax, x="step", y="loss (nats per token)", grid="y")
         ax.set_title("The loss of each step")
@@ -154,10 +155,11 @@ def table(preset: str, folder: Path | str = "h200", caption: str = "") -> Table:
             value("peak_bytes", 1e9), value("predicted_bytes", 1e9), value("kernels"),
         ])  # fmt: skip
     columns = {
-        "rung": "", "starts from": "", "step": "ms", "step, modelled": "ms", "tokens": "1/s", "MFU": "%", "memory": "GB",
-        "memory, modelled": "GB", "kernels": "",
+        "rung": "", "starts from": "", "step": "ms", "step modelled": "ms", "tokens/s": "", "MFU": "%", "memory": "GB",
+        "memory modelled": "GB", "kernels": "",
     }  # fmt: skip
-    return style.table(columns, lines, caption=caption)
+    formats = {"MFU": ".1f", "memory": ".1f", "memory modelled": ".1f"}
+    return style.table(columns, lines, caption=caption, formats=formats)
 
 
 def kernels(preset: str, rung: str, folder: Path | str = "h200", top: int = 10) -> Table:

@@ -172,9 +172,19 @@ def _entry(name: str, unit: str, width: float) -> widgets.Text:
 
 
 def _prose(text: str) -> str:
-    """Plain text with `code` and **bold** as HTML."""
-    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
-    return "<p>" + re.sub(r"(?<![\w)])\*\*(\S|\S.*?\S)\*\*(?!\w)", r"<b>\1</b>", text) + "</p>"  # not of x**2 + y**2
+    """Paragraphs of text with `code`, **bold**, *emphasis* and [links](to) as HTML."""
+    codes: list[str] = []
+
+    def aside(code: re.Match) -> str:  # so that a star in it stays a star
+        codes.append(f"<code>{code[1]}</code>")
+        return f"`{len(codes) - 1}`"
+
+    text = re.sub(r"`([^`]+)`", aside, html.escape(text, quote=False))
+    text = re.sub(r"(?<![\w)])\*\*(\S|\S.*?\S)\*\*(?!\w)", r"<b>\1</b>", text)  # not of x**2 + y**2
+    text = re.sub(r"(?<![\w)*])\*([^\s*]|[^\s*][^*]*[^\s*])\*(?![\w*])", r"<i>\1</i>", text)
+    text = re.sub(r"(?<!\w)\[([^\]]+)\]\(([^()\s\"]+)\)", r'<a href="\2">\1</a>', text)
+    text = re.sub(r"`(\d+)`", lambda code: codes[int(code[1])], text)
+    return "".join(f"<p>{part}</p>" for part in text.split("\n\n"))
 
 
 def predict(key: str, question: str, fields: Mapping[str, str]) -> Prediction:
@@ -266,7 +276,8 @@ def reveal(
     """Show the prediction `key` beside `actual`, one value a field in its unit; without one, the values alone.
 
     how   where the values come from: "counted", "measured" or "modelled"
-    also  tables, pictures, and sentences with `code` and **bold**, that would give the answer away: folded away with it
+    also  tables, pictures, and sentences with `code`, **bold**, *emphasis* and [links](to), that would give the answer away:
+          folded away with it
     exact the values are numbers of something, as a suspect's: a prediction is right or wrong, and not off by a factor
     Raises ValueError where `actual` does not name the fields of the prediction.
     """

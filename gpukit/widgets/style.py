@@ -18,6 +18,7 @@ import base64
 import html
 import io
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -121,9 +122,12 @@ def _card(fig: Figure) -> None:
 def axes(ax: Axes, *, x: str = "", y: str = "", log: str = "", grid: str = "", whole: str = "") -> None:
     """Label the axes: `x` and `y` are "quantity (unit)". `log`, `grid` and `whole` name axes: "", "x", "y" or "xy".
 
-    An axis of `whole` numbers has ticks as text and tables have them: 1,500 and not 1500.
+    Ticks are written as text and tables have them, 1,500 and not 1500; on an axis of `whole` numbers without fractions.
     """
+    from matplotlib.ticker import ScalarFormatter
+
     for name, text in (("x", x), ("y", y)):
+        axis = getattr(ax, f"{name}axis")
         if name in log:
             getattr(ax, f"set_{name}scale")("log")
             text = text[:-1] + ", log scale)" if text.endswith(")") else f"{text} (log scale)"
@@ -132,7 +136,22 @@ def axes(ax: Axes, *, x: str = "", y: str = "", log: str = "", grid: str = "", w
         if name in grid:
             ax.grid(axis=name)
         if name in whole:
-            getattr(ax, f"{name}axis").set_major_formatter("{x:,.0f}")
+            axis.set_major_formatter("{x:,.0f}")
+        elif type(axis.get_major_formatter()) is ScalarFormatter:  # no names, and no scale of its own
+            axis.set_major_formatter(_thousands())
+
+
+def _thousands():
+    """Matplotlib's own formatter for a linear axis, with commas: it still chooses how many digits the ticks need."""
+    from matplotlib.ticker import ScalarFormatter
+
+    class Thousands(ScalarFormatter):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            text = super().__call__(x, pos)
+            digits = re.search(r"\d+", text)
+            return text.replace(digits[0], f"{int(digits[0]):,}", 1) if digits else text
+
+    return Thousands()
 
 
 def label(ax: Axes, x: float, y: float, text: str, *, dx: float = 6, dy: float = 0, **style: Any):

@@ -42,7 +42,7 @@ def loss_curves(*folders: Path | str, x: str = "tokens") -> Picture | Missing:
                 text += f", the validation loss to {validation[-1][1]:.2f}"
             ends.append(((validation or loss)[-1], name))
             words.append(text)
-        style.axes(ax, x=f"{x} (s)" if x == "seconds" else x, y="loss (nats per token)", grid="y")
+        style.axes(ax, x=f"{x} (s)" if x == "seconds" else x, y="loss (nats per token)", grid="y", whole="x")
         style.names(ax, ends)
         ax.set_title("Loss of each batch (thin) and on the validation text (dots)")
     return style.picture(fig, alt=f"Loss by {x}. {'; '.join(words)}.")

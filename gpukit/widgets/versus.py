@@ -206,7 +206,7 @@ class Versus:
         share = {shape: self._rate(self._judged(shape)[shape, "gpukit"]) / bound for shape in ratios}
         top = max(share, key=share.get)
         of = "the peak" if self.flops else "the rate of a copy" if self.copy else "the data sheet's bandwidth"
-        text = f"This project's kernel is {ratios[high]:.2f} times as fast as the best of the others"
+        text = f"This course's kernel is {ratios[high]:.2f} times as fast as the best of the others"
         text += f" ({self._name(best[high].provider)}) at {by(high)}"
         if low != high:
             text += f" and {ratios[low]:.2f} times ({self._name(best[low].provider)}) at {by(low)}"

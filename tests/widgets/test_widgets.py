@@ -72,6 +72,36 @@ def test_axes_carry_units_and_say_when_they_are_logarithmic():
     assert ax.get_xscale() == "log"
 
 
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ((0, 4000), "2,000"),
+        ((0, 120_000), "100,000"),
+        ((-3000, 0), "\N{MINUS SIGN}2,000"),
+        ((0, 1), "0.4"),
+        ((0, 60), "20"),
+    ],
+)
+def test_ticks_have_commas_as_text_has_them(values, ticks):
+    with style.use():
+        fig, ax = style.figure()
+        ax.plot(values, values)
+        style.axes(ax, x="tokens", y="tokens")
+        fig.canvas.draw()
+    for axis in (ax.xaxis, ax.yaxis):
+        said = [label.get_text() for label in axis.get_ticklabels()]
+        assert any(text.startswith(ticks) for text in said), said
+
+
+def test_names_on_an_axis_stay():
+    with style.use():
+        fig, ax = style.figure()
+        ax.barh(["1000", "naive"], [1, 2])
+        style.axes(ax, x="time (µs)")
+        fig.canvas.draw()
+    assert [label.get_text() for label in ax.yaxis.get_ticklabels()] == ["1000", "naive"]
+
+
 def test_use_leaves_nothing_switched_on():
     import matplotlib
 
@@ -307,6 +337,13 @@ def test_what_would_give_the_answer_away_is_folded_with_it(asked):
     asked.commit()
     shown = reveal("test-bytes", {"naive": 512, "fused": 128}, also=also)
     assert "777" in repr(shown) and "777" in shown._repr_html_() and "<details>" not in shown._repr_html_()
+
+
+def test_what_is_said_beside_an_answer_is_shown_as_markdown_is(asked):
+    said = "So it is *memory-bound*, 2 * 3 * `a * b` bytes.\n\n**See** [07 Tiling](07_tiling.ipynb), x[i](j) < 3."
+    shown = reveal("test-bytes", {"naive": 512, "fused": 128}, also=[said])._repr_html_()
+    assert "<p>So it is <i>memory-bound</i>, 2 * 3 * <code>a * b</code> bytes.</p>" in shown
+    assert '<p><b>See</b> <a href="07_tiling.ipynb">07 Tiling</a>, x[i](j) &lt; 3.</p>' in shown
 
 
 def test_powers_in_a_question_are_not_bold():
