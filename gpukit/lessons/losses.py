@@ -221,7 +221,7 @@ def two_distributions() -> Picture:
         for i, value in enumerate(each):
             right.bar(i, value, 0.72, color=style.WASTE)
             style.label(right, i, value, f"{value:.2f}", dx=0, dy=3 if value >= 0 else -3, ha="center", fontsize=9.5)
-        right.set_title(f"teacher's t · (log t - log p), sum {sum(each):.3f}")
+        right.set_title(f"t · (log t - log of the student's), sum {sum(each):.3f}")
         for ax in (left, right):
             ax.set_xticks(range(len(WORDS)), WORDS)
             ax.set_yticks([])
@@ -596,7 +596,7 @@ def what_in_place_does(found: Mapping[int, float]) -> Markdown:
     if not short:
         return _NOTHING
     launch = took("cross_entropy", "fwd", SHORT)["gpukit-inplace"]
-    card = gpu("h200")
+    card, kept = gpu("h200"), results.long_rows()["cross-entropy in place", SHAPE]
     sizes = [card.sms * 2 * classes / 1e6 for _, classes in (SHORT, SHAPE)]  # MB of one row per SM
     return Markdown(
         f"**What you saw.** Two passes are what a row of 4,096 logits takes: it stays in registers between its loss and its "
@@ -611,7 +611,9 @@ def what_in_place_does(found: Mapping[int, float]) -> Markdown:
         f"{sizes[0]:.0f} MB under way in rows of {SHORT[1]:,} logits and {sizes[1]:.0f} MB in rows of {V:,}, and the L2 has "
         f"{card.l2_bytes / 1e6:.0f} MB (computed). But an SM may work on several rows at a time, and the kernel computes two "
         "exponentials per logit, which also takes time. These measurements cannot tell the reasons apart. A profiler that "
-        "counts the bytes from memory could.\n\n"
+        "counts the bytes from memory could. What the second read costs, a kernel without it can show: on an H100 this kernel "
+        f"takes {kept.others:.0f} µs for rows of {V:,}, and a later one of this course, which keeps the row in shared memory "
+        f"([09 Softmax](09_softmax.ipynb) has a picture of that), {kept.kept:.0f} (measured).\n\n"
         f"For {SHORT[1]:,} classes the first table shows another limit. There the call in place takes "
         f"{us(short['gpukit-inplace']):.0f} µs and two launches {us(short['gpukit']):.0f}, but the launch in place takes "
         f"{us(launch):.0f}. The rest is the CPU's time: the benchmark marked the call *{short['gpukit-inplace'].note}*, which "

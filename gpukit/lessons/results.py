@@ -3,6 +3,9 @@ recorded."""
 
 from __future__ import annotations
 
+import csv
+from typing import NamedTuple
+
 from gpukit import benchmark
 from gpukit.hardware import gpu
 
@@ -33,3 +36,27 @@ def copy_gbps(name: str) -> float:
 def copy_us(name: str, moved: float) -> float:
     """Microseconds in which a copy moves `moved` bytes at that rate."""
     return moved / copy_gbps(name) / 1e3
+
+
+class Kept(NamedTuple):
+    """Microseconds of long rows on an H100: kept on an SM and so read once, and by the kernels that read them twice."""
+
+    kept: float
+    others: float
+    copy: float | None  # of as many bytes as one read and one write; None where it was not measured
+
+
+def long_rows() -> dict[tuple[str, tuple[int, ...]], Kept]:
+    """By operation and shape: the rows of gpukit/results/h100-sxm/long_rows.csv, the best way to keep a row for each; none
+    where nothing is recorded."""
+    path = benchmark.RESULTS / "h100-sxm" / "long_rows.csv"
+    if not path.exists():
+        return {}
+    times: dict[tuple[str, tuple[int, ...]], dict[str, float]] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            shape = tuple(map(int, row["shape"].split("x")))
+            way, us = row["way"].partition(" ")[0], float(row["median_us"])
+            found = times.setdefault((row["operation"], shape), {})
+            found[way] = min(us, found.get(way, us))
+    return {key: Kept(ways["kept"], ways["others"], ways.get("copy")) for key, ways in times.items()}

@@ -14,6 +14,7 @@ from torch import Tensor
 import gpukit
 from gpukit import benchmark
 from gpukit.course import CourseError
+from gpukit.kernels import _rows_choices
 from gpukit.lessons import diagram, layer, results
 from gpukit.lessons.course_map import course_map as _map
 from gpukit.reference import softmax
@@ -28,6 +29,7 @@ from gpukit.widgets.versus import Missing, Versus, versus
 SHAPE = (4096, 4096)  # of the promise and of the first prediction
 LEAST = softmax.cost(SHAPE, torch.bfloat16).bytes  # x read once, y written once
 HEADS = 32  # of Llama 3 8B's queries
+LONG = 131072  # numbers of the longest rows
 
 
 def course_map() -> Picture:
@@ -451,7 +453,7 @@ def where_the_time_goes() -> Markdown:
     short, five, graph = (4096, 1024), times["torch", (4096, 1024)], in_graph["gpukit", SHAPE]
     launch = ours[1024] - in_graph["gpukit", short]
     return Markdown(
-        f"**What you saw.** This project's kernel comes closest to the model at N = {best:,}, where it reaches "
+        f"**What you saw.** This course's kernel comes closest to the model at N = {best:,}, where it reaches "
         f"**{share[best]:.0%}** of the rate of a copy: there memory is almost the only limit. It is furthest off at N = "
         f"1,024 ({share[1024]:.0%}), where the bytes take {least[1024]:.1f} µs and the call {ours[1024]:.1f}. None of the "
         "times is mostly launches. A CUDA graph takes the launch off the CPU, and at N = 1,024 that saves this course's "
@@ -464,6 +466,76 @@ def where_the_time_goes() -> Markdown:
         "These rows do not fit into the registers of one program and are read a second time, partly from the L2 cache, "
         "which all SMs share. That is why this course's kernel uses a second pass for long rows alone. No time of Liger is "
         "recorded at N = 131,072."
+    )
+
+
+# ---- rows that are read once all the same ---------------------------------------------------------------------------
+
+
+def _slots() -> tuple[int, int, int, int]:
+    """How the course's kernel for Hopper keeps a row of LONG numbers in 16 bits: the KiB of a piece, the pieces of a row, the
+    slots for pieces in shared memory, the pieces that registers hold."""
+    choice = _rows_choices.SOFTMAX[0]
+    pieces = 2 * LONG // choice.BYTES
+    return choice.BYTES // 1024, pieces, choice.STAGES, pieces + choice.ahead - choice.STAGES
+
+
+def kept_row() -> Picture:
+    """Where the pieces of a long row lie in an SM while a program walks over them a second time."""
+    kib, pieces, slots, held = _slots()
+    wide = 0.78  # of a piece
+    ahead = slots + held - pieces  # slots that are free for the next row
+    left = 0.9 + wide * held
+    with diagram.canvas(19, 8.1) as ax:
+        diagram.text(ax, 0.3, 0.45, f"x in memory: row 0 in {pieces} pieces of {kib} KiB", align="left", bold=True)
+        diagram.text(ax, 13.2, 0.45, "the program's next row", align="left", bold=True)
+        for i in range(pieces):
+            diagram.box(ax, 0.3 + wide * i, 0.8, wide, 0.8, f"{i}", diagram.PALE, size=9)
+        for i in range(ahead):
+            diagram.box(ax, 13.2 + wide * i, 0.8, wide, 0.8, f"{i}", style.PEER, size=9)
+        diagram.text(ax, 13.4 + wide * ahead, 1.2, "...", align="left")
+        diagram.box(ax, 0.2, 2.7, 18.6, 3.5, "", "none")
+        diagram.text(ax, 0.5, 3.1, "one program, on an SM", align="left", bold=True)
+        diagram.arrow(ax, (9.5, 1.7), (9.5, 3.9), colour=style.READS, width=3)
+        diagram.text(ax, 9.75, 2.2, "one warp fetches each piece, once", align="left", color=style.READS)
+        diagram.text(ax, 0.5, 3.65, "registers", align="left", size=9.5)
+        diagram.text(ax, left, 3.65, f"shared memory: {slots} slots", align="left", size=9.5)
+        for i in range(held):
+            diagram.box(ax, 0.5 + wide * i, 3.95, wide, 0.8, f"{i}", style.COMPUTE, size=9)
+        for i in range(slots):
+            own = i < slots - ahead
+            words = f"{held + i}" if own else f"{i - (slots - ahead)}"
+            diagram.box(ax, left + wide * i, 3.95, wide, 0.8, words, style.READS if own else style.PEER, size=9)
+        first, second = (
+            "first walk, while the pieces arrive: maximum and sum",
+            "second walk, over what is kept: the results",
+        )
+        diagram.text(ax, 0.5, 5.2, first, align="left")
+        diagram.text(ax, 0.5, 5.75, second, align="left")
+        diagram.arrow(ax, (6.2, 6.3), (6.2, 7.1), "each result is written once", style.WRITES, width=3, size=10)
+        diagram.box(ax, 0.3, 7.15, wide * pieces, 0.8, "row 0 of y in memory", style.WRITES)
+    return diagram.picture(
+        ax, alt=f"A row of {LONG:,} numbers in {pieces} pieces. One warp fetches each piece once. Registers hold {held} of them, "
+        f"{slots} slots of shared memory the other {pieces - held} and the first {ahead} pieces of the next row. The program walks "
+        "over the row twice without reading it a second time, and writes y once.",
+    )  # fmt: skip
+
+
+def what_keeping_gains() -> Markdown:
+    """Said below the picture: where a row that is kept pays off, and where not."""
+    times = results.long_rows()
+    if not times:
+        return Markdown("No times of rows that are kept are recorded.")
+    long, shorter = times["softmax", (4096, LONG)], times["softmax", (4096, LONG // 2)]
+    loss, norm = times["cross-entropy in place", (4096, 128256)], times["layer norm backward", (4096, 16384)]
+    return Markdown(
+        f"**What you saw.** For 4,096 rows of {LONG:,} numbers on an H100 this kernel takes **{long.kept:.0f} µs**, the one that "
+        f"reads each row twice {long.others:.0f}, and a copy {long.copy:.0f} (all measured). So the L2 cache had answered most of "
+        f"the second read already, and the gain is {1 - long.kept / long.others:.0%}. At N = {LONG // 2:,} there is none: "
+        f"{shorter.kept:.0f} µs against {shorter.others:.0f}. Where the second read costs more, the gain is larger. The loss of "
+        f"128,256 logits and its gradient, in place ([15 Losses](15_losses.ipynb)), take {loss.kept:.0f} µs instead of "
+        f"{loss.others:.0f}, and LayerNorm's gradients for rows of 16,384 numbers ([11 Norms](11_norms.ipynb)) {norm.kept:.0f} "
+        f"instead of {norm.others:.0f}. The course uses such a kernel only for rows for which it was measured to be faster."
     )
 
 

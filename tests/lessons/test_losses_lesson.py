@@ -121,6 +121,8 @@ def test_a_row_that_does_not_fit_is_read_twice():
     table = lesson.in_place_table(found)
     assert [row[2] is None for row in table.rows] == [True, False], "no time where none is recorded"
     said = lesson.what_in_place_does(found | {lesson.V: 2.87}).data
+    kept = results.long_rows()["cross-entropy in place", lesson.SHAPE]
+    assert f"takes {kept.others:.0f} µs" in said and f"{kept.kept:.0f} (measured)" in said
     assert gpu("h200").sms * 2 * lesson.V < gpu("h200").l2_bytes, "a row per SM fits into the L2, as the text says"
     worth = [row[3] for row in lesson.in_place_table(found | {lesson.V: 2.87}).rows[1:]]
     assert min(worth) > 2.87, "no gain from the cache, as the text says"

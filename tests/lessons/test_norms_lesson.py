@@ -7,7 +7,7 @@ import torch
 
 import gpukit
 from gpukit import benchmark
-from gpukit.lessons import layer
+from gpukit.lessons import layer, results
 from gpukit.lessons import norms as lesson
 from gpukit.reference import norms
 
@@ -65,6 +65,9 @@ def test_measured_rows_are_those_of_graphs_where_all_have_one(tmp_path, monkeypa
 
 def test_sentences_have_the_recorded_times():
     assert f"{lesson.micros('rms_norm', 'bwd', lesson.SHAPE, 'gpukit'):.0f} µs" in lesson.promise().data
-    assert "layer_norm backward at 4,096 x 16,384 (PyTorch" in lesson.what_the_others_say().data
+    said = lesson.what_the_others_say().data
+    kept = results.long_rows()["layer norm backward", (4096, 16384)]
+    assert "layer_norm backward at 4,096 x 16,384 (PyTorch" in said
+    assert f"take {kept.kept:.0f} µs with it and {kept.others:.0f} without" in said
     ours = sum(part.us("gpukit") for part in layer.PARTS if part.notebook == "11")
     assert f"{ours:,.0f} µs" in lesson.layer_line().data

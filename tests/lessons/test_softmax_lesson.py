@@ -1,5 +1,7 @@
 """The numbers of notebook 09, without its looks."""
 
+import csv
+
 import pytest
 import torch
 
@@ -57,8 +59,31 @@ def test_views_begin_where_their_strides_say():
     assert "t begins at 2 and steps by 4" in lesson.row_two({"t": x.t()}).alt
 
 
+def test_a_row_that_is_kept_is_all_on_the_chip():
+    kib, pieces, slots, held = lesson._slots()
+    assert kib * pieces * 1024 == 2 * lesson.LONG
+    assert pieces - held < slots  # the rest of the row is in shared memory, and a slot is free for the next one
+    assert slots * kib <= 227 and held * kib < 256
+    assert f"Registers hold {held} of them" in lesson.kept_row().alt
+
+
+def test_what_keeping_gains_has_the_recorded_times():
+    times = {(row["operation"], row["shape"], row["way"]): float(row["median_us"]) for row in long_rows()}
+    best = min(us for (operation, shape, way), us in times.items() if way[:4] == "kept" and shape == "4096x131072")
+    said = lesson.what_keeping_gains().data
+    assert f"**{best:.0f} µs**" in said
+    assert f"twice {times['softmax', '4096x131072', 'others']:.0f}" in said
+    assert f"instead of {times['layer norm backward', '4096x16384', 'others']:.0f}" in said
+
+
+def long_rows():
+    path = lesson.benchmark.RESULTS / "h100-sxm" / "long_rows.csv"
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
 def test_nothing_recorded_is_said(monkeypatch):
     monkeypatch.setattr(lesson.benchmark, "RESULTS", lesson.benchmark.RESULTS / "nowhere")
     assert "No run is recorded" in lesson.promise().data
     assert "gpukit bench softmax" in lesson.where_the_time_goes().data
     assert "No times" in str(lesson.few_programs())
+    assert "No times" in lesson.what_keeping_gains().data
