@@ -79,6 +79,8 @@ def stage(target: Path, root: Path = ROOT) -> None:
                     linked = _relinked("".join(said), "notebooks", pages, root)
                     linked = re.sub(r"\]\(/([^()#\s]+?)(?:\.md)?((?:#[^()\s]*)?)\)", _page_of_site, linked)
                     output["data"]["text/markdown"] = re.sub(r"(\]\(\d\d_\w+)\.ipynb", r"\1.html", linked)
+                if shown := output.get("data", {}).get("text/html"):
+                    output["data"]["text/html"] = re.sub(r'(href="\d\d_\w+)\.ipynb', r"\1.html", "".join(shown))
         (target / "notebooks" / path.name).write_text(json.dumps(notebook), encoding="utf-8")
     documents = {name: root / name for name in _DOCUMENTS if (root / name).exists()}
     for name, path in documents.items():
@@ -207,9 +209,8 @@ def _block(language: str, text: str) -> list[str]:
 
 def _index(root: Path, notebooks: list[str], documents: list[str]) -> str:
     readme = (root / "README.md").read_text(encoding="utf-8")
-    head = re.sub(r"!\[[^\]]*\]\(https[^)]*\) ?", "", readme.split("## The course")[0]).replace(
-        "docs/ladder.svg", "ladder.svg"
-    )
+    head, course = readme.split("## The course\n")
+    head = re.sub(r"!\[[^\]]*\]\(https[^)]*\) ?", "", head).replace("docs/ladder.svg", "ladder.svg")
     trees = {
         "The course": [f"notebooks/{name}" for name in notebooks],
         "The API": [f"api-{name}.md" for name in API],
@@ -220,6 +221,7 @@ def _index(root: Path, notebooks: list[str], documents: list[str]) -> str:
         "This book shows the notebooks as they are saved, with pictures in place of the widgets. To move the widgets, do the "
         "exercises and have them checked, open the course in JupyterLab as above. The formulas and GPUs of the course are on "
         "[one page to print](/_static/cheatsheet.html).\n",
+        "## The course\n" + course.split("\n## ")[0],
         "## Where the numbers are\n\nMeasured rows lie in the folder `gpukit/results` of the repository, by GPU and "
         "operation, each with its versions and date.\n",
     ]

@@ -156,7 +156,7 @@ def _gpus() -> style.Table:
 
 def _dtypes() -> style.Table:
     rows = [
-        (f.name, f"{f.storage_bits / 8:g}", f"{f.exponent_bits} + {f.mantissa_bits}", f"{f.max:.3g}", f"{2.0**f.min_exponent:.2g}",
+        (f.name, f"{f.storage_bits / 8:g}", f"{f.exponent_bits} + {f.mantissa_bits}", f"{f.max:,.0f}" if f.max < 1e6 else f"{f.max:.3g}", f"{2.0**f.min_exponent:.2g}",
          f"2^{-f.mantissa_bits}")
         for f in dtypes.FORMATS.values()
     ]  # fmt: skip

@@ -65,6 +65,12 @@ def test_a_long_signature_has_a_line_for_each_parameter(book):
     assert book._signature("go", lambda x, y=2: x) == "go(x, y=2)"
 
 
+def test_the_first_page_lists_the_lessons_as_the_readme_does(staged):
+    index = (staged / "index.md").read_text()
+    assert all(f"](notebooks/{path.name})" in index for path in ROOT.glob("notebooks/*.ipynb"))
+    assert "## How an exercise works" not in index
+
+
 def test_links_of_outputs_and_to_what_is_for_contributors(book, staged):
     documents = book._relinked("[a](CONTRIBUTING.md) [b](CHANGELOG.md)", "", {}, ROOT)
     assert documents == "[a](/index.md) [b](CHANGELOG.md)"

@@ -97,3 +97,9 @@ def test_the_head_counts_lessons_and_exercises_right():
     head = (ROOT / "README.md").read_text().split("##")[0]
     assert f"{len(registry.catalog())} graded exercises" in head
     assert "eighteen Jupyter notebooks" in head and len([*ROOT.glob("notebooks/*.ipynb")]) == 18
+
+
+def test_the_diagnosis_that_the_readme_shows_is_the_one_of_the_check():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    sentence = re.search(r"^- tail-mask: (.*)$", (ROOT / "gpukit/checks/softmax.md").read_text(), re.MULTILINE)[1]
+    assert sentence.format(lanes=243) in text and 1024 - 781 == 243
