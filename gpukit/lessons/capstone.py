@@ -225,6 +225,17 @@ def _what_the_ladder_says() -> str:
             "fuse anything into a kernel that it cannot look into, so the course's norms cost more than they gain. And CUDA "
             "graphs cannot help where the GPU is busy all the time. "
         )
+    best_gb = {
+        row["rung"]: [float(row[name]) / 1e9 for name in ("predicted_bytes", "peak_bytes")]
+        for row in view.rows("gpt2")
+        if row["peak_bytes"] and row["predicted_bytes"]
+    }.get("PyTorch's best")
+    if best_gb:
+        text += (
+            "The modelled memory does not know what the compiler fuses. For PyTorch's best it says "
+            f"{best_gb[0]:.1f} GB where {best_gb[1]:.1f} were measured, because it counts every tensor that the single "
+            "operators would make, among them several as large as all logits. "
+        )
     return text + (
         "The modelled times come from gpukit/train/ladder.py and were computed before anything ran. The MFU of every rung is "
         "a share of the bf16 peak, also that of fp8, so that all rungs can be compared."

@@ -93,6 +93,11 @@ def near_zero(name: str = "fp8_e4m3", top: float = 2.0**-5) -> Picture:
     )  # fmt: skip
 
 
+def _written(x: float, digits: int) -> str:
+    """x as a text would have it: integers up to a million in full, all else in so many digits."""
+    return f"{x:,.0f}" if x == x // 1 and abs(x) <= 1e6 else f"{x:.{digits}g}"
+
+
 def formats() -> Table:
     whole = {"exponent": "exponent_bits", "mantissa": "mantissa_bits", "bias": "bias", "in memory": "storage_bits"}
     real = {
@@ -102,7 +107,7 @@ def formats() -> Table:
         "eps": "eps",
     }
     rows = [
-        (f.name, *(getattr(f, x) for x in whole.values()), *(f"{getattr(f, x):.3g}" for x in real.values()))
+        (f.name, *(getattr(f, x) for x in whole.values()), *(_written(getattr(f, x), 3) for x in real.values()))
         for f in FORMATS.values()
     ]
     columns = {"format": "", "exponent": "bits", "mantissa": "bits", "bias": "", "in memory": "bits"}
@@ -118,7 +123,7 @@ def range_and_precision() -> Picture:
 def what_becomes_of(*numbers: float) -> Table:
     """Each number in several formats."""
     columns = ("fp32", "bf16", "fp16", *_SMALL)
-    rows = [(f"{x:g}", *(f"{FORMATS[name].round(x):.6g}" for name in columns)) for x in numbers]
+    rows = [(_written(x, 6), *(_written(FORMATS[name].round(x), 6) for name in columns)) for x in numbers]
     return style.table(
         dict.fromkeys(("number", *columns), ""), rows, caption="computed: the nearest number of each format"
     )

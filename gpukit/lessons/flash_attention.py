@@ -173,11 +173,11 @@ def _by_length_table(rows: Mapping[Key, benchmark.Row]) -> Table:
              lines.peak_bytes / 1e9, ours.peak_bytes / 1e9)
         )  # fmt: skip
     columns = {
-        "T": "", "three lines": "ms", "cuDNN": "ms", "ours": "ms", "times as fast": "", "the same with backward": "",
+        "T": "", "three lines": "ms", "cuDNN": "ms", "ours": "ms", "times as fast": "", "with backward": "",
         "memory of three lines": "GB", "of ours": "GB",
     }  # fmt: skip
     formats = dict.fromkeys(("three lines", "cuDNN", "ours"), ".2f") | dict.fromkeys(
-        ("times as fast", "the same with backward"), ".1f"
+        ("times as fast", "with backward"), ".1f"
     )
     formats |= dict.fromkeys(("memory of three lines", "of ours"), ".2f")
     first = rows["gpukit", "fwd", TOKENS]
@@ -231,7 +231,7 @@ def _by_length_said(rows: Mapping[Key, benchmark.Row]) -> str:
         "rate "
         f"of a copy it takes {fixed:.2f} ms, a large part of the kernel's {rows['gpukit', 'fwd', 512].median_ms:.2f} ms at "
         "512 "
-        f"tokens. The three lines take {growth['formula']:.0f} times as long. They send S and P "
+        f"tokens.\n\nThe three lines take {growth['formula']:.0f} times as long. They send S and P "
         "through memory in six trips, counting those of the division by √D, and the bytes of these trips grow 16 times "
         f"as well. But the kernels move them more slowly, too: at {rate[512]:.1f} TB/s for 512 tokens and at "
         f"{rate[best]:.1f} TB/s for {best:,} (bytes computed, times measured). "
@@ -244,7 +244,7 @@ def _by_length_said(rows: Mapping[Key, benchmark.Row]) -> str:
             "which ones it takes. "
         )
     return text + (
-        "The memory tells the same story. With backward the three lines hold "
+        "\n\nThe memory tells the same story. With backward the three lines hold "
         f"{rows['formula', 'fwd+bwd', TOKENS].peak_bytes / 1e9:.0f} "
         f"GB at {TOKENS:,} tokens, ours {rows['gpukit', 'fwd+bwd', TOKENS].peak_bytes / 1e9:.2f}. cuDNN is NVIDIA's "
         "library of kernels; "
@@ -678,15 +678,16 @@ def what_the_times_say() -> Markdown:
         "computed whole, and half "
         "of each is thrown away; besides, programs have walks of different lengths, and some SMs have nothing to do at "
         f"the end. D = 64 reaches only {share['narrow']:.0%}: every score costs one exponential, whatever D is, and "
-        "with D = 64 there are half as many FLOPs of products to hide it behind. Backward, our kernel reaches "
+        "with D = 64 there are half as many FLOPs of products to hide it behind.\n\nBackward, our kernel reaches "
         f"{share['back']:.0%} of the peak for D = 128 and takes {back['gpukit'].median_ms / peers.median_ms:.2f} times as long "
         f"as the best of the others; for D = 64, {small_back['gpukit'].median_ms / small_peers.median_ms:.2f} times. It computes "
         "the five products that are needed: a program has a block of keys, and adds what its keys give to dQ to sums in memory, "
         "by atomic additions. For D = 128 its blocks have only 32 queries, for want of registers, and the tensor cores wait for "
-        "shared memory. Kernels without atomics, yours among them, compute seven products, since the one for dQ and the one for "
+        "shared memory.\n\nKernels without atomics, yours among them, compute seven products, since the one for dQ and the one for "
         "dK and dV each compute the scores and dP for themselves: at the same rate per product they take 1.4 times as long. "
         "Atomic additions come in another order each time, and a floating-point sum depends on the order; with "
-        "`torch.use_deterministic_algorithms(True)`, and for short sequences, our kernels compute seven products too. SDPA takes nearly the same times as cuDNN, which is the kernel that PyTorch chooses here. Compare only times of one table. In the table by length, "
+        "`torch.use_deterministic_algorithms(True)`, and for short sequences, our kernels compute seven products too.\n\nSDPA takes nearly the same "
+        "times as cuDNN, which is the kernel that PyTorch chooses here. Compare only times of one table. In the table by length, "
         f"measured on another day, our kernel takes {again.median_ms:.2f} ms for one text of {TOKENS:,} tokens and not "
         f"{before.median_ms:.2f}, and cuDNN is slower by about the same share."
     )

@@ -231,10 +231,10 @@ def _why_not_twelve() -> str:
     per = {c.name: flops.matmul_parameters(c) / c.layers / c.hidden**2 for c in (gpt, llama)}
     return (
         f"The estimate of 12 h gives {12 * gpt.hidden:,} and {12 * llama.hidden:,} tokens. The true numbers are larger, "
-        f"because a layer is not all that multiplies. GPT-2's layer has 12 h^2 weights, but its head has "
-        f"{gpt.vocab_size:,} x h more; shared out over {gpt.layers} layers that makes {per['gpt2']:.1f} h^2 per layer, so "
-        f"half is reached at {per['gpt2']:.1f} h. Llama's layer has 13 h^2, with its share of the head "
-        f"{per['llama3-8b']:.1f} h^2."
+        f"because a layer is not all that multiplies. GPT-2's layer has 12 h² weights, but its head has "
+        f"{gpt.vocab_size:,} x h more; shared out over {gpt.layers} layers that makes {per['gpt2']:.1f} h² per layer, so "
+        f"half is reached at {per['gpt2']:.1f} h. Llama's layer has 13 h², with its share of the head "
+        f"{per['llama3-8b']:.1f} h²."
     )
 
 

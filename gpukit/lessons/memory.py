@@ -158,9 +158,9 @@ def matrices(name: str) -> Picture:
             diagram.text(ax, x + wide / 2 + 0.06, 2.3, _in_h(width / h), size=9)
             x += max(wide, 0.9) + 0.4
     total = (models.attention_weights(c) + models.mlp_weights(c)) / h**2
-    parts = ", ".join(f"{part} {width / h:g} h^2" for part, width in shapes)
+    parts = ", ".join(f"{part} {width / h:g} h²" for part, width in shapes)
     return diagram.picture(
-        ax, alt=f"The weight matrices of a layer of {name}, to scale: {parts}. Together {total:g} h^2."
+        ax, alt=f"The weight matrices of a layer of {name}, to scale: {parts}. Together {total:g} h²."
     )
 
 
@@ -202,7 +202,7 @@ def shared_heads() -> Picture:
 
 
 def rules_of_thumb() -> Table:
-    """The matrices of a layer in units of h^2, for models with and without a gate."""
+    """The matrices of a layer in units of h², for models with and without a gate."""
     gpt = models.preset("gpt2")
     shown = {"GPT-2": gpt, "GPT-2 with a gate": replace(gpt, glu=True)}
     shown["GPT-2 with a gate, 8/3 h wide"] = replace(gpt, glu=True, intermediate=8 * 768 // 3)
@@ -211,7 +211,7 @@ def rules_of_thumb() -> Table:
     for name, c in shown.items():
         parts = [size(c) / c.hidden**2 for size in (models.attention_weights, models.mlp_weights)]
         rows.append((name, *parts, sum(parts), models.parameters(c).total / 1e9))
-    columns = {"matrices of a layer": "", "attention": "h^2", "MLP": "h^2", "layer": "h^2", "whole model": "billion"}
+    columns = {"matrices of a layer": "", "attention": "h²", "MLP": "h²", "layer": "h²", "whole model": "billion"}
     return style.table(columns, rows, formats={"whole model": ",.2f"}, caption="computed from the published shapes")
 
 
