@@ -334,15 +334,11 @@ def recipes_reveal() -> Reveal:
     table = style.table(columns, found, caption="counted", formats=dict.fromkeys(columns, ".0f"))
     copy, chance = (counted[name][0] for name in ("bfloat16, float32 copy", "bfloat16, at random"))
     told = (
-        f"**What you saw.** With a float32 copy a step moves {copy:.0f} bytes per weight, as much as all in float32: the "
-        "gradient "
-        "is 2 bytes shorter to read, and the bfloat16 weight is 2 bytes more to write, because the copy takes the place "
-        "of the "
-        f"float32 weight in all other respects. Rounding at random needs no copy and moves {chance:.0f}. So 16-bit weights "
-        "make the forward and the "
-        "backward pass faster, and they hardly help the update, unless the copy can go. The second row is the fastest, and "
-        "it "
-        "is the one that stops learning."
+        f"**What you saw.** With a float32 copy a step moves {copy:.0f} bytes per weight, as much as all in float32. The copy is "
+        "read and written in the place of the float32 weight. The gradient is 2 bytes shorter to read, and the bfloat16 weight, "
+        f"which the model needs, is 2 bytes more to write. Rounding at random needs no copy and moves {chance:.0f}. So 16-bit "
+        "weights make the forward and the backward pass faster, and they hardly help the update, unless the copy can go. The "
+        "second row, where m and v are in bfloat16 as well, is the fastest, and it is the one that stops learning."
     )
     return reveal("adamw-16", {"float32 copy": copy, "at random": chance}, also=[table, told])
 
