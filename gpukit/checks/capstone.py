@@ -659,7 +659,7 @@ def _dq_cases(rng: Random) -> list[Case]:
         if small:
             do *= _SMALL
         note = "scores of 1,000" if high else "small gradients" if small else ""
-        return of(q, k, v, do.to(q.dtype), note, "far" * far + "high" * high + "small" * small)
+        return of(q, k, v, do.to(q.dtype), note, "far" * far + "high" * high + "small-gradients" * small)
 
     def of(q: Tensor, k: Tensor, v: Tensor, do: Tensor, note: str, tags: str) -> Case:
         o, lse = _forward(q.double(), k.double(), v.double())
@@ -752,7 +752,7 @@ DQ = KernelExercise(
     ),
     misconceptions=(
         Misconception("delta-in-16-bits", when=only("digits")),
-        Misconception("small-gradients", when=only("small")),
+        Misconception("small-gradients", when=only("small-gradients")),
         *(Misconception(name, gives=_dq_gives(fault)) for name, fault in _SEEN),
         Misconception("no-scale", gives=_dq_gives("no scale")),
         Misconception("scale-twice", gives=_dq_gives("scale twice")),
@@ -789,7 +789,7 @@ def _attention_cases(rng: Random) -> list[Case]:
             do = dict(make.upstream(do))[upstream]
         note = listed("scores that rise" * (slope > 0), f"gradient {upstream}" * bool(upstream))
         note = listed(note, "small gradients" * small)
-        tags = " strided" * (not do.is_contiguous()) + " small" * small
+        tags = " strided" * (not do.is_contiguous()) + " small-gradients" * small
         return _attention_case((q, k, v), do, note=note, tags=tags)
 
     steps, faint = make.steps(33), make.faint(80)
@@ -926,7 +926,7 @@ ATTENTION = KernelExercise(
         Misconception(
             "maximum-not-carried", when=lambda evidence: _output_is_wrong(evidence) and evidence.tag("steep")
         ),
-        Misconception("small-gradients", when=only("small")),
+        Misconception("small-gradients", when=only("small-gradients")),
         Misconception("forward-first", when=_output_is_wrong),
         *(Misconception(name, gives=_of_gradients(fault)) for name, fault in _SEEN[:5]),
         Misconception("exchanged", gives=_of_gradients("exchanged")),

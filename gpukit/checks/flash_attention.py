@@ -1160,7 +1160,7 @@ def _gradients_cases(rng: Random) -> list[Case]:
             q, do = ((1024 * x).round() / 1024 for x in (q, do))
             k, v = ((16 * x).round() / 16 for x in (k, v))
         do = do.to(q.dtype) * 2.0**-small
-        return finished(q, k, v, do, tags + " small" * (small > 0), "small gradients" * (small > 0))
+        return finished(q, k, v, do, tags + " small-gradients" * (small > 0), "small gradients" * (small > 0))
 
     def finished(q: Tensor, k: Tensor, v: Tensor, do: Tensor, tags: str, note: str = "") -> Case:
         o, lse = _with_lse(q.double(), k.double(), v.double())
@@ -1303,7 +1303,7 @@ GRADIENTS = KernelExercise(
         Misconception("delta-in-16-bits", when=_rounded_delta),
         Misconception("faint-keys", when=only("faint")),
         Misconception("lse-in-16-bits", when=_rounded_lse),
-        Misconception("small-gradients", when=only("small")),
+        Misconception("small-gradients", when=only("small-gradients")),
         # An edge is one in every dtype.
         Misconception(
             "query-edge",

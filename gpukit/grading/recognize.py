@@ -24,7 +24,7 @@ TAGS = {
     "high": "with scores of 1,000",
     "faint": "with one score far above the others",
     "creeping": "with a maximum that rises by very little",
-    "small": "with small gradients",
+    "small-gradients": "with small gradients",
     "zeros": "with a block of zeros",
     "idle": "with a block of gradients of 0",
     "hidden": "with a high score where a query must not look",
