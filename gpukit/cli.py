@@ -526,7 +526,9 @@ def _bench(args: argparse.Namespace) -> int:
 
 def _trace(args: argparse.Namespace) -> int:
     if bool(args.op) == bool(args.ncu):
-        return _refuse("trace needs an operation, such as softmax, a file, such as mine.py, or --ncu FILE.py")
+        return _refuse(
+            "trace needs an operation, such as softmax, a file, such as mine.py, or --ncu FILE.py, and one of them alone"
+        )
     if args.ncu:
         if args.html:
             return _refuse("--html goes with an operation or a file, and --ncu prints tables only")

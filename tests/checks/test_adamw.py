@@ -80,7 +80,9 @@ def test_rounding_at_random_is_right_on_average():
 @pytest.mark.parametrize("exercise", EXERCISES, ids=ids)
 def test_cases_hold_what_breaks_kernels(exercise):
     lengths = {case.args[0].numel() for case in exercise.cases(random.Random(1))}
-    assert any(n % 64 for n in lengths) and max(lengths) <= (1 << 21 if exercise is CLIP else 1 << 14)
+    # CLIP adds up blocks, and the noise of ROUNDING may repeat where 16 bits count the elements.
+    most = 1 << 21 if exercise is CLIP else 1 << 17 if exercise is ROUNDING else 1 << 14
+    assert any(n % 64 for n in lengths) and max(lengths) <= most
     assert 1 in lengths or exercise is MANY
     if exercise is MANY:
         sizes = [size for case in MANY.cases(random.Random(1)) for size in case.args[5]]

@@ -91,12 +91,14 @@ def test_gradients_are_autograds():
         x, target, scale, *index = case.args
         loss, dx = checks._loss_and_gradient(x.double(), target, scale.double(), *index)
         leaf = x.double().requires_grad_()
-        mean = F.cross_entropy(leaf, target, ignore_index=(*index, checks.IGNORE)[0])
-        mean.backward()
+        scaled = scale.double() * F.cross_entropy(
+            leaf, target, ignore_index=(*index, checks.IGNORE)[0], reduction="sum"
+        )
+        scaled.backward()
         # Of an ignored row of NaN PyTorch's own gradient is NaN; the stub says that such a row gets zeros, whatever it holds.
         expected = leaf.grad.masked_fill((target == (*index, checks.IGNORE)[0])[:, None], 0)
         torch.testing.assert_close(dx, expected, rtol=1e-6, atol=1e-9)
-        torch.testing.assert_close(loss.sum() * scale.double(), mean.detach())
+        torch.testing.assert_close(loss.sum() * scale.double(), scaled.detach())
 
 
 def test_smoothing_and_z_loss_are_pytorchs_and_the_projects():

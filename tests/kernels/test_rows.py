@@ -57,7 +57,9 @@ def test_a_second_launch_passes_all_arguments_in_the_kernels_order(kernel):
     assert how(kernel, y, None, 5) == "cached"
     _, grid, arguments = kernel.calls[-1]
     assert grid == (3, 1, 1) and arguments == (y.data_ptr(), None, 5, 8, True)
-    assert kernel.calls[0][1] == (3,) and kernel.calls[0][3] == {"EVEN": True, "BLOCK": 8, "num_warps": 4}
+    assert kernel.calls[0][1] == (3,) and kernel.calls[0][3] == {
+        "enable_fp_fusion": True, "EVEN": True, "BLOCK": 8, "num_warps": 4,
+    }  # fmt: skip
 
 
 def test_what_triton_compiles_anew_is_not_taken_from_the_table(kernel):
