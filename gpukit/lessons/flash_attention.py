@@ -705,7 +705,7 @@ def what_limits_it() -> Markdown:
     text = (
         f"**What you saw.** At the peak of the tensor cores the products take {least:.2f} ms. The model says "
         f"{found.time_us / 1e3:.2f} ms "
-        f"for the kernel with pointers, which is built like yours, and its limit: {found.limit}. *Taking "
+        f"for the kernel with pointers, which is built like yours. Its limit there is {found.limit}. *Taking "
         "turns* is the time in "
         "which one unit waits for another: a warp that computes exponentials does not start products at the same moment. "
         "The limit, *taking turns* and the launch add up to the whole time. "
