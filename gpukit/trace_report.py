@@ -147,20 +147,11 @@ def _said(error: BaseException, path: Path) -> str:
     return f"{place}{kind}"
 
 
-class _Announced:
+class _Announced(launches.Onlooker):
     """A context manager: inside, `say` is told of each launch and of what comes after the last one."""
-
-    dry, sample, role = False, None, "whole"  # what the interpreter asks of a watcher, and says to a recorder
 
     def __init__(self, say: Callable[[str], object]):
         self.say = say
-
-    def __enter__(self) -> _Announced:
-        launches.watch(self)
-        return self
-
-    def __exit__(self, *exc_info) -> None:
-        launches.unwatch(self)
 
     def begin(self, call) -> _Announced:
         self.kernel = call.kernel
@@ -169,23 +160,6 @@ class _Announced:
 
     def end(self) -> None:
         self.say(f"compiling {self.kernel} and playing its accesses through the caches")
-
-    def access(self, access, program: int, file: str, line: int) -> None:
-        pass
-
-    def dot(self, flops: int) -> None:
-        pass
-
-    def window(self) -> int:
-        return 0
-
-    def cut(self, program: int) -> None:
-        pass
-
-    def unknown(self, fault) -> None:
-        pass
-
-    unwritten = disorder = unknown
 
 
 def _alike(one: Step, other: Step) -> bool:

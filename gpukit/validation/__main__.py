@@ -26,10 +26,8 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
-from gpukit import hardware
 from gpukit.validation import counters, simulated_counts, traffic
 
 
@@ -107,16 +105,7 @@ def _measure(args: argparse.Namespace) -> int:
         log.write(line + "\n")
         log.flush()
 
-    import torch
-
-    device = torch.cuda.get_device_name()
-    facts = {
-        "gpu": hardware.gpu(device).key,
-        "device": device,
-        "torch": torch.__version__,
-        "triton": importlib.metadata.version("triton"),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-    }
+    facts = counters.facts()
     say(", ".join(facts.values()))
     names, module = _names(args), _module(args)
     traced: dict[str, dict] = {}

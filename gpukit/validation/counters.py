@@ -6,6 +6,7 @@ https://docs.nvidia.com/nsight-compute/NsightComputeCli/  https://docs.nvidia.co
 from __future__ import annotations
 
 import csv
+import importlib.metadata
 import json
 import os
 import re
@@ -16,7 +17,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
+
+from gpukit import hardware
 
 # What the table shows -> the counters that hold it: the first that ncu knows, or of _SUMS all together.
 JUDGED = {
@@ -153,6 +157,20 @@ def warm(names: list[str], workers: int, say: Callable[[str], None], module: str
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(run, range(workers)))
     say(f"compiled and launched once: {time.monotonic() - begin:.0f} s")
+
+
+def facts() -> dict[str, str]:
+    """What this machine measures with: its GPU, by our name and its own, the versions of torch and triton, and the date."""
+    import torch
+
+    device = torch.cuda.get_device_name()
+    return {
+        "gpu": hardware.gpu(device).key,
+        "device": device,
+        "torch": torch.__version__,
+        "triton": importlib.metadata.version("triton"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
 
 
 def measure(names: list[str], say: Callable[[str], None], seconds: float = 240, module: str = COUNTED) -> list[dict]:

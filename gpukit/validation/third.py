@@ -10,14 +10,11 @@ third_traffic.csv, which `gpukit validate` shows before all else.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
-from gpukit import hardware
 from gpukit.validation import counters, times, traffic
 
 SET = "third"
@@ -38,14 +35,7 @@ def measure(seconds: float = 150) -> int:
     if not torch.cuda.is_available():
         print("--measure needs an NVIDIA GPU, and PyTorch sees none", file=sys.stderr)
         return 2
-    device = torch.cuda.get_device_name()
-    facts = {
-        "gpu": hardware.gpu(device).key,
-        "device": device,
-        "torch": torch.__version__,
-        "triton": importlib.metadata.version("triton"),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-    }
+    facts = counters.facts()
     folder = times.RESULTS / facts["gpu"]
     failed = times.measure(folder / RAW, "", _workers(), seconds, SET)  # compiles all of it into Triton's cache
     try:

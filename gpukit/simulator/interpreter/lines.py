@@ -13,12 +13,10 @@ from gpukit.simulator.interpreter import executor, layer
 from gpukit.simulator.prediction.mix import statements
 
 
-class LineCounter:
+class LineCounter(launches.Onlooker):
     """A context manager; afterwards `launches` holds, per launch in order, statement -> runs, over the programs that were
     run whole. A statement is known by its first line and those of the calls it came in through, innermost first, each as
     (file, line). `at_launch` is called with each launch before it runs."""
-
-    dry, sample = False, None  # what the interpreter asks of a watcher
 
     def __init__(self, at_launch: Callable[[object], None] | None = None):
         self.at_launch = at_launch
@@ -28,13 +26,12 @@ class LineCounter:
 
     def __enter__(self) -> LineCounter:
         layer.install()
-        launches.watch(self)
         self._outer = sys.gettrace()
-        return self
+        return super().__enter__()
 
     def __exit__(self, *exc_info) -> None:
         sys.settrace(self._outer)
-        launches.unwatch(self)
+        super().__exit__(*exc_info)
 
     # What the interpreter calls: a watcher's begin, and the methods of a recorder.
 
@@ -54,23 +51,6 @@ class LineCounter:
     @role.setter
     def role(self, role: str) -> None:
         sys.settrace(self._outer)  # from now on programs run in part, and tracing costs half of the interpreter's time
-
-    def access(self, access, program: int, file: str, line: int) -> None:
-        pass
-
-    def dot(self, flops: int) -> None:
-        pass
-
-    def window(self) -> int:
-        return 0
-
-    def cut(self, program: int) -> None:
-        pass
-
-    def unknown(self, fault) -> None:
-        pass
-
-    unwritten = disorder = unknown
 
     def end(self) -> None:
         sys.settrace(self._outer)

@@ -13,14 +13,12 @@ class TooLong(Exception):
     """A few programs share the work of a grid; where the last of them ends would take too long to find out."""
 
 
-class Sampled:
+class Sampled(launches.Onlooker):
     """A context manager: inside, `sample` programs of each launch run, spread over its grid. Raises MemoryFault, and TooLong
     for programs that make more accesses than anybody wants to wait for.
 
     silent   (file, line) of a store in each launch whose programs came to their stores and had every lane masked off
     """
-
-    dry, role = False, "whole"  # what the interpreter asks of a watcher, and says to a recorder
 
     def __init__(self, sample: int):
         self.sample = sample
@@ -31,11 +29,7 @@ class Sampled:
 
     def __enter__(self) -> Sampled:
         layer.install()
-        launches.watch(self)
-        return self
-
-    def __exit__(self, *exc_info) -> None:
-        launches.unwatch(self)
+        return super().__enter__()
 
     def begin(self, call) -> Sampled:
         self._left = _MOST
@@ -49,20 +43,6 @@ class Sampled:
         if access.kind != "load":
             self._stored = self._stored or access.lanes > 0
             self._masked = self._masked or (file, line)
-
-    def dot(self, flops: int) -> None:
-        pass
-
-    def unknown(self, fault) -> None:
-        """Not minded: an exercise's host has no data at all."""
-
-    unwritten = disorder = unknown
-
-    def window(self) -> int:
-        return 0
-
-    def cut(self, program: int) -> None:
-        pass
 
     def end(self) -> None:
         if self._masked and not self._stored:
