@@ -100,12 +100,14 @@ class _Caches(Inputs):
         q[..., 0], k[:, 0, :, 0], v[:, 0, :, :8] = 4, 14, 0
         return q, k, v, lengths
 
-    def creeping(self) -> tuple[Tensor, ...]:
+    def creeping(self, parts: int = 1) -> tuple[Tensor, ...]:
         """A head of 512 tokens in float32: the scores of each block of 32 are 1/4096 above those of the block before, so that a
-        factor of sums is nearly 1, and a shortcut leaves it out. The first half has values of 1, the second of 0."""
+        factor of sums is nearly 1, and a shortcut leaves it out. Of each of the parts that are looked at apart, the first half
+        has values of 1, the second of 0."""
         q, k, v, lengths = self.args(1, 16, 512, [512], "float32")
         q[:], k[:], v[:] = 0, 0, 0
-        q[..., 0], k[0, :, 0, 0], v[:, :256] = 4, self.torch.arange(512) // 32 / 4096, 1
+        q[..., 0], k[0, :, 0, 0], v[:] = 4, self.torch.arange(512) // 32 / 4096, 0
+        v.unflatten(1, (parts, 2, -1))[:, :, 0] = 1
         return q, k, v, lengths
 
     def stalling(self) -> tuple[Tensor, ...]:
@@ -708,7 +710,7 @@ def _split_cases(rng: Random) -> list[Case]:
     add(make.args(3, 128, 160, [97], "float16", stale=True), 3, "", "old numbers behind them")
     add(make.args(1, 16, 4096, [512], "float32"), 8, "", "most slots unused")
     add(make.faint(), 4, "faint", "one score 14 above the others")
-    add(make.creeping(), 4, "creeping", "scores that rise by 1/4096 from block to block")
+    add(make.creeping(4), 4, "creeping", "scores that rise by 1/4096 from block to block")
     return cases
 
 
