@@ -551,9 +551,10 @@ class _Heads(Inputs):
 
     def faint(self, T: int) -> tuple:
         """q, k and v of a head in float32 whose first key is 14 above all others: each of them has 8e-7 of the weight, and in the
-        columns where the first key's values are 0 they are the result."""
+        columns where the first key's values are 0 they are the result. The others hold ones, of which any order of sums gives one: with
+        other numbers PyTorch would be exact, and each rounding beyond the tolerance."""
         q, k, v = self.torch.zeros(1, T, 16), self.torch.zeros(1, T, 16), self.normal(1, T, 16) + 1
-        q[..., 0], k[:, 0, 0], v[:, 0, :8] = 4, 14, 0
+        q[..., 0], k[:, 0, 0], v[:, 0, :8], v[..., 8:] = 4, 14, 0, 1
         return q, k, v
 
     def hidden(self, T: int) -> tuple:
