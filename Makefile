@@ -9,7 +9,6 @@ SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 # Of plugins only what the tests use: pytest rewrites each file of a plugin that is found by itself, all of gpukit among them.
 # Tests start Python hundreds of times, and so do not compile it anew each time.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --disable-plugin-autoload -p xdist
-# `make test` has three processes for two cores: often one of them waits for a browser, a time limit or a process that it started.
 # Besides the version in constraints.txt, the kernels are tested on the oldest and the newest that work.
 TRITONS = 3.6.0 3.9.0
 TRITON_TESTS = tests/simulator/test_interpreter.py tests/simulator/test_gluon.py tests/simulator/test_trace.py tests/kernels/test_softmax.py tests/checks/test_answers.py
@@ -33,6 +32,7 @@ lab: ## open the course in JupyterLab; the first time, install it
 	$(SETUP) --last-step "starting JupyterLab"
 	@$(BIN)/gpukit lab $(ARGS)
 
+# Three processes for two cores: often one of them waits for a browser, a time limit or a process that it started.
 test: ## run every test, the saved notebooks included
 	$(SETUP) --extra dev --last-step "running the tests"
 	$(BIN)/ruff format --check .

@@ -549,14 +549,6 @@ class _Heads(Inputs):
         do[:, 16:] -= 3500
         return tuple(x.half() for x in (q, k, v, do))
 
-    def faint(self, T: int) -> tuple:
-        """q, k and v of a head in float32 whose first key is 14 above all others: each of them has 8e-7 of the weight, and in the
-        columns where the first key's values are 0 they are the result. The others hold ones, of which any order of sums gives one: with
-        other numbers PyTorch would be exact, and each rounding beyond the tolerance."""
-        q, k, v = self.torch.zeros(1, T, 16), self.torch.zeros(1, T, 16), self.normal(1, T, 16) + 1
-        q[..., 0], k[:, 0, 0], v[:, 0, :8], v[..., 8:] = 4, 14, 0, 1
-        return q, k, v
-
     def hidden(self, T: int) -> tuple:
         """q, k, v and do of a head whose last key is 200 above all others: the exponential of that is no float32, and only the
         last query sees it. Its gradient is 0, and that of the first queries: with few keys, dp - delta cancels."""
@@ -643,8 +635,9 @@ def _dq_cases(rng: Random) -> list[Case]:
     make = _Heads(rng)
 
     def given(*shape: int, dtype: str = "float32", far: bool = False, high: bool = False, small: bool = False) -> Case:
-        """small: gradients as the mean of many losses has them. far: the sums are beyond float16 before they are multiplied with scale, and not behind it. high: all scores are
-        1,000 and a bit, which with their LSE have more digits than 16 bits hold."""
+        """small: gradients as the mean of many losses has them. far: the sums are beyond float16 before they are multiplied
+        with scale, and not behind it. high: all scores are 1,000 and a bit, which with their LSE have more digits than 16 bits
+        hold."""
         q, k, v = make.qkv(*shape, dtype)
         # A row of ds adds up to 0. Where a query has few keys, or one of them has nearly all the weight, dp - delta cancels to
         # rounding, which has no right value: so scores are small, and the first queries have a gradient of 0.
@@ -793,7 +786,7 @@ def _attention_cases(rng: Random) -> list[Case]:
         tags = " strided" * (not do.is_contiguous()) + " small-gradients" * small
         return _attention_case((q, k, v), do, note=note, tags=tags)
 
-    steps, faint = make.steps(33), make.faint(80)
+    steps, faint = make.steps(33), make.faint(80, 80)
     *waves, do = make.waves(33)
     *hidden, upstream = make.hidden(13)
     return [

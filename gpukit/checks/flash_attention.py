@@ -68,15 +68,6 @@ class _Heads(Inputs):
         q[..., 0], k[0, :, 0], v[:, :512] = 4, self.torch.arange(1024) // 16 / 16, 1
         return tuple(x.bfloat16() for x in (q, k, v))
 
-    def faint(self, T_q: int, T_k: int = 256) -> tuple:
-        """T_q queries, all alike, and T_k keys in float32: the first score is 14, the others are 0. Each of the others has 8e-7 of
-        the weight, and a shortcut leaves them out; in the columns where the first key's values are 0, they are the result.
-        The other columns hold ones, of which any order of sums gives one: with other numbers PyTorch would be exact, and each
-        rounding beyond the tolerance."""
-        q, k, v = self.torch.zeros(1, T_q, 16), self.torch.zeros(1, T_k, 16), self.normal(1, T_k, 16) + 1
-        q[..., 0], k[:, 0, 0], v[:, 0, :8], v[..., 8:] = 4, 14, 0, 1
-        return q, k, v
-
     def creeping(self, T_q: int, T_k: int = 256) -> tuple:
         """T_q queries, all alike, and T_k keys in float32: the scores of each block of 16 are 1/4096 above those of the block
         before, so that a factor of sums is nearly 1, and a shortcut leaves it out. The first half has values of 1, the second

@@ -93,14 +93,9 @@ class _Caches(Inputs):
         return q, k, v, lengths
 
     def faint(self) -> tuple[Tensor, ...]:
-        """A head of 512 tokens in float32: the first score is 14, the others are 0. Each of the others has 8e-7 of the weight, and a
-        shortcut leaves them out; in the columns where the first token's values are 0, they are the result. The other columns
-        hold ones, of which any order of sums gives one: with other numbers PyTorch would be exact, and each rounding beyond
-        the tolerance."""
-        q, k, v, lengths = self.args(1, 16, 512, [512], "float32")
-        q[:], k[:] = 0, 0
-        q[..., 0], k[:, 0, :, 0], v[:, 0, :, :8], v[..., 8:] = 4, 14, 0, 1
-        return q, k, v, lengths
+        """That of `Inputs` as a cache of one head."""
+        q, k, v = super().faint(1, 512)
+        return q, k.unsqueeze(2), v.unsqueeze(2), self.torch.tensor([512], dtype=self.torch.int32)
 
     def creeping(self, parts: int = 1) -> tuple[Tensor, ...]:
         """A head of 512 tokens in float32: the scores of each block of 32 are 1/4096 above those of the block before, so that a
@@ -369,6 +364,10 @@ def _counts(**changed: Any) -> Callable[..., float]:
     return lambda *args: _rate(*args, **changed)
 
 
+# Of a cached number, by the words of a case's name.
+_CACHE_BITS = {"a cache of 4 bits": 4, "a cache of 5 bits": 5, "a cache of 8 bits": 8, "a cache of 32 bits": 32}
+
+
 def _speed_cases(rng: Random) -> list[Case]:
     cases = []
     for name, tags, low, high in (
@@ -391,15 +390,7 @@ def _speed_cases(rng: Random) -> list[Case]:
             rng.randrange(12, 80),
             1 if "one key" in name else rng.choice((2, 4, 8)),
             20 if "heads of 20" in name else rng.choice((64, 96, 128)),
-            5
-            if "5 bits" in name
-            else 8
-            if "int8" in tags
-            else 32
-            if "32 bits" in name
-            else 4
-            if "cache of 4" in name
-            else 16,
+            next((bits for said, bits in _CACHE_BITS.items() if said in name), 16),
             rng.randint(low, high),
             0 if "no prompt" in name else rng.randrange(1, 60) if tags == "long-run" else rng.randrange(500, 30_000),
             new,

@@ -123,6 +123,15 @@ class Inputs:
         b[-1] += 1
         return tuple(x.to(getattr(self.torch, dtype)) for x in (a, b))
 
+    def faint(self, T_q: int, T_k: int = 256) -> tuple[Tensor, Tensor, Tensor]:
+        """q [1, T_q, 16], all queries alike, and k and v [1, T_k, 16] in float32, with a scale of 1/4: the first score is 14, the
+        others are 0. Each of the others has 8e-7 of the weight, and a shortcut leaves them out; in the columns where the first
+        key's values are 0, they are the result. The other columns hold ones, of which any order of sums gives one: with
+        other numbers PyTorch would be exact, and each rounding beyond the tolerance."""
+        q, k, v = self.torch.zeros(1, T_q, 16), self.torch.zeros(1, T_k, 16), self.normal(1, T_k, 16) + 1
+        q[..., 0], k[:, 0, 0], v[:, 0, :8], v[..., 8:] = 4, 14, 0, 1
+        return q, k, v
+
     def layouts(self, x: Tensor) -> list[tuple[str, Tensor]]:
         """x as its callers may hold it, with how that reads in a case's name: its last two dimensions transposed in memory,
         with a gap behind each row, every second element of a wider row. What is in the gaps is NaN, or the largest integer."""

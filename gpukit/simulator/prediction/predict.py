@@ -9,8 +9,9 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
    has several: loads and stores of whole lines, and of single sectors, where each lane asks for one of its own. Into L2,
    stores come no faster than a kernel writes that does nothing else. Atomics keep its slices busy with updates of sectors,
    or one element with its changes, which wait for one another (contention.py). Tensor cores fetch what they multiply from
-   shared memory, and bring the clock down. In each clock, L1 moves what an instruction wants of one stretch of 128 bytes, and each bank of shared memory one word:
-   lanes that lie apart, or that meet in a bank, take more clocks (instructions.py, banks.py).
+   shared memory, and bring the clock down. In each clock, L1 moves what an instruction wants of one stretch of 128 bytes,
+   and each bank of shared memory one word: lanes that lie apart, or that meet in a bank, take more clocks (instructions.py,
+   banks.py).
 2. Taking turns.  A program that waits for its loads, computes, then stores, uses one resource at a time; the SM's other
    programs fill the gaps. With n programs at different points that each need the resources d1, d2, ... and besides wait
    for the time z, a balanced network of queues takes no longer for all of them than
