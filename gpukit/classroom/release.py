@@ -190,7 +190,7 @@ def _of_concepts(files: Mapping[str, bytes], concepts: tuple[str, ...]) -> dict[
 def _makefile(text: str) -> str:
     """The course's Makefile with TARGETS alone."""
     paragraphs = re.split(r"\n\n+", text)
-    targets = {p: found[1] for p in paragraphs if (found := re.match(r"([a-z][\w-]*):", p))}
+    targets = {p: found[1] for p in paragraphs if (found := re.match(r"(?:#.*\n)*([a-z][\w-]*):", p))}
     kept = [p for p in paragraphs if p not in targets or targets[p] in TARGETS]
     made = re.sub(r"^\.PHONY:.*$", f".PHONY: {' '.join(TARGETS)}", "\n\n".join(kept), flags=re.MULTILINE)
     for_tests = r"^# (Of plugins|Besides the version).*\n(#.*\n)*((PYTEST|TRITON).*\n)+"
