@@ -6,7 +6,7 @@ there is one: what goes through the table, nobody sees.
 A watcher has `begin(call) -> recorder`, `dry`: if any is dry, launches are listed but not run, and `sample`: how many
 programs of a launch to run, None for all. A recorder has `access(access, program, file, line)`, `dot(flops)`,
 `unwritten(fault)` and `disorder(fault)`, which may raise it, and `end()`; for sampled launches `role`, `window()` and
-`cut(program)` too, and `inferred(probes, others)` where window() asks for programs.
+`cut(program)` too, and `starts(program)` and `inferred(radices, probes, others)` where window() asks for programs.
 """
 
 from __future__ import annotations

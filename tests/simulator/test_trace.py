@@ -469,6 +469,8 @@ def begins(x_ptr, index_ptr, y_ptr, HOW: tl.constexpr, BLOCK: tl.constexpr):
     row, column = tl.program_id(1), tl.program_id(0)
     if HOW == "grouped":
         row = row // 3
+    if HOW == "scattered":
+        row = row * row % 64
     offs = row * 8 * BLOCK + column * BLOCK + tl.arange(0, BLOCK)
     if HOW == "gathered":
         offs += tl.load(index_ptr + row)
@@ -476,7 +478,9 @@ def begins(x_ptr, index_ptr, y_ptr, HOW: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(y_ptr + offs, tl.load(x_ptr + offs, mask=live) + tl.load(x_ptr + offs, mask=live), mask=live)
 
 
-@pytest.mark.parametrize(("how", "expected"), [("rows", True), ("grouped", False), ("gathered", False)])
+@pytest.mark.parametrize(
+    ("how", "expected"), [("rows", True), ("grouped", True), ("scattered", False), ("gathered", False)]
+)
 def test_where_programs_begin_is_told_from_a_few_where_it_can_be(how, expected, monkeypatch):
     """What is noted is the same as if each of them had run; the last ones of each axis, whose masks are others, run."""
     said, infer = [], Recording.infer

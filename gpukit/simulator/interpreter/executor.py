@@ -21,6 +21,7 @@ from gpukit.launches import watchers
 from gpukit.simulator.interpreter import gluon, language, running, shortcuts
 from gpukit.simulator.interpreter.arithmetic import LIBDEVICE, bind_libdevice, min_dot_size
 from gpukit.simulator.interpreter.bounds import Memory, note_written
+from gpukit.simulator.interpreter.digits import radices
 from gpukit.simulator.interpreter.faults import Fault
 from gpukit.simulator.interpreter.frames import frames_of, user_frames, where
 from gpukit.simulator.interpreter.running import Call, interpreter_module
@@ -217,10 +218,15 @@ def _sample(call: Call, program) -> None:
         program(linear)
     wanted = [(recorder, recorder.window()) for recorder in running.now.recorders]
     window = max((programs for _, programs in wanted), default=0)
+    lookers = [recorder for recorder, programs in wanted if programs]
     for recorder in running.now.recorders:
         recorder.role = "window"
+    ran = set(whole)
 
     def begin(linear: int) -> None:
+        if linear in ran:
+            return
+        ran.add(linear)
         running.now.seen = set()
         try:
             program(linear)
@@ -228,33 +234,42 @@ def _sample(call: Call, program) -> None:
             for recorder in running.now.recorders:
                 recorder.cut(linear)
 
-    rest = sorted(set(range(window)) - set(whole))
-    probes, edges = _probes(call, rest)
-    for linear in sorted({*probes, *edges}):
-        begin(linear)
-    others = sorted({*rest} - {*probes, *edges})
-    if others and not all([recorder.inferred(probes, others) for recorder, programs in wanted if programs]):
-        for linear in others:
+    rest = sorted(set(range(window)) - ran)
+    if len(rest) >= 4 * _PROBES:
+        lead = lookers[0]
+        begin(rest[0])  # from which the others are told apart
+
+        def starts(linear: int):
             begin(linear)
+            return lead.starts(linear)
+
+        axes = radices(window, starts)
+        if axes is not None:
+            probes = [linear for linear in rest if linear in ran]
+            edges = _edges(call.programs, rest, axes)
+            inner = [linear for linear in rest if linear not in edges and linear not in ran]
+            if len(inner) > _PROBES:
+                probes += np.random.default_rng(0).choice(inner, _PROBES, replace=False).tolist()
+            for linear in sorted({*probes, *edges}):
+                begin(linear)
+            probes = [linear for linear in probes if linear not in edges]
+            others = [linear for linear in rest if linear not in ran]
+            if others and all([recorder.inferred(axes, probes, others) for recorder in lookers]):
+                return
+    for linear in rest:
+        begin(linear)
 
 
 _PROBES = 32
 
 
-def _probes(call: Call, programs: list[int]) -> tuple[list[int], list[int]]:
-    """Of so many programs those from which it is told how the accesses of the others begin: spread over all of them, the first
-    ones among them; and the last ones of each axis, whose masks may be others. All of them where they are few."""
-    if len(programs) < 4 * _PROBES:
-        return programs, []
-    axes = [n for n in call.grid if n > 1]
-    edges, strides = set(), [1, *np.cumprod(axes)[:-1].tolist()]
-    for n, stride in zip(axes, strides, strict=True):
-        edges |= {linear for linear in programs if linear // stride % n == n - 1}
-    inner = [linear for linear in programs if linear not in edges]
-    if len(inner) < 4 * _PROBES:
-        return programs, []
-    chosen = np.random.default_rng(0).choice(len(inner), _PROBES, replace=False).tolist()
-    return sorted({*inner[:4], inner[-1], *(inner[i] for i in chosen)}), sorted(edges)
+def _edges(programs: int, window: list[int], axes: list[int]) -> set[int]:
+    """The last ones of each axis, whose masks may be others."""
+    found, unit = set(), 1
+    for n in axes[:-1]:
+        found |= {linear for linear in window if linear // unit % n == n - 1}
+        unit *= n
+    return found | {linear for linear in window if linear // unit == (programs - 1) // unit}
 
 
 def _grid(grid) -> tuple[int, ...]:

@@ -111,9 +111,20 @@ class Recording:
         self.tile.append(number)
         self.start.append(start)
 
-    def infer(self, probes: list[int], others: list[int]) -> bool:
+    def starts(self, program: int) -> np.ndarray | None:
+        """The addresses at which the accesses of a program of a sampled launch begin, as many as the first program that did not
+        run whole has; None if they are of other sites than that one's, or there are none."""
+        if len(self) == self.whole:
+            return None
+        programs, sites, starts = (np.array(c, dtype=np.int64) for c in (self.program, self.site, self.start))
+        reference = sites[self.whole :][programs[self.whole :] == programs[self.whole]]
+        own = np.flatnonzero(programs == program)[: reference.size]
+        return starts[own] if np.array_equal(sites[own], reference) else None
+
+    def infer(self, radices: list[int], probes: list[int], others: list[int]) -> bool:
         """Note the accesses of the programs `others` of a sampled launch as those of `probes` say, if these make the same ones,
-        each at an address that goes up by so much along each axis of the grid. Else nothing is noted, and it is False."""
+        each at an address that goes up by so much with each digit of the program's number (digits.radices). Else nothing is
+        noted, and it is False."""
         columns = [np.array(c, dtype=np.int64)[self.whole :] for c in (self.program, self.site, self.tile, self.start)]
         program, site, tile, start = columns
         rows = [np.flatnonzero(program == probe) for probe in probes]
@@ -125,9 +136,9 @@ class Recording:
             return False
 
         def places(programs: list[int]) -> np.ndarray:
-            """[programs, 1 + axes]: 1, and the coordinates in the grid."""
+            """[programs, 1 + digits]: 1, and the digits of their numbers."""
             linear, found = np.array(programs, dtype=np.int64), []
-            for n in self.call.grid:
+            for n in radices:
                 found.append(linear % n)
                 linear = linear // n
             return np.stack([np.ones_like(found[0]), *found], axis=1)

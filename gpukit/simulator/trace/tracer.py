@@ -173,17 +173,21 @@ class _Recorder:
         if str(fault) not in self.launch.assumed:
             self.launch.assumed.append(str(fault))
 
-    def inferred(self, probes: list[int], others: list[int]) -> bool:
+    def starts(self, linear: int) -> np.ndarray | None:
+        """Where the first accesses of a program of the window begin, if they are those of the others."""
+        return self.launch.recording.starts(linear)
+
+    def inferred(self, radices: list[int], probes: list[int], others: list[int]) -> bool:
         """Whether it is known from the first accesses of `probes` where those of `others` begin; then they are noted, and these
         programs need not run. A program that reads integers may go where no other one goes."""
-        return not self._reads_integers() and self.launch.recording.infer(probes, others)
+        return not self._reads_integers() and self.launch.recording.infer(radices, probes, others)
 
     def _reads_integers(self) -> bool:
         for site in self.launch.recording.sites:
             tensor = self.launch.arguments.get(site.tensor)
             tensor = getattr(tensor, "base", None) if not isinstance(tensor, torch.Tensor) else tensor
             floats = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
-            if site.kind != "store" and not floats:
+            if site.kind == "load" and not floats:  # what an atomic answers is unknown in a sample
                 return True
         return False
 

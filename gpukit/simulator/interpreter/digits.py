@@ -1,0 +1,44 @@
+"""How a kernel counts its programs: which numbers it makes of a program's number by // and %."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+
+def radices(programs: int, starts: Callable[[int], np.ndarray | None]) -> list[int] | None:
+    """The radices of the digits in which the addresses of a kernel are linear.
+
+    Kernels that put a grid of tiles, or groups of its rows, on one axis compute `pid % n`, `pid // n % m` and so on. Written with
+    these digits, a program's number p = d0 + n (d1 + m (d2 + ...)) leads to addresses that go up by so much with each digit.
+    Such a digit ends at the first program that leaves the line of those before it: each end is found by doubling and halving,
+    so that some log2(programs) programs have to run.
+
+    starts   of a program's number: the addresses at which its accesses begin, or None where they are others than program 0's
+    Returns the radices, lowest digit first, whose product is at least `programs`; None where not even two neighbors of a digit
+    make the same accesses. Whether all programs follow the digits is for the caller to try.
+    """
+    found: list[int] = []
+    unit, first = 1, starts(0)
+    while unit < programs:
+        second = starts(unit)
+        if first is None or second is None:
+            return None
+        step = second - first
+
+        def follows(count: int, unit=unit, step=step) -> bool:
+            own = starts(unit * count)
+            return own is not None and bool((own == first + count * step).all())
+
+        most = -(-programs // unit)
+        last, beyond = 1, 2  # a count that follows, and one of which that is not known
+        while beyond < most and follows(beyond):
+            last, beyond = beyond, 2 * beyond
+        beyond = min(beyond, most)
+        while beyond - last > 1:
+            middle = (last + beyond) // 2
+            last, beyond = (middle, beyond) if follows(middle) else (last, middle)
+        found.append(beyond)
+        unit *= beyond
+    return found
