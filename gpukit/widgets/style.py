@@ -269,6 +269,12 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:,.{max(digits - 1 - magnitude, 0)}f}"
 
 
+def _without_sign_of_zero(text: str) -> str:
+    """A number that was rounded to nothing but zeros says neither plus nor minus: 0.00% and not -0.00%."""
+    digits = set(text) & set("0123456789")
+    return text.lstrip("+-") if digits == {"0"} else text
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -303,6 +309,7 @@ class Table:
         for value in values:
             if _is_number(value):
                 text = format(value, self.formats[name]) if name in self.formats else number(value)
+                text = _without_sign_of_zero(text)
                 whole, point, fraction = text.partition(".")
                 cells.append((whole, point + fraction))
             else:

@@ -184,6 +184,13 @@ def test_a_table_aligns_on_the_point_in_html_and_escapes():
     assert "color" not in html  # the page's theme colours it
 
 
+def test_what_a_table_rounds_to_zero_has_no_sign():
+    values = [(-2e-6,), (2e-6,), (0,), (-0.0475,), (float("-inf"),)]
+    shown = str(style.table({"off": ""}, values, formats={"off": "+.2%"})).split("\n")[2:]
+    assert [line.strip() for line in shown] == ["0.00%", "0.00%", "0.00%", "-4.75%", "-inf%"]
+    assert "-0.0" not in str(style.table({"off": ""}, [(-0.001,), (1.0,)], formats={"off": ".1f"}))
+
+
 def test_a_table_refuses_a_row_of_another_length():
     with pytest.raises(ValueError, match=r"2 columns \['a', 'b'\], got a row of 1"):
         style.table({"a": "", "b": ""}, [(1,)])
