@@ -350,9 +350,8 @@ def parity(theirs: Tensor, ours: Tensor, both: Tensor) -> Markdown:
     """How far apart weights end that the same gradients have trained."""
     alone, changed = ((each - theirs).abs().max().item() for each in (ours, both))
     return Markdown(
-        f"The weights lie between -1 and 1. The largest difference from PyTorch's is **{alone:.0e}** where ours took all "
-        "steps, "
-        f"and **{changed:.0e}** where ours took over in the middle (computed here)."
+        f"The weights lie between -1 and 1. The largest difference from PyTorch's is **{alone:.0e}** where this course's "
+        f"optimizer took all steps, and **{changed:.0e}** where it took over from PyTorch's in the middle (computed here)."
     )
 
 

@@ -173,13 +173,13 @@ def _by_length_table(rows: Mapping[Key, benchmark.Row]) -> Table:
              lines.peak_bytes / 1e9, ours.peak_bytes / 1e9)
         )  # fmt: skip
     columns = {
-        "T": "", "three lines": "ms", "cuDNN": "ms", "ours": "ms", "times as fast": "", "with backward": "",
-        "memory of three lines": "GB", "of ours": "GB",
+        "T": "", "three lines": "ms", "cuDNN": "ms", "this course": "ms", "times as fast": "", "with backward": "",
+        "memory of three lines": "GB", "of this course": "GB",
     }  # fmt: skip
-    formats = dict.fromkeys(("three lines", "cuDNN", "ours"), ".2f") | dict.fromkeys(
+    formats = dict.fromkeys(("three lines", "cuDNN", "this course"), ".2f") | dict.fromkeys(
         ("times as fast", "with backward"), ".1f"
     )
-    formats |= dict.fromkeys(("memory of three lines", "of ours"), ".2f")
+    formats |= dict.fromkeys(("memory of three lines", "of this course"), ".2f")
     first = rows["gpukit", "fwd", TOKENS]
     caption = f"measured on an {first.gpu}, {first.date}: forward, {HEADS} heads, D = {HEAD_SIZE}, {TOKENS:,} tokens in all, no mask"
     return style.table(columns, table, caption=caption, formats=formats)
@@ -190,7 +190,7 @@ def _by_length_picture(rows: Mapping[Key, benchmark.Row]) -> Picture:
     kinds = (
         ("formula", "three lines", style.NEUTRAL),
         ("sdpa-cudnn", "cuDNN", style.PEER),
-        ("gpukit", "ours", style.COMPUTE),
+        ("gpukit", "this course", style.COMPUTE),
     )
     with style.use():
         fig, ax = style.figure(height=3.2)
@@ -224,7 +224,7 @@ def _by_length_said(rows: Mapping[Key, benchmark.Row]) -> str:
     }
     fixed = ms(LEAST.bytes)
     text = (
-        f"**What you saw.** At 512 tokens the three lines take {gains[512]:.1f} times as long as our kernel, and at "
+        f"**What you saw.** At 512 tokens the three lines take {gains[512]:.1f} times as long as this course's kernel, and at "
         f"{best:,} tokens "
         f"{gains[best]:.1f} times. Between the two there are 16 times as many scores. The kernel takes "
         f"{growth['gpukit']:.0f} times as long. Reading q, k and v and writing o does not grow with the length; at the "
@@ -246,9 +246,9 @@ def _by_length_said(rows: Mapping[Key, benchmark.Row]) -> str:
     return text + (
         "\n\nThe memory tells the same story. With backward the three lines hold "
         f"{rows['formula', 'fwd+bwd', TOKENS].peak_bytes / 1e9:.0f} "
-        f"GB at {TOKENS:,} tokens, ours {rows['gpukit', 'fwd+bwd', TOKENS].peak_bytes / 1e9:.2f}. cuDNN is NVIDIA's "
+        f"GB at {TOKENS:,} tokens, the kernel {rows['gpukit', 'fwd+bwd', TOKENS].peak_bytes / 1e9:.2f}. cuDNN is NVIDIA's "
         "library of kernels; "
-        "its attention is a FlashAttention too. At 512 tokens it is faster than ours."
+        "its attention is a FlashAttention too. At 512 tokens it is faster than this course's."
     )
 
 
@@ -380,15 +380,15 @@ def peak_memory(flash: object) -> Table:
         with live.watch() as ours:
             flash(q, k, v)
         rows.append((tokens, lines.peak_bytes, ours.peak_bytes))
-    columns = {"T": "", "three lines": "bytes", "our kernel": "bytes"}
+    columns = {"T": "", "three lines": "bytes", "this course": "bytes"}
     return style.table(columns, rows, caption="counted: beside q, k and v; 2 heads, D = 64, float32")
 
 
-_BY_HAND = {"blocks": "attention_tiles, blocks of 128", "formula": "three lines", "gpukit": "our kernel"}
+_BY_HAND = {"blocks": "attention_tiles, blocks of 128", "formula": "three lines", "gpukit": "this course"}
 
 
 def in_blocks() -> Table | Markdown:
-    """One head in float32 by the solution of flash_attention.tiles, by three lines and by our kernel, as it was measured."""
+    """One head in float32 by the solution of flash_attention.tiles, by three lines and by the course's kernel, as it was measured."""
     rows = by_hand("attention_in_blocks")
     if not rows:
         return _NOTHING
@@ -412,14 +412,14 @@ def what_blocks_cost() -> Markdown:
         "and each step for a pair is a small kernel of its own: about a dozen launches and "
         f"{1e3 * blocks.median_ms / pairs:.0f} µs per pair. Every one of these kernels reads from memory and writes to it again, "
         "and most of the time the GPU probably waits for the next launch.\n\n"
-        f"Our kernel takes the whole walk in one launch, in {kernel.median_ms:.2f} ms. Here the three lines are still faster: in "
-        "float32 there are no tensor cores for the products, our kernel's blocks then have only 16 queries, and cuBLAS multiplies "
+        f"The course's kernel takes the whole walk in one launch, in {kernel.median_ms:.2f} ms. Here the three lines are still faster: in "
+        "float32 there are no tensor cores for the products, its blocks then have only 16 queries, and cuBLAS multiplies "
         "better. In bfloat16 the kernel wins, as the head of this notebook says."
     )
 
 
 def reuse() -> Table:
-    """Our kernel for one head of 4,096 tokens with blocks of queries of several sizes: what it loads, and from where."""
+    """The course's kernel for one head of 4,096 tokens with blocks of queries of several sizes: what it loads, and from where."""
     q, k, v = torch.empty(3, 1, 1, 4096, 128, dtype=torch.bfloat16, device="meta")
     rows = []
     for size in (32, 64, 128):
@@ -641,11 +641,11 @@ def what_is_kept() -> Markdown:
 
 # ---- what it costs ---------------------------------------------------------------------------------------------------
 
-_NAMES = {"library": "SDPA", "gpukit": "ours", "sdpa-flash": "flash", "sdpa-cudnn": "cuDNN", "flex": "Flex"}
+_NAMES = {"library": "SDPA", "gpukit": "this course", "sdpa-flash": "flash", "sdpa-cudnn": "cuDNN", "flex": "Flex"}
 
 
 def measured(mode: str = "fwd", causal: bool = False) -> Versus | Missing:
-    """Ours beside PyTorch's kernels and FlexAttention. mode: "fwd" or "bwd"."""
+    """This course's kernel beside PyTorch's and FlexAttention. mode: "fwd" or "bwd"."""
     return versus("flash_attention_causal" if causal else "flash_attention", mode=mode, dtype="bfloat16", names=_NAMES)
 
 
@@ -672,13 +672,13 @@ def what_the_times_say() -> Markdown:
         for name, row in (("wide", full), ("narrow", small), ("back", back["gpukit"]))
     }
     return Markdown(
-        f"**What you saw.** Forward, our kernel reaches {share['wide']:.0%} of the peak for D = 128. Causal attention has "
+        f"**What you saw.** Forward, this course's kernel reaches {share['wide']:.0%} of the peak for D = 128. Causal attention has "
         "half of the "
         f"pairs and takes {causal.median_ms / full.median_ms:.0%} of the time, not 50%. Blocks at the diagonal are "
         "computed whole, and half "
         "of each is thrown away; besides, programs have walks of different lengths, and some SMs have nothing to do at "
         f"the end. D = 64 reaches only {share['narrow']:.0%}: every score costs one exponential, whatever D is, and "
-        "with D = 64 there are half as many FLOPs of products to hide it behind.\n\nBackward, our kernel reaches "
+        "with D = 64 there are half as many FLOPs of products to hide it behind.\n\nBackward, it reaches "
         f"{share['back']:.0%} of the peak for D = 128 and takes {back['gpukit'].median_ms / peers.median_ms:.2f} times as long "
         f"as the best of the others; for D = 64, {small_back['gpukit'].median_ms / small_peers.median_ms:.2f} times. It computes "
         "the five products that are needed: a program has a block of keys, and adds what its keys give to dQ to sums in memory, "
@@ -686,15 +686,15 @@ def what_the_times_say() -> Markdown:
         "shared memory.\n\nKernels without atomics, yours among them, compute seven products, since the one for dQ and the one for "
         "dK and dV each compute the scores and dP for themselves: at the same rate per product they take 1.4 times as long. "
         "Atomic additions come in another order each time, and a floating-point sum depends on the order; with "
-        "`torch.use_deterministic_algorithms(True)`, and for short sequences, our kernels compute seven products too.\n\nSDPA takes nearly the same "
+        "`torch.use_deterministic_algorithms(True)`, and for short sequences, the course's kernels compute seven products too.\n\nSDPA takes nearly the same "
         "times as cuDNN, which is the kernel that PyTorch chooses here. Compare only times of one table. In the table by length, "
-        f"measured on another day, our kernel takes {again.median_ms:.2f} ms for one text of {TOKENS:,} tokens and not "
+        f"measured on another day, this course's kernel takes {again.median_ms:.2f} ms for one text of {TOKENS:,} tokens and not "
         f"{before.median_ms:.2f}, and cuDNN is slower by about the same share."
     )
 
 
 def pointer_kernel() -> str:
-    """The report of the simulator on our pointer kernel: causal, the size of the promise."""
+    """The report of the simulator on the course's pointer kernel: causal, the size of the promise."""
     return predict_op(benchmark.operation("flash_attention_causal"), SHAPE, torch.bfloat16, H200).report()
 
 

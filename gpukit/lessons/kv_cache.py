@@ -459,13 +459,13 @@ def _config() -> Config:
 
 
 def chosen_parts() -> int:
-    """How many parts per head our kernel makes of SHAPE on an H200: it asks for one program on each SM."""
+    """How many parts per head the course's kernel makes of SHAPE on an H200: it asks for one program on each SM."""
     B, _, H_kv, T, _ = SHAPE
     return splits_of(B * H_kv, T, _config().BLOCK_N, H200.sms)
 
 
 def modelled_us(parts: int) -> float:
-    """Our kernel for SHAPE in so many parts per head; the simulator's estimate for an H200."""
+    """The course's kernel for SHAPE in so many parts per head; the simulator's estimate for an H200."""
     B, H, H_kv, T, D = SHAPE
     q, k, v = (torch.empty(B, *s, D, dtype=torch.bfloat16, device="meta") for s in ((H, 1), (T, H_kv), (T, H_kv)))
     lengths = torch.full((B,), T, dtype=torch.int32)
@@ -487,7 +487,7 @@ def by_parts() -> Reveal:
         f"**What you saw.** 32 programs take {few:.0f} µs and 128 programs {many:.1f} µs, so 16 parts are {few / many:.1f} times as fast. "
         "As long as there are idle SMs, the time falls almost in proportion to the number of parts. With 16 parts nearly every SM has a "
         f"program, and memory is the limit: the cache's {cache_bytes() / 1e6:.0f} MB need {least:.1f} µs at the rate of a "
-        f"copy. More parts could gain {1 - least / many:.0%} at most. For this sequence our kernel chooses {chosen_parts()} parts on "
+        f"copy. More parts could gain {1 - least / many:.0%} at most. For this sequence the course's kernel chooses {chosen_parts()} parts on "
         "an H200. It loads several blocks ahead, so one program on an SM keeps the memory busy and it does not need two."
     )
     return reveal("by-parts", {"16 parts, compared with 4": few / many}, how="modelled", also=[table, said])
@@ -578,14 +578,14 @@ def what_the_errors_say(table: Table) -> Markdown:
 # ---- what it costs ---------------------------------------------------------------------------------------------------
 
 NAMES = {
-    "torch": "formula", "compile": "compiled", "library": "SDPA", "gpukit": "ours", "sdpa-flash": "flash",
+    "torch": "formula", "compile": "compiled", "library": "SDPA", "gpukit": "this course", "sdpa-flash": "flash",
     "sdpa-cudnn": "cuDNN", "sdpa-efficient": "efficient",
 }  # fmt: skip
 SHORT, MANY = (1, 32, 32, 8192, 128), (16, 32, 32, 8192, 128)  # the other two recorded shapes
 
 
 def measured(op: str = "decode_attention") -> Table | Missing:
-    """Ours beside PyTorch's kernels; a table alone, since a line between these shapes would mean nothing."""
+    """This course's kernel beside PyTorch's; a table alone, since a line between these shapes would mean nothing."""
     found = versus(op, names=NAMES)
     return found.table if isinstance(found, Versus) else found
 
@@ -611,21 +611,21 @@ def what_was_measured() -> Markdown:
     return Markdown(
         "**What you saw.** *Formula* is the slowest everywhere. It copies the shared heads, masks, and sends scores and "
         "weights through memory; compiled it takes a third to a quarter of the time.\n\n*Efficient* does not split. With "
-        f"one sequence of 32 heads it has 32 programs for {H200.sms} SMs and takes {few:.1f} times as long as ours. With 16 "
+        f"one sequence of 32 heads it has 32 programs for {H200.sms} SMs and takes {few:.1f} times as long as this course's kernel. With 16 "
         f"sequences it has 512, and it still takes {many:.1f} times as long, but not for lack of programs: every SM has "
         "work, and splitting would gain nothing. (The gap in its column is the shape with grouped heads, which *efficient* "
         "cannot take.) The memory that a call allocates shows which kernels split. At the second shape *efficient* takes "
         f"{room['sdpa-efficient']:,} bytes, and o alone has as many. cuDNN takes {room['sdpa-cudnn']:,} and *flash* "
         f"{room['sdpa-flash']:,}: room for the states of parts (measured). For one sequence these two take {low:.2f} to "
-        f"{high:.2f} times as long as ours, and for 16 *flash* takes {flash:.1f} times as long. Their times for one sequence "
+        f"{high:.2f} times as long as this course's kernel, and for 16 *flash* takes {flash:.1f} times as long. Their times for one sequence "
         "are *launch-bound* in the record, so they may contain some waiting for the CPU.\n\n"
         f"Why does one sequence take {call:.1f} µs where the model says {model:.1f}? In a CUDA graph the same kernel takes "
         f"{alone:.1f} µs. A likely reason for this first part of the difference is the way of measuring: before each plain "
-        "call the benchmark empties the L2 cache by overwriting it, and what it wrote there goes to memory while our kernel "
+        "call the benchmark empties the L2 cache by overwriting it, and what it wrote there goes to memory while the kernel "
         "reads. In the graph, calls take turns on copies of the inputs, and nothing is left to be written "
         f"([04 Benchmarking](04_benchmarking.ipynb)). The remaining {alone - model:.1f} µs are a fixed cost of the kernel: "
         "its programs start, wait for their first blocks, and join the parts at the end. With 16 times the bytes nothing "
-        f"is left of it. There our kernel takes {us_of['gpukit', MANY]:.0f} µs, a little less than the model, because it "
+        f"is left of it. There the course's kernel takes {us_of['gpukit', MANY]:.0f} µs, a little less than the model, because it "
         f"reads and hardly writes: on an H200 reading alone is {reads.read_gbps / reads.copy_gbps:.2f} times as fast as "
         "copying (measured)."
     )
@@ -645,7 +645,7 @@ def what_8_bits_gain() -> Markdown:
         "sequence the fixed cost of starting and joining stays what it was. For 16 sequences the kernel takes "
         f"{narrow['gpukit', MANY]:.0f} µs where its bytes need {least:.0f}: every integer has to be converted to float16 "
         "before the tensor cores can use it, and these instructions are probably the limit now "
-        "([our kernel](../gpukit/kernels/decode_attention.py) chooses its parts by that). What you gain for certain is room: nearly twice as "
+        "([the course's kernel](../gpukit/kernels/decode_attention.py) chooses its parts by that). What you gain for certain is room: nearly twice as "
         "many tokens, or sequences, fit into memory. *SDPA* and *formula* first write out the whole cache in 16 bits."
     )
 

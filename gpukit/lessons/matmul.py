@@ -731,8 +731,8 @@ def what_was_measured() -> str:
         f"a CUDA graph, without the CPU's time, {us(graph):.1f}, where {2 * 1024**3 / PEAK * 1e6:.1f} would do at the peak. "
         "Large products reach another limit, the power that the board may draw: the GPU lowers its clock. The peak of the data "
         f"sheet belongs to {PEAK / per_mhz:,.0f} MHz (computed); during the product of {N:,} the clock was {ours.sm_mhz:,} MHz. "
-        f"At that clock the peak is {clock / 1e12:,.0f} TFLOP/s, and our kernel reaches {ours.tflops:,.0f}, "
-        f"{ours.tflops * 1e12 / clock:.0%} of it. The pointer kernel takes {us(pointers) / us(ours):.2f} times as long as ours: "
+        f"At that clock the peak is {clock / 1e12:,.0f} TFLOP/s, and this course's kernel reaches {ours.tflops:,.0f}, "
+        f"{ours.tflops * 1e12 / clock:.0%} of it. The pointer kernel takes {us(pointers) / us(ours):.2f} times as long: "
         "that is what descriptors, a persistent grid and warps that only fetch are worth together. The exception is 1,793, "
         "where cuBLAS and the pointer kernel do not even reach a tenth of the peak, and torch.compile is ahead of all with "
         f"{share(judged('matmul', (1793,) * 3, 'compile')):.0%}. The next figure is about such sizes."
@@ -787,15 +787,15 @@ def what_sizes_say() -> Markdown:
     slots = 2 * H200.sms
     tiles = {n: Tiling(n, n, 128, 128, H200.sms).tiles for n in (2048, 2112)}
     return Markdown(
-        f"**What you saw.** One element more per row costs cuBLAS a factor of {min(theirs):.1f} to {max(theirs):.1f}, and our "
-        f"kernel {min(ours):.1f} to {max(ours):.1f}. Rows of an odd length do not begin at multiples of 16 bytes: no wide "
-        "loads and no tensor descriptors ([07](07_tiling.ipynb)). Our line of odd sizes jumps between "
+        f"**What you saw.** One element more per row costs cuBLAS a factor of {min(theirs):.1f} to {max(theirs):.1f}, and this "
+        f"course's kernel {min(ours):.1f} to {max(ours):.1f}. Rows of an odd length do not begin at multiples of 16 bytes: no wide "
+        "loads and no tensor descriptors ([07](07_tiling.ipynb)). The course's line of odd sizes jumps between "
         f"{before:,} and {first:,}, from {us(odd[before]):.0f} to {us(odd[first]):.0f} µs. From there on the kernel first copies "
         "both matrices into longer, aligned rows, and the copies cost less than the narrow loads: at "
         f"{max(odd):,} it takes {us(odd[max(odd)]):.0f} µs and cuBLAS {us(cublas[max(cublas)]):.0f}. Below that size it does "
         "not copy, because two more launches would cost a small product more than they save.\n\nAt multiples of 64 cuBLAS is "
         f"ahead at {'all' if ahead == len(even) else f'{ahead} of the'} {len(even)} sizes. "
-        f"Our kernel goes from {us(even[2048]):.0f} to {us(even[2112]):.0f} µs when the size goes from 2,048 to 2,112. With "
+        f"The course's kernel goes from {us(even[2048]):.0f} to {us(even[2112]):.0f} µs when the size goes from 2,048 to 2,112. With "
         f"tiles of 128 x 128 and two programs per SM there are {slots} places; 2,048 needs {tiles[2048]} of them, and 2,112 "
         f"needs {tiles[2112]}: a second wave."
     )
@@ -833,7 +833,7 @@ def what_few_bits_say() -> Markdown:
     eager = us(row("int4_matmul", (1, *WEIGHT), "torch"))
     return Markdown(
         f"**What you saw.** Eager takes {eager:,.0f} µs, because it first makes a weight of 16 bits in memory, in several "
-        "operations that each read and write a large tensor. With 4 bits our kernel is "
+        "operations that each read and write a large tensor. With 4 bits this course's kernel is "
         f"{part['16 bits'] / part['int4']:.1f} times as fast as cuBLAS in 16 bits, and not 4 times: in a CUDA graph they take "
         f"{part['int4']:.1f} and {part['16 bits']:.1f} µs. Its bytes alone need {part['bytes']:.1f} µs, so it reaches "
         f"{part['bytes'] / part['int4']:.0%} of the rate of a copy, where cuBLAS in 16 bits reaches "

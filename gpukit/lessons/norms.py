@@ -427,7 +427,7 @@ def what_was_measured() -> Markdown:
         f"{gain['bwd']:.2f} times as long. That is where the kernels differ: two reads, a write, sums that a program "
         "carries "
         "from row to row, and a second launch to add them. The smallest shape is too small to tell: backward, a call of "
-        "ours "
+        "this course's kernels "
         f"takes {call:.0f} µs, but {graph:.0f} µs in a CUDA graph. The difference is the CPU's time for autograd and the "
         "launches."
     )
@@ -467,7 +467,9 @@ def what_the_others_say() -> Markdown:
                 ahead = [name for name in took if took[name].median_ms < 0.995 * took["gpukit"].median_ms]
                 if ahead:
                     who = " and ".join(f"{named(took[name])} {took[name].median_ms * 1e3:.0f}" for name in ahead)
-                    slower.append(f"{op} {words} at {by(shape)} ({who}, ours {took['gpukit'].median_ms * 1e3:.0f} µs)")
+                    slower.append(
+                        f"{op} {words} at {by(shape)} ({who}, this course {took['gpukit'].median_ms * 1e3:.0f} µs)"
+                    )
     if not slower:
         return Markdown("")
     most = max(gains, key=gains.__getitem__)
@@ -484,7 +486,7 @@ def what_the_others_say() -> Markdown:
         f"these gradients take {kept.kept:.0f} µs with it and {kept.others:.0f} without.\n\nRoPE's backward pass does the "
         "same work as its forward pass. It looks slower at the larger shape because a call includes the CPU's time for "
         "autograd: "
-        f"at the smaller shape a call of ours takes {call:.0f} µs, and {graph:.0f} µs in a CUDA graph."
+        f"at the smaller shape a call of this course's kernel takes {call:.0f} µs, and {graph:.0f} µs in a CUDA graph."
     )
 
 

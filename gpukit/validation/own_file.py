@@ -57,7 +57,7 @@ def this_gpu() -> hardware.Gpu:
 
 
 def _traced(path: Path, gpu: hardware.Gpu) -> list[dict]:
-    """Our numbers for each launch of the file, in order."""
+    """What gpukit counts and models of each launch of the file, in order."""
     import torch
 
     interpreted = (
@@ -96,15 +96,15 @@ def _measured(path: Path, ncu: str, kernels: set[str]) -> list[dict]:
 
 
 def report(gpu: hardware.Gpu, traced: list[dict], measured: list[dict]) -> str:
-    """A table for each kernel and number of programs, in 80 columns: ours, ncu's, and how far ours are off."""
+    """A table for each kernel and number of programs, in 80 columns: gpukit's numbers, ncu's, and how far gpukit's are off."""
     lines = [
         f"{gpu.name}; per launch, from cold caches. Sectors have 32 bytes.",
-        "ours: counted and modelled without the GPU; ncu: measured on it",
+        "gpukit: counted and modelled without the GPU; ncu: measured on it",
     ]
     theirs = _grouped(measured, "launch__grid_size")
     for (kernel, programs), own in _grouped(traced, "programs").items():
         seen = theirs.get((kernel, programs), [])
-        rows = [["", "ours", "ncu", "deviation"], ["launches", f"{len(own):,}", f"{len(seen):,}", ""]]
+        rows = [["", "gpukit", "ncu", "deviation"], ["launches", f"{len(own):,}", f"{len(seen):,}", ""]]
         for title, name in ROWS.items():
             our = _mean([launch.get(name) for launch in own])
             their = _mean([_of_ncu(row, name) for row in seen])
