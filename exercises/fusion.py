@@ -1,9 +1,9 @@
 """Fusion: fewer trips to memory for the same arithmetic.
 
-Seven exercises; notebooks/08_fusion.ipynb explains them, the last one before the two above it. The first is arithmetic in
-plain Python. The others are kernels, one of them in CUDA C++. They compute in float32 and write in the dtype of their first
-input. A bound counts reading or writing one whole tensor as one access. All tensors are contiguous. Blocks are powers of two,
-and no size has to be a multiple of its block.
+Seven exercises. notebooks/08_fusion.ipynb explains them, and there fusion.detective, the last one here, comes before
+fusion.recompute and fusion.epilogue. The first is arithmetic in plain Python. The others are kernels, one of them in CUDA C++.
+They compute in float32 and write in the dtype of their first input. A bound counts reading or writing one whole tensor as one
+access. All tensors are contiguous. Blocks are powers of two, and no size has to be a multiple of its block.
 """
 
 # What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,

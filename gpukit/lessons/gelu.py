@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import torch
@@ -222,7 +223,8 @@ def kept() -> Table:
         with live.saved(known=(x, bias)) as found:
             call()
         size = sum(s.bytes for s in found) / (x.numel() * x.element_size())
-        rows.append((name, ", ".join(s.op for s in found), size))
+        tensors = Counter(s.op for s in found)
+        rows.append((name, ", ".join(op if n == 1 else f"{op} ({n} tensors)" for op, n in tensors.items()), size))
     columns = {"forward": "", "operations that keep something": "", "kept, beside x and bias": "times x"}
     return style.table(columns, rows, caption="counted", formats={"kept, beside x and bias": ".0f"})
 
@@ -387,7 +389,7 @@ def times_said() -> Markdown:
         f"{graph['library']:.0f} and **{graph['gpukit']:.0f} µs**. The difference of {bwd['gpukit'] - graph['gpukit']:.0f} "
         "µs is "
         "time in which the GPU waits for the CPU to go through autograd and launch two kernels. A model that is limited by "
-        "launches would not notice our kernel."
+        "launches would not notice this course's kernel."
     )
 
 

@@ -109,7 +109,7 @@ def ridges() -> Table:
         reach = [name for name in ("64 x 64", "128 x 128", "128 x 256") if intensity[name] >= g.ridge(_short(g))]
         rows.append((g.name, _short(g), g.ridge(_short(g)), reach[0] if reach else "none of them"))
     columns = {"GPU": "", "dtype": "", "ridge": "FLOPs per byte", "smallest tile that reaches it": ""}
-    caption = "computed from data sheets; 64 x 64 has {:.0f} FLOPs per byte, 128 x 128 has {:.0f}, 128 x 256 has {:.0f}".format(
+    caption = "computed from data sheets; with the bytes of C, 64 x 64 has {:.0f} FLOPs per byte, 128 x 128 {:.0f}, 128 x 256 {:.0f}".format(
         *(intensity[name] for name in ("64 x 64", "128 x 128", "128 x 256"))
     )
     return style.table(columns, rows, caption=caption, formats={"ridge": ".0f"})
@@ -337,7 +337,8 @@ def orders(size: int = 16_384, chunk: int = 1024) -> Table:
     peak_ms = 2 * size**3 / h200.peak("bf16") * 1e3
     columns = {"GROUP_M": "", "from memory": "GiB", "found in L2": "%", "reading takes": "ms"}
     caption = (
-        f"modelled: {size:,} x {size:,} x {size:,} in bfloat16 on an H200; computing takes {peak_ms:.1f} ms at its peak"
+        f"modelled: {size:,} x {size:,} x {size:,} in bfloat16 on an H200, tiles of 128 x 128; computing takes {peak_ms:.1f} ms at its "
+        "peak"
     )
     return style.table(columns, rows, caption=caption, formats=dict.fromkeys([*columns][1:], ".1f"))
 
@@ -367,8 +368,8 @@ def occupancies(built: Sequence[tuple[int, int, Compiled]]) -> Table:
         needs = (k.threads // 32, k.registers, k.shared_bytes / 1024)
         rows.append((f"{BM} x {BN}", *needs, fits.limit, fits.programs, f"{fits.warps} of {fits.max_warps}", intensity))
     columns = {"tile": "", "warps": "", "registers": "", "shared": "KiB", "limited by": "", "programs": "per SM"}
-    columns |= {"warps in use": "", "FLOPs": "per byte"}
-    formats = {"shared": ".0f", "FLOPs": ".0f"}
+    columns |= {"warps in use": "", "intensity": "FLOPs per loaded byte"}
+    formats = {"shared": ".0f", "intensity": ".0f"}
     caption = "compiled for an H200, three stages; registers per thread"
     return style.table(columns, rows, caption=caption, formats=formats)
 
@@ -519,7 +520,7 @@ def budget() -> Table:
         lines.append((shown, rows[name].tflops, flops / rows[name].tflops / 1e9))
     columns = {"matrix products by": "", "measured at 4,096": "TFLOP/s", "seven products of a layer": "ms"}
     caption = (
-        f"Llama-3-8B, forward, {layer.TOKENS:,} tokens: {flops / 1e12:.2f} TFLOP, computed at that rate; "
+        f"Llama-3-8B, forward, {layer.TOKENS:,} tokens: {flops / 1e12:.2f} TFLOP; times computed from the rates; "
         f"the whole layer takes {layer.totals_us()[0] / 1e3:.1f} ms with PyTorch (04)"
     )
     formats = {"measured at 4,096": ".0f", "seven products of a layer": ".1f"}

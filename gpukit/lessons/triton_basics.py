@@ -435,7 +435,7 @@ def what_histograms_say() -> Markdown:
         f"With 4,096 bins it is {many[1].median_ms / many[0].median_ms:.1f} times as slow: each block of 1,024 elements "
         "then "
         "sends 4,096 atomics, most of which add 0. `gpukit.predict` counts how many atomics meet at one address. It "
-        "therefore needs indices that exist, and refuses an `x` without values. Measure all the same where a few dozen "
+        "therefore needs indices that exist, and refuses an `x` on the `meta` device. Measure all the same where a few dozen "
         "to a few thousand addresses are shared: which part of the L2 cache serves an address is not known, and there "
         "its predictions can be off by 40%."
     )

@@ -47,7 +47,7 @@ class Occupancy:
             return f"0: one program asks for more than an SM has ({self.limit})"
         noun = "program" if self.programs == 1 else "programs"
         return (
-            f"{self.programs} {noun} an SM = {self.warps} of {self.max_warps} warps ({self.fraction:.0%}), "
+            f"{self.programs} {noun} per SM = {self.warps} of {self.max_warps} warps ({self.fraction:.0%}), "
             f"limited by {self.limit}"
         )
 
