@@ -46,7 +46,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpukit import hardware
+from gpukit import hardware, tables
 from gpukit.nearest import did_you_mean
 from gpukit.op import Cost, Op
 
@@ -298,8 +298,8 @@ def _check(device: str, graph: bool, rep_ms: float) -> None:
         raise ValueError(f"device must be cuda or cpu, got {device!r}")
     if device == "cuda" and not torch.cuda.is_available():
         raise RuntimeError(
-            "no GPU here, so nothing was measured: `gpukit bench OP --show` prints what is recorded, device cpu times "
-            "PyTorch on the CPU"
+            "no GPU here, so nothing was measured; with --show, gpukit bench prints what is recorded, and with --device cpu it "
+            "times PyTorch on the CPU"
         )
     if graph and device == "cpu":
         raise ValueError("graph: CUDA graphs need a GPU, got device cpu")
@@ -696,7 +696,9 @@ def summary(rows: Sequence[Row]) -> str:
 # ------------------------------------------------------------------------------------------------------- command line
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `gpukit bench`."""
-    parser.add_argument("ops", nargs="*", metavar="OP", help="operations, or all")
+    parser.add_argument(
+        "ops", nargs="*", metavar="OP", help="operations, such as softmax (without any they are listed), or all"
+    )
     parser.add_argument("--providers", type=_words, metavar="torch,gpukit", help="default: all that an operation has")
     parser.add_argument("--shape", type=_shapes, metavar="4096x1024,8192x781", help="default: the operation's own")
     parser.add_argument("--dtype", type=_words, metavar="bfloat16,float32", help="default: the operation's own")
@@ -763,7 +765,7 @@ def command(given: argparse.Namespace) -> int:
         _check(given.device, given.graph, given.rep_ms)
         total = sum(len(_plan_of(op, given)) for op in ops)
     except (ValueError, RuntimeError) as error:
-        print(f"gpukit: {error}", file=sys.stderr)
+        print(tables.folded(f"gpukit: {error}"), file=sys.stderr)
         return 2
     import torch
 

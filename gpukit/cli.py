@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shutil
 import signal
 import sys
@@ -84,7 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     """The parser, and the names of its commands."""
     parser = _Parser(
-        prog="gpukit", description="A course on making language models fast on GPUs: exercises and grading."
+        prog="gpukit",
+        description="A course on making language models fast on GPUs: notebooks, exercises and their checks.",
+        epilog="Begin with: gpukit lab. What a command takes: gpukit COMMAND --help.",
     )
     parser.add_argument("--version", action="version", version=f"gpukit {gpukit.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -149,7 +152,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     added = command("reset", _reset, "put the empty stub of an exercise back, after a backup")
     added.add_argument("id", metavar="ID", help="softmax.fused, or softmax for the whole file")
 
-    added = command("release", _release, "make the learners' copy of the course, without solutions")
+    added = command("release", _release, "make the learners' copy of the course, without solutions (for instructors)")
     added.add_argument("out", metavar="OUT", help="a folder that is not there or empty, or a name that ends in .zip")
     added.add_argument("--concepts", nargs="+", default=[], metavar="NAME", help="memory softmax ... (default: all)")
     added.add_argument("-a", "--assignment", metavar="FILE", help="the concepts of this assignment, also its own ones")
@@ -165,7 +168,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     added = command("bench", _bench, "time operations side by side with PyTorch, or show what is recorded")
     benchmark.add_arguments(added)
 
-    added = command("trace", _trace, "what a kernel moves, compiles to and takes on any GPU, worked out without one")
+    added = command("trace", _trace, "say what a kernel moves, compiles to and takes on any GPU, without that GPU")
     added.add_argument(
         "op",
         metavar="OP or FILE.py",
@@ -187,7 +190,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         "--ncu",
         metavar="FILE.py",
         type=Path,
-        help="on a machine with a GPU: run this file, and show what Nsight Compute measures of its kernels beside our numbers",
+        help="on a machine with a GPU: run this file, and show what Nsight Compute measures of its kernels beside what gpukit counts and models",
     )
 
     added = command("cheatsheet", _cheatsheet, "print the course's formulas and GPUs, or write them as a page")
@@ -196,8 +199,8 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     added = command(
         "validate",
         _validate,
-        "what the simulator says beside what was measured, on kernels held back first; exit status 1 where these are outside "
-        "their bars, or another row is without a reason",
+        "compare the simulator's numbers with measured ones (for contributors); exit status 1 where one of the kernels that the "
+        "model was not built with is too far off, or another one is and no reason is recorded",
     )
     added.add_argument("--gpu", help="a GPU with recorded measurements (default: all of them)")
     added.add_argument("--misses", action="store_true", help="only the rows outside their bars")
@@ -207,8 +210,8 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     )
     once.add_argument("--predict", action="store_true", help="predict what --measure has measured of the third set")
 
-    memory_command(command("memory", _pencil, "what a training step, or serving, holds on each GPU, and why"))
-    flops_command(command("flops", _pencil, "what a training run takes: FLOPs, days, GPU-hours, and why"))
+    memory_command(command("memory", _pencil, "say what a training step, or serving, holds on each GPU, and why"))
+    flops_command(command("flops", _pencil, "say what a training run takes: FLOPs, days, GPU-hours, and why"))
 
     training.add_arguments(
         command("train", training.run, "train a GPT, on a CPU or a GPU; go on with a run that was stopped")
@@ -216,7 +219,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
 
     added = command("doctor", _doctor, "say what this machine has, what is missing and what to do about it")
 
-    added = command("nb", None, "run notebooks, or put them in the form that git should hold")
+    added = command("nb", None, "run notebooks, or put them in the form that git should hold (for contributors)")
     actions = added.add_subparsers(title="actions", metavar="ACTION", required=True)
     action = actions.add_parser("run", help="execute on the stubs and save the outputs in canonical form")
     action.add_argument("files", nargs="*", metavar="FILE", help="default: all notebooks")
@@ -286,7 +289,7 @@ def _check(args: argparse.Namespace) -> int:
         verdict = _judge(exercise_id, impl, root, args.seed)
         verdicts.append(verdict)
         more = offer(verdict, terminal=True) if len(ids) == 1 else ""
-        print(in_color(verdict.state, tables.folded(f"{verdict}{more}")), flush=True)
+        print(in_color(verdict.state, tables.folded(f"{_in_paragraphs(str(verdict))}{more}")), flush=True)
         if args.verbose:
             print(f"  {verdict.seconds:.1f} s, --seed {verdict.seed}")
             if verdict.detail:
@@ -294,6 +297,32 @@ def _check(args: argparse.Namespace) -> int:
     if len(verdicts) > 1:
         print(f"\n{sum(v.passed for v in verdicts)} of {len(verdicts)} exercises pass")
     return 0 if all(v.state in ("pass", "skipped") for v in verdicts) else 1
+
+
+# What begins a line of its own in a verdict: the learner's code, the hint, a fact about a line or a case, a new sentence.
+_BEGINS = re.compile(r"  (?:  |hint \d|line \d|in case |\w+ is (?:loaded|stored) )")
+_NEW_SENTENCE = re.compile(r"  (?:[A-Z][a-z]+|A) ")
+
+
+def _in_paragraphs(text: str) -> str:
+    """A verdict, whose lines were broken for a page of diagnose.WIDTH letters. Where the terminal is narrower, those that make
+    a paragraph are put together, so that they can be broken again without a rest of two words after each."""
+    from gpukit.grading.diagnose import WIDTH
+
+    if shutil.get_terminal_size((WIDTH, 0)).columns >= WIDTH:
+        return text
+    first, *rest = text.split("\n")
+    lines, above = [first], first  # `above`: the line before, as it was broken
+    for line in rest:
+        word = (line.split() or [""])[0]
+        full = len(above) + 1 + len(word) > WIDTH  # the first word had no room in the line above
+        begins = _BEGINS.match(line) or (_NEW_SENTENCE.match(line) and above[-1:] not in ".?!")
+        if line.startswith("  ") and full and not begins and not above.startswith("    "):
+            lines[-1] += line[1:]
+        else:
+            lines.append(line)
+        above = line
+    return "\n".join(lines)
 
 
 def _seeds(text: str) -> range:
@@ -352,12 +381,13 @@ def _hint(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     from gpukit.grading.verdict import Shown
-    from gpukit.side_by_side import compare
+    from gpukit.side_by_side import beside
 
     _root()
-    found = compare(args.id, args.gpu)
-    print(found)
-    return int(isinstance(found, Shown))
+    found = beside(args.id, args.gpu, terminal=True)
+    refused = isinstance(found, Shown)
+    print(tables.folded(_in_paragraphs(str(found))) if refused else found)
+    return int(refused)
 
 
 def _progress(args: argparse.Namespace) -> int:

@@ -61,6 +61,11 @@ def compare(exercise_id: str, gpu: str = "h200") -> Comparison | Shown:
 
     Raises UnknownExercise, and CourseError for an unknown GPU or a copy of the course without solutions.
     """
+    return beside(exercise_id, gpu)
+
+
+def beside(exercise_id: str, gpu: str = "h200", terminal: bool = False) -> Comparison | Shown:
+    """`compare`, whose verdict is in words for a reader in a notebook, or in a terminal."""
     exercise = registry.exercise(exercise_id)
     try:
         target = hardware.gpu(gpu)
@@ -70,9 +75,10 @@ def compare(exercise_id: str, gpu: str = "h200") -> Comparison | Shown:
     ours = course.exercise_file(exercise.concept, root, "solutions")
     if not ours.exists():
         raise course.CourseError("this copy of the course has no solutions/, so there is nothing to compare with")
-    verdict = judge(exercise.id, impl, root)
+    verdict = judge(exercise.id, impl, root, terminal=terminal)
     if not verdict.passed:
-        first = "gpukit.compare shows the course's answer beside yours once yours passes. Until then:"
+        name = "gpukit compare" if terminal else "gpukit.compare"
+        first = f"{name} shows the course's answer beside yours once yours passes. Until then:"
         return Shown([("", first), (verdict.state, str(verdict))])
     yours = course.exercise_file(exercise.concept, root, impl)
     texts = [_section(path, exercise.id) for path in (yours, ours)]

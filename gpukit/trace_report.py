@@ -204,8 +204,8 @@ def _roofline(op: Op, least: Cost, dtype: torch.dtype, gpu: hardware.Gpu, time_u
 def _step_lines(step: Step, times: int) -> list[str]:
     launch, compiled = step.launch, step.compiled
     lines = [f"TRAFFIC of {heading(step, times)}", launch.report()]
-    lines += ["", *tables.facts(cache_facts(step).items())]
-    return [*lines, "", f"MACHINE CODE of {launch.kernel}", compiled.report()]
+    lines += ["", *map(tables.folded, tables.facts(cache_facts(step).items()))]
+    return [*lines, "", f"MACHINE CODE of {launch.kernel}", tables.folded(compiled.report())]
 
 
 def heading(step: Step, times: int) -> str:

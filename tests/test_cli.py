@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import types
 from pathlib import Path
 
@@ -212,6 +213,22 @@ def test_a_hint_is_as_wide_as_the_terminal(capsys, monkeypatch):
     assert cli.main(["hint", "start"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 3 and max(map(len, lines)) <= 60
+
+
+def test_a_verdict_is_broken_anew_where_the_terminal_is_narrower(monkeypatch):
+    """Its lines were broken for 118 letters. Those of one paragraph are joined; a new fact stays on a line of its own."""
+    facts = ["word " * 30 + "ends here.", "x_ptr is loaded twice: line 3", "In which line? " + "why " * 30 + "so?"]
+    broken = [line for fact in facts for line in textwrap.wrap(f"  {fact}", 118, subsequent_indent="  ")]
+    code = "    y = x" + " + x" * 30
+    text = "\n".join(
+        ["softmax.fused: values differ", *broken[:2], code, *broken[2:], "  hint 1 of 3: gpukit hint softmax.fused 1"]
+    )
+    assert len(broken) == 5
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = cli._in_paragraphs(text).split("\n")
+    assert [" ".join(line.split()) for line in lines[1:-1]] == [facts[0], code.strip(), *facts[1:]] and lines[2] == code
+    monkeypatch.setenv("COLUMNS", "118")
+    assert cli._in_paragraphs(text) == text
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ class Words:
         if error.todo:
             text = f"not written yet: {at} still raises NotImplementedError"
             again = f"check it again with: gpukit check {self.exercise.id}" if self.terminal else "run this cell again"
-            more = f"replace that line by your code, then {again}"
+            more = f"replace that line with your code, then {again}"
             of = error.message  # a gap is marked with the exercise that it belongs to
             if of != self.exercise.id and of.startswith(f"{self.exercise.concept}."):
                 more = f"that gap belongs to {of[:60]}, on which this exercise builds: fill that one first"

@@ -218,7 +218,8 @@ class Compiled:
 
     def _facts(self) -> list[tuple[str, str]]:
         o = self.occupancy
-        facts = [("kernel", f"{self.kernel} for {self.gpu.name}, {self.num_warps} warps, num_stages {self.num_stages}")]
+        warps = f"{self.num_warps} warp{'s' * (self.num_warps != 1)}"
+        facts = [("kernel", f"{self.kernel} for {self.gpu.name}, {warps}, num_stages {self.num_stages}")]
         spilled = f"; {self.spills} bytes per thread spilled" if self.spills else ", no spills"
         facts.append(("registers", f"{self.registers} per thread{spilled}"))
         facts.append(("shared memory", f"{self.shared_bytes:,} bytes per program"))

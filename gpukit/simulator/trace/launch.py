@@ -113,7 +113,7 @@ class Launch:
         return [access for access in self.accesses if access.via == "tma"]
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        titles = ["access", "times", "bytes", "sectors", "used", "run (bytes)", "a thread (bytes)"]
+        titles = ["access", "times", "bytes", "sectors", "used", "run (B)", "per thread (B)"]
         rows = [
             [
                 f"{a.kind} {a.tensor}, line {a.line}" + (" (descriptor)" if a.via == "tma" else ""),
