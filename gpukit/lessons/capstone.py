@@ -177,7 +177,8 @@ def ladder() -> Reveal:
     """The rungs of the ladder for GPT-2 on an H200, beside the prediction: what a step should take (modelled) and what it took
     (measured)."""
     times = [ms for ms, _ in _steps().values()]
-    also = [view.table("gpt2"), _what_the_ladder_says()]
+    caption = "gpt2, measured on an H200, apart from the columns that are modelled; empty: not measured"
+    also = [view.table("gpt2", caption=caption), _what_the_ladder_says()]
     return reveal("ladder", {"times as fast": times[0] / min(times)}, "measured", also=also)
 
 

@@ -498,7 +498,7 @@ def strides_said() -> Markdown:
     near, far = _us("copy 256 MiB bf16") / 8, _us("load stride 16 fp16")
     return Markdown(
         f"Measured on an H200: 16,777,216 float16 numbers at stride 16 take **{far:.0f} µs** to copy. Neighbors take "
-        f"**{near:.0f} µs** (computed from the time of a copy of eight times as many), {far / near:.1f} times less."
+        f"**{near:.0f} µs** (computed from the time of a copy of eight times as many). The stride makes the copy take {far / near:.1f} times as long."
     )
 
 

@@ -113,7 +113,7 @@ def what_passed(plain: Tensor, written: Tensor, without: int, with_one: int) -> 
         f"**What you saw.** {same}. Without a cache the passes had {prompt}, {prompt + 1}, and so on up to "
         f"{prompt + new - 1} tokens, {without} in all. With a cache the {prompt} tokens of the prompt passed once, and "
         f"then each new token once, except the last one, which nothing is computed from: {prompt} + {new - 1} = {with_one}. "
-        f"Here this is {without / with_one:.0f} times less work. The factor grows with the text, because the first number "
+        f"So without a cache {without / with_one:.0f} times as many tokens pass here. The factor grows with the text, because the first number "
         "grows with the square of the length, and the second in proportion to it."
     )
 

@@ -724,6 +724,7 @@ def what_was_measured() -> str:
     cube = (N, N, N)
     ours, pointers = row("matmul", cube, "gpukit"), row("matmul", cube, "gpukit-pointers")
     small, graph = row("matmul", (1024,) * 3, "library"), row("matmul", (1024,) * 3, "library", "fwd-graph")
+    (other_run,) = (r for r in results.rows("tiling") if (r.op, r.provider) == ("tiles", "library"))
     per_mhz = H200.sms * PER_CYCLE * 1e6
     clock = per_mhz * ours.sm_mhz
     return (
@@ -735,7 +736,8 @@ def what_was_measured() -> str:
         f"{ours.tflops * 1e12 / clock:.0%} of it. The pointer kernel takes {us(pointers) / us(ours):.2f} times as long: "
         "that is what descriptors, a persistent grid and warps that only fetch are worth together. The exception is 1,793, "
         "where cuBLAS and the pointer kernel do not even reach a tenth of the peak, and torch.compile is ahead of all with "
-        f"{share(judged('matmul', (1793,) * 3, 'compile')):.0%}. The next figure is about such sizes."
+        f"{share(judged('matmul', (1793,) * 3, 'compile')):.0%}. The next figure is about such sizes. (In [07](07_tiling.ipynb) "
+        f"cuBLAS took {us(other_run):.0f} µs at 4,096. That was another run: compare only times of one table.)"
     )
 
 
@@ -812,7 +814,9 @@ def few_bits() -> Table:
             lines.append((bits, shape[0], least, *map(us, found.values()), graph[0] if graph else None))
     columns = {"bits": "", "rows of x": "", "model": "µs", "eager": "µs", "torch.compile": "µs"}
     columns |= {"cuBLAS, 16 bits": "µs", "this course": "µs", "in a graph": "µs"}
-    caption = f"x times weights of {by(WEIGHT)}, measured on an H200; model: the bytes at a copy's rate"
+    caption = (
+        f"x times weights of {by(WEIGHT)}, measured on an H200; model: the bytes at a copy's rate; empty: not measured"
+    )
     return style.table(columns, lines, caption=caption, formats=dict.fromkeys([*columns][2:], ",.1f"))
 
 

@@ -760,8 +760,8 @@ def what_the_budget_says() -> Markdown:
     kept, again = layer_activations(), layer_activations(_RUNS["recomputed"])
     return Markdown(
         f"**The line that this notebook improved.** The states of a layer take {states / 1e9:.2f} GB, however much it reads. "
-        f"{THESE.capitalize()} add {kept / 1e9:.2f} GB of activations, and recomputation brings that down to "
-        f"{again / 1e6:.0f} MB, {kept / again:.0f} times less, except while the backward pass is in that layer. The price is "
+        f"{THESE.capitalize()} add {kept / 1e9:.2f} GB of activations. With recomputation "
+        f"{again / 1e6:.0f} MB of them are left, except while the backward pass is in that layer. The price is "
         f"about a third more arithmetic (computed)."
     )
 

@@ -15,7 +15,7 @@ def test_three_lines_move_129_times_the_bytes():
         torch.softmax(q @ k.mT, -1) @ v
     square = 2 * lesson.HEADS * lesson.TOKENS**2
     assert three_lines.bytes == 4 * square + 4 * q.nbytes and lesson.LEAST.bytes == 4 * q.nbytes
-    assert "129 times less" in lesson.what_the_lines_say(three_lines)
+    assert "129 times the 0.27 GB" in lesson.what_the_lines_say(three_lines)
     assert "together" in str(lesson.lines_table(three_lines))
 
 

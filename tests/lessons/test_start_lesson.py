@@ -33,5 +33,5 @@ def test_the_promise_is_recorded_and_the_five_lines_move_four_times_the_bytes():
     x = torch.zeros(4096, 4096)
     with gpukit.trace() as counted:
         softmax.softmax(x)
-    assert "**4.0 times** less" in lesson.what_five_lines_say(counted).data
+    assert "**4.0 times** as many bytes" in lesson.what_five_lines_say(counted).data
     assert "numerator / denominator reads 67 MB and writes 67" in lesson.five_lines(counted).alt
