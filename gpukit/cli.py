@@ -403,8 +403,10 @@ def _progress(args: argparse.Namespace) -> int:
         checks = f"{last['checks_passed']}/{last['checks_total']}" if last else ""
         rows.append((e.id, state, checks, f"{e.label.difficulty}/5", f"{e.label.minutes}", e.notebook, e.title))
     print("\n".join(tables.narrowed(rows)))
-    passed = sum(done.get(exercise_id, {}).get("state") == "pass" for exercise_id in exercises)
-    print(f"\n{passed} of {len(exercises)} exercises pass")
+    left = [e for e in exercises.values() if done.get(e.id, {}).get("state") != "pass"]
+    print(f"\n{len(exercises) - len(left)} of {len(exercises)} exercises pass")
+    if left:
+        print(f"next: {left[0].id}, in notebooks/{left[0].notebook}.ipynb")
     return 0
 
 

@@ -186,7 +186,12 @@ def test_progress_shows_every_exercise(tiny, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split()[:3] == ["alpha.first", "pass", "1/1"]
     assert lines[2].startswith("alpha.second  not tried")
-    assert lines[-1] == "1 of 3 exercises pass"
+    assert lines[-2] == "1 of 3 exercises pass"
+    assert lines[-1].startswith("next: alpha.second, in notebooks/")
+    for name in ("alpha.second", "beta.third"):
+        record(Verdict(name, "pass", 1, 1, "exercises"), tiny)
+    assert cli.main(["progress"]) == 0
+    assert capsys.readouterr().out.endswith("\n3 of 3 exercises pass\n")
 
 
 def test_options_of_lab_go_to_jupyterlab(monkeypatch):
