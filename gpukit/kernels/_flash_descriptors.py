@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gpukit.kernels._attention import LOG2E, SIZES, _beyond, _ranges, _seen
-from gpukit.kernels._launch import launch
+from gpukit.kernels._launch import checked_once, launch
 
 
 @triton.jit
@@ -128,6 +128,7 @@ def described(x: Tensor, rows: int) -> tuple[Tensor, list[int], list[int], list[
     return x, list(x.shape), [*strides, 1], [1, 1, rows, D]
 
 
+@checked_once
 def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
     return TensorDescriptor(*described(x, rows))
 

@@ -17,6 +17,7 @@ Sources: Shah et al. 2024, FlashAttention-3, https://arxiv.org/abs/2407.08608;
 https://docs.nvidia.com/cuda/parallel-thread-execution/ (mbarrier, wgmma)
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -32,7 +33,7 @@ from gpukit.kernels._flash_hopper_backward import (
 from gpukit.kernels._flash_hopper_forward import flash_attention_fwd_hopper_kernel
 from gpukit.kernels._flash_hopper_one_pass import dq_from_sums_kernel, flash_attention_bwd_hopper_kernel
 from gpukit.kernels._hopper import registers, swizzled
-from gpukit.kernels._launch import launch
+from gpukit.kernels._launch import checked_once, launch
 
 
 class HopperConfig(NamedTuple):
@@ -68,10 +69,12 @@ ROWS = 64
 SHARED = swizzled(rank=4)
 
 
+@checked_once
 def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
     return TensorDescriptor(*described(x, rows), SHARED)
 
 
+@cache
 def _constants(config: HopperConfig) -> dict:
     average, consumer = registers(config.CONSUMERS, config.PER_SM)
     return {

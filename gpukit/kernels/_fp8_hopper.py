@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from gpukit.kernels._hopper import barriers, blocks_like, fetch, next_slot, put_tile, registers, swizzled
-from gpukit.kernels._launch import launch
+from gpukit.kernels._launch import checked_once, launch
 from gpukit.kernels._tiles import tile_at
 
 # A tile's rows are shared out among groups of warps, and its columns among products that follow one another.
@@ -125,15 +125,19 @@ AVERAGE, COMPUTING = registers(consumers=CONSUMERS.value, per_sm=1)
 STAGES, GROUP_M = 4, 8
 
 
+@checked_once
+def _descriptor(x: Tensor, *block: int) -> TensorDescriptor:
+    return TensorDescriptor(x, list(x.shape), [x.shape[1], 1], list(block), swizzled(rank=2, bits=8 * x.itemsize))
+
+
 def fp8_hopper(
     a: Tensor, b: Tensor, c: Tensor, a_factors: Tensor, b_factors: Tensor, programs: int, block_k: int = 128
 ) -> None:
     """Fill c [M, N] from a [M, K] and b [N, K] in 8 bits, all contiguous in rows of whole 16 bytes, and the factors of their
     rows, float32 [M] and [N] of any stride. block_k: products that are added with the tensor cores' bits."""
     (M, K), N = a.shape, c.shape[1]
-    a_desc = TensorDescriptor(a, [M, K], [K, 1], [ROWS.value, block_k], swizzled(rank=2, bits=8))
-    b_desc = TensorDescriptor(b, [N, K], [K, 1], [WIDTH.value, block_k], swizzled(rank=2, bits=8))
-    c_desc = TensorDescriptor(c, [M, N], [N, 1], [ROWS.value, WIDTH.value], swizzled(rank=2))
+    a_desc, b_desc = _descriptor(a, ROWS.value, block_k), _descriptor(b, WIDTH.value, block_k)
+    c_desc = _descriptor(c, ROWS.value, WIDTH.value)
     tiles = -(-M // (CONSUMERS.value * ROWS.value)) * -(-N // (HALVES.value * WIDTH.value))
     launch(
         fp8_hopper_kernel, min(programs, tiles), a_desc, b_desc, c_desc, a_factors, b_factors,

@@ -1,7 +1,7 @@
-"""Launches through a table of compiled kernels, and the sizes of blocks."""
+"""Launches through a table of compiled kernels, tensor descriptors, and the sizes of blocks."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 
 import torch
 import triton
@@ -14,6 +14,7 @@ INTERPRETED = triton.knobs.runtime.interpret  # as @triton.jit reads it when a k
 # Products and the sums they go into are one instruction. Triton 3.10 will make one of them only where this is asked for.
 OPTIONS = {"enable_fp_fusion": True}
 _compiled: dict[tuple, tuple] = {}
+_asked: dict[int, tuple] = {}
 
 
 @cache
@@ -28,10 +29,11 @@ def interpreted() -> bool:
     return INTERPRETED or launches.watched() or hardware.imagined_gpu() is not None
 
 
-@cache
 def _free(kernel) -> frozenset[int]:
     """The numbers among a kernel's arguments of which Triton looks at no more than their type."""
-    return frozenset(p.num for p in getattr(kernel, "params", ()) if p.do_not_specialize)
+    if id(kernel) not in _asked:  # by its id, since a kernel's hash is that of its source
+        _asked[id(kernel)] = kernel, frozenset(p.num for p in getattr(kernel, "params", ()) if p.do_not_specialize)
+    return _asked[id(kernel)][1]
 
 
 def launch(kernel, programs: int, *arguments: Tensor | TensorDescriptor | int | None, **constants) -> None:
@@ -51,22 +53,24 @@ def launch(kernel, programs: int, *arguments: Tensor | TensorDescriptor | int | 
         with torch.cuda.device(device):
             launch(kernel, programs, *arguments, **constants)
         return
-    kinds, values, addresses, free = [], list(arguments), 0, _free(kernel)
+    kinds, values, addresses, free = [id(kernel), device], list(arguments), 0, _free(kernel)
     for i, x in enumerate(arguments):
-        if isinstance(x, Tensor):
+        if x is None:
+            kinds.append(x)
+        elif isinstance(x, int):
+            if not free:  # from here on numbers, as in every kernel of this package
+                kinds += arguments[i:]
+                break
+            kinds.append(None if i in free and -(2**31) <= x < 2**31 else x)
+        elif isinstance(x, Tensor):
             values[i] = x.data_ptr()  # spares Triton to ask for it, and the driver whose address it is
             addresses |= values[i]
             kinds.append(x.dtype)
         elif hasattr(x, "block_shape"):  # a descriptor: Triton's, or Gluon's, which is of another class
             kinds += x.base.dtype, *x.block_shape
-        elif i in free and -(2**31) <= x < 2**31:
-            kinds.append(None)
-        elif x is None or free:
+        else:
             kinds.append(x)
-        else:  # from here on numbers, as in every kernel of this package
-            kinds += arguments[i:]
-            break
-    key = (id(kernel), device, *kinds, *constants.values())
+    key = (*kinds, *constants.values())
     known = None if addresses % 16 else _compiled.get(key)
     if known is None:
         if any(isinstance(x, Tensor) for x in kinds):
@@ -81,6 +85,32 @@ def launch(kernel, programs: int, *arguments: Tensor | TensorDescriptor | int | 
     run, function, metadata, ordered = known
     # None: no hooks before and after a launch, which Triton's profiler would set.
     run(programs, 1, 1, current_stream()(device), function, metadata, None, None, None, *values, *ordered)
+
+
+def checked_once(make: Callable) -> Callable:
+    """A decorator of make(x, *sizes), which makes a tensor descriptor of x, Triton's or Gluon's.
+
+    What a descriptor holds beside x, and what is checked of it, follows from the dtype, shape and strides of x and from the
+    sizes; the checks take the CPU 2 to 4 µs. Of tensors alike in these `make` is asked once, and the others get a copy.
+    """
+    made: dict[tuple, tuple[type, dict]] = {}
+
+    @wraps(make)
+    def descriptor(x: Tensor, *sizes: int):
+        key = x.dtype, x.shape, x.stride(), sizes
+        known = None if x.data_ptr() % 16 else made.get(key)  # an unaligned address is refused by the checks
+        if known is None:
+            first = make(x, *sizes)
+            if len(made) >= 10_000:
+                made.clear()
+            made[key] = type(first), {name: value for name, value in vars(first).items() if name != "base"}
+            return first
+        kind, fields = known
+        copy = object.__new__(kind)
+        copy.__dict__.update(fields, base=x)
+        return copy
+
+    return descriptor
 
 
 def power_of_2(n: int) -> int:

@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from gpukit.kernels._hopper import barriers, blocks_like, fetch, next_slot, put_tile, registers, swizzled
-from gpukit.kernels._launch import launch
+from gpukit.kernels._launch import checked_once, launch
 from gpukit.kernels._matmul_persistent import oriented
 from gpukit.kernels._tiles import epilogue, tile_at
 
@@ -160,9 +160,14 @@ SHARED = swizzled(rank=2)
 AVERAGE, COMPUTING = registers(consumers=CONSUMERS.value, per_sm=1)
 
 
+@checked_once
+def _of_rows(x: Tensor, *block: int) -> TensorDescriptor:
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), list(block), SHARED)
+
+
 def _descriptor(x: Tensor, block: list[int]) -> tuple[TensorDescriptor, bool]:
     x, block, rows = oriented(x, block)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), block, SHARED), rows
+    return _of_rows(x, *block), rows
 
 
 def matmul_hopper(

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gpukit.kernels._launch import launch
+from gpukit.kernels._launch import checked_once, launch
 from gpukit.kernels._tiles import epilogue, tile_at
 
 
@@ -115,9 +115,14 @@ def oriented(x: Tensor, block: list[int]) -> tuple[Tensor, list[int], bool]:
     return (x, block, True) if x.stride(1) == 1 else (x.mT, block[::-1], False)
 
 
+@checked_once
+def _of_rows(x: Tensor, *block: int) -> TensorDescriptor:
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), list(block))
+
+
 def _descriptor(x: Tensor, block: list[int]) -> tuple[TensorDescriptor, bool]:
     x, block, rows = oriented(x, block)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), block), rows
+    return _of_rows(x, *block), rows
 
 
 def matmul_persistent(
@@ -137,7 +142,7 @@ def matmul_persistent(
     a_desc, a_rows = _descriptor(a, [BLOCK_M, BLOCK_K])
     b_desc, b_rows = _descriptor(b, [BLOCK_K, BLOCK_N])
     if N * c.itemsize % 16 == 0:
-        c_desc = TensorDescriptor(c, [M, N], [N, 1], [BLOCK_M, BLOCK_N // constants["PIECES"]])
+        c_desc = _of_rows(c, BLOCK_M, BLOCK_N // constants["PIECES"])
     else:  # an address of two registers for each element that is stored
         c_desc, constants = None, constants | {"PIECES": min(8, BLOCK_N // 16)}
     tiles = -(-M // BLOCK_M) * -(-N // BLOCK_N)

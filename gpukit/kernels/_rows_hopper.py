@@ -21,7 +21,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from gpukit.kernels._device import multiprocessors
 from gpukit.kernels._hopper import barriers, blocks_like, fetch, next_slot
-from gpukit.kernels._launch import launch
+from gpukit.kernels._launch import checked_once, launch
 from gpukit.kernels._rows_choices import RowsConfig
 
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -247,6 +247,7 @@ def softmax_gradients_kernel(
 
 
 # -------------------------------------------------------------------------------------------------------------- launcher
+@checked_once
 def _described(x: Tensor, size: int) -> TensorDescriptor:
     """x [M, N] in pieces of `size` numbers. The TMA unit counts to 256 in each dimension: a row is described as [N / W, W]."""
     M, N = x.shape

@@ -1,12 +1,15 @@
 """What the kernels share: the launcher, and tensors as rows."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gpukit import launches
 from gpukit.kernels import _launch
 from gpukit.kernels._autograd import differentiable, operator
-from gpukit.kernels._launch import launch
+from gpukit.kernels._launch import checked_once, launch
 from gpukit.kernels._rows import as_rows
 
 
@@ -24,6 +27,11 @@ class Kernel:
             return Compiled(self)
 
         return through_triton
+
+
+class Parameter(NamedTuple):
+    num: int
+    do_not_specialize: bool
 
 
 class Compiled:
@@ -78,6 +86,69 @@ def test_what_triton_compiles_anew_is_not_taken_from_the_table(kernel):
     assert how(kernel, x, None, 16) == "cached"
     other = Kernel()
     assert how(other, x, None, 16) == "triton"
+
+
+def test_of_numbers_that_triton_does_not_look_at_only_the_width_counts(kernel):
+    kernel.params = [Parameter(i, i == 2) for i in range(5)]
+    x = torch.zeros(8)
+    assert how(kernel, x, None, 16) == "triton"
+    for n in (15, 1, 2**31 - 1, -(2**31)):
+        assert how(kernel, x, None, n) == "cached" and kernel.calls[-1][2][2] == n
+    assert how(kernel, x, None, 2**31) == "triton", "64 bits"
+    assert how(kernel, x, 3, 16) == "triton" and how(kernel, x, 4, 16) == "triton", "another number, which it looks at"
+    assert (
+        how(kernel, x, 0.5, 16) == "triton"
+        and how(kernel, x, 0.5, 15) == "cached"
+        and how(kernel, x, 0.25, 15) == "triton"
+    )
+
+
+def test_a_parameter_is_a_tensor_and_a_tensor_behind_a_number_is_refused(kernel):
+    x = torch.zeros(8)
+    assert (
+        how(kernel, x, torch.nn.Parameter(x), 16) == "triton" and how(kernel, torch.nn.Parameter(x), x, 16) == "cached"
+    )
+    with pytest.raises(TypeError, match="tensors come first"):
+        launch(kernel, 3, x, 16, x, EVEN=True, BLOCK=8)
+
+
+def test_a_descriptor_leads_to_its_kernel_by_its_dtype_and_its_block(kernel):
+    def described(dtype=torch.bfloat16, columns=32, block=16):
+        return TensorDescriptor(torch.zeros(8, columns, dtype=dtype), [8, columns], [columns, 1], [4, block])
+
+    x = torch.zeros(8)
+    assert how(kernel, described(), x, 16) == "triton"
+    other = described(columns=64)  # its address, sizes and strides are told to the driver
+    assert how(kernel, other, x, 16) == "cached" and kernel.calls[-1][2][0] is other
+    assert how(kernel, described(block=32), x, 16) == "triton"
+    assert how(kernel, described(torch.float16), x, 16) == "triton"
+
+
+def test_what_is_checked_of_a_descriptor_once_holds_for_tensors_alike():
+    asked = []
+
+    @checked_once
+    def described(x, *block):
+        asked.append(block)
+        return TensorDescriptor(x, list(x.shape), list(x.stride()), list(block))
+
+    x = torch.zeros(8, 32)
+    for y, block in (
+        (x, (4, 16)),
+        (x[:, :16], (4, 16)),
+        (x, (8, 16)),
+        (x.half(), (4, 16)),
+        (torch.zeros(4, 32), (4, 16)),
+    ):
+        first = described(y, *block)
+        again = described(y.clone() if y.is_contiguous() else y, *block)
+        assert asked[-1] == block and type(again) is TensorDescriptor
+        assert {**vars(again), "base": 0} == {**vars(first), "base": 0}
+        assert again.base.data_ptr() != first.base.data_ptr() or not y.is_contiguous()
+    assert len(asked) == 5
+    with pytest.raises(AssertionError, match="aligned"):
+        described(torch.zeros(8 * 32 + 1)[1:].view(8, 32), 4, 16)
+    assert described(x, 4, 16).base is x and len(asked) == 6
 
 
 def test_who_traces_sees_every_launch(kernel, monkeypatch):
