@@ -27,11 +27,11 @@ def count(losses: Tensor, target: Tensor, ignore_index: int, weight: Tensor | No
     return torch.where(counts, weights, 0).sum()
 
 
-def reduced(losses: Tensor, target: Tensor, ignore_index: int, reduction: str, weight: Tensor | None = None) -> Tensor:
-    """The losses [M] as PyTorch's `reduction` of them; the mean is over the targets that count."""
+def reduced(losses: Tensor, target: Tensor, reduction: str, number: Tensor | int | None) -> Tensor:
+    """The losses [M] as PyTorch's `reduction` of them. number: what the mean divides by."""
     if reduction == "none":
         return losses.view(target.shape[:-1] if is_soft(target) else target.shape)
-    return losses.sum() if reduction == "sum" else losses.sum() / count(losses, target, ignore_index, weight)
+    return losses.sum() if reduction == "sum" else losses.sum() / number
 
 
 def in_pytorch(
@@ -67,19 +67,23 @@ def check(
     z_loss: float,
     dim: int = -1,
     soft: bool = False,
+    classes: int | None = None,
 ) -> None:
-    """soft: whether the target may hold probabilities."""
+    """soft: whether the target may hold probabilities. classes: where the logits [..., classes] are not there yet, and `logits`
+    stands for what they are made from."""
     check_tensors("cross_entropy", logits=logits, target=target)
     if logits.dtype not in DTYPES:
         raise TypeError(f"cross_entropy: logits must be float16, bfloat16, float32 or float64, got {logits.dtype}")
     soft = soft and target.dtype in DTYPES
     if not soft and target.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"cross_entropy: target must hold class indices, int64 or int32, got {target.dtype}")
-    *leading, V = logits.movedim(dim, -1).shape if logits.ndim else (0,)
-    if V == 0 or list(target.shape) != (list(logits.shape) if soft else leading):
+    shape = list(logits.shape) if classes is None else [*logits.shape[:-1], classes]
+    leading = shape.copy()
+    V = leading.pop(dim) if leading else 0
+    if V == 0 or list(target.shape) != (shape if soft else leading):
         raise ValueError(
             f"cross_entropy: logits [..., V] need a target [...]{', or probabilities [..., V],' if soft else ''} and at "
-            f"least one class, got {list(logits.shape)} and {list(target.shape)}"
+            f"least one class, got {shape} and {list(target.shape)}"
             + (f", V being dimension {dim}" if dim != -1 else "")
         )
     if logits.device != target.device or not (logits.is_cuda or interpreted()):

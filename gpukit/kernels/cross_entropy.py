@@ -400,13 +400,15 @@ class InplaceFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, target: Tensor, reduction: str, weight: Tensor | None, *settings) -> Tensor:
         scale = torch.ones((), dtype=torch_acc_dtype(x.dtype), device=x.device)
+        number = None
         if reduction == "mean":
-            scale /= count(scale.expand(len(x)), target, settings[0], weight)
+            number = count(scale.expand(len(x)), target, settings[0], weight)
+            scale /= number
         losses, *_ = cross_entropy_fwd(x, target, *settings, weight, scale=scale)
         # Autograd stops whoever saved the logits for a gradient and would find ours there.
         torch.autograd.graph.increment_version(x)
         ctx.dx = x.detach()  # save_for_backward refuses what was changed
-        return reduced(losses, target, settings[0], reduction, weight)
+        return reduced(losses, target, reduction, number)
 
     @staticmethod
     def backward(ctx, dloss: Tensor):
@@ -485,7 +487,9 @@ def cross_entropy(
         loss = InplaceFunction.apply(x, flat, reduction, weight, *settings)
         return loss.view(logits.shape[:-1]) if reduction == "none" else loss
     x = as_rows(logits)
-    return reduced(_losses(x, flat, *settings, weight), target, ignore_index, reduction, weight)
+    losses = _losses(x, flat, *settings, weight)
+    number = count(losses, target, ignore_index, weight) if reduction == "mean" else None
+    return reduced(losses, target, reduction, number)
 
 
 def cross_entropy_inplace(logits: Tensor, target: Tensor, **options) -> Tensor:

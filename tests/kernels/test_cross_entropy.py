@@ -406,6 +406,24 @@ def test_linear_in_chunks_matches_float64(dtype, options, device):
                 assert_close(given.cpu(), truth, native, gradient=True, what=f"{what} in chunks of {chunk}")
 
 
+@pytest.mark.parametrize("tokens", [0, 7])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_linear_does_not_read_what_lay_in_new_memory(dtype, tokens, device, monkeypatch):
+    x = torch.randn(tokens, 8, device=device, dtype=dtype, requires_grad=True)
+    weight = torch.randn(11, 8, device=device, dtype=dtype, requires_grad=True)
+    target = torch.arange(tokens, device=device)
+
+    def gradients(chunk):
+        return torch.autograd.grad(linear_cross_entropy(x, weight, target, reduction="sum", chunk=chunk), (x, weight))
+
+    expected, empty = [gradients(chunk) for chunk in (3, 7)], torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **kind: empty(*size, **kind).fill_(float("nan")))
+    for chunk, (dx, dweight) in zip((3, 7), expected, strict=True):
+        found = gradients(chunk)
+        assert torch.equal(found[0], dx) and torch.equal(found[1], dweight)
+        assert dweight.isfinite().all() and bool(dweight.any()) == (tokens > 0)
+
+
 def test_linear_gives_the_gradients_that_are_asked_for(device):
     x, weight = torch.randn(2, 3, 8, device=device), torch.randn(11, 8, device=device)
     target = torch.tensor([[1, 2, -100], [0, 10, 4]], device=device)
