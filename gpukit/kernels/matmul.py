@@ -123,11 +123,11 @@ def matmul_kernel(
 # ------------------------------------------------------------------------------------------------------------ launchers
 def _like(a, b, bias, residual, scale, activation, precision, autotune, save):
     """Room for c and z."""
-    (batches, M, _), columns = a.shape, b.shape[2]
+    rows, columns = a.shape[:-1], b.shape[-1]
     dtype = torch.bfloat16 if a.dtype == FP8 else a.dtype
     N = columns // 2 if activation == "swiglu" else columns
-    z = a.new_empty((batches, M, columns), dtype=dtype) if save else None
-    return a.new_empty((batches, M, N), dtype=dtype), z
+    z = a.new_empty((*rows, columns), dtype=dtype) if save else None
+    return a.new_empty((*rows, N), dtype=dtype), z
 
 
 # What `choices` said of these shapes and strides: asking costs the CPU 20 us.
@@ -148,8 +148,8 @@ def matmul_fwd(
     config: Config | None = None,
     keep: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """c [batches, M, N] of a [batches, M, K] and b [batches, K, N] (2 N columns for "swiglu"), both of any strides, and
-    with `save` what went into the activation. keep: see `counters`."""
+    """c [batches, M, N] of a [batches, M, K] and b [batches, K, N] (2 N columns for "swiglu"), or [M, N] of [M, K] and [K, N],
+    both of any strides, and with `save` what went into the activation. keep: see `counters`."""
     c, z = _like(a, b, bias, residual, scale, activation, precision, autotune, save)
     if c.numel() == 0:
         return c, z
@@ -161,7 +161,8 @@ def matmul_fwd(
         at = (*key, (a.data_ptr() | b.data_ptr()) % 16, properties(a.device))
         configs = _known.get(at)
         if configs is None:
-            configs = choices(problem(a, b, activation, precision))
+            batches = [x if x.ndim == 3 else x.unsqueeze(0) for x in (a, b)]
+            configs = choices(problem(*batches, activation, precision))
             if len(_known) >= 10_000:  # sizes that always change
                 _known.clear()
             _known[at] = configs
@@ -200,20 +201,23 @@ def _run(
     config: Config, a: Tensor, b: Tensor, c: Tensor, after: tuple, activation: str, precision: str, keep: bool
 ) -> None:
     """Fill c, and z where there is one in `after` = (z, bias, residual, scale). keep: see `counters`."""
-    (batches, M, K), columns, N = a.shape, b.shape[2], c.shape[2]
+    batches = a.shape[0] if a.ndim == 3 else 1
+    (M, K), columns, N = a.shape[-2:], b.shape[-1], c.shape[-1]
     constants = _constants(config, activation, precision, a.dtype)
     if config.descriptors:
         along_k = (True, False) if a.dtype == FP8 else (None, None)  # of 8 bits the tensor cores take rows along K only
         by = for_hopper(GLUON, a.device).matmul_hopper if config.GLUON else matmul_persistent
-        by(described(a[0], along_k[0]), described(b[0], along_k[1]), c[0], *after, multiprocessors(a.device), constants)
+        a, b, c = (x if x.ndim == 2 else x[0] for x in (a, b, c))
+        by(described(a, along_k[0]), described(b, along_k[1]), c, *after, multiprocessors(a.device), constants)
         return
     tiles = -(-M // config.BLOCK_M) * -(-N // config.BLOCK_N) * batches
     parts = count = None
     if config.SPLIT_K > 1:
         parts = torch.empty(config.SPLIT_K * batches * M * columns, dtype=torch_acc_dtype(a.dtype), device=a.device)
         count = counters(tiles, a.device, keep)
+    a_strides, b_strides = (x.stride() if x.ndim == 3 else (0, *x.stride()) for x in (a, b))  # 0: there is one batch
     launch(
-        matmul_kernel, tiles * config.SPLIT_K, a, b, c, *after, parts, count, *a.stride(), *b.stride(), M, N, K, batches,
+        matmul_kernel, tiles * config.SPLIT_K, a, b, c, *after, parts, count, *a_strides, *b_strides, M, N, K, batches,
         **constants,
     )  # fmt: skip
 
@@ -222,7 +226,7 @@ _operator = operator("matmul", matmul_fwd, like=_like, keep=False)
 
 
 def product(a: Tensor, b: Tensor, precision: str, autotune: bool = False, *, compiled: bool) -> Tensor:
-    """a @ b of [batches, M, K] and [batches, K, N], in a backward pass; as an operator where that is `compiled`."""
+    """a @ b of matrices, or of as many in a batch, in a backward pass; as an operator where that is `compiled`."""
     return _operator.either(compiled)(a, b, None, None, None, "", precision, autotune, False)[0]
 
 
@@ -243,7 +247,8 @@ def _gradients(backward, ctx, dc: Tensor) -> tuple:
     elif activation:
         form = "tanh" if activation == "gelu_tanh" else "none"
         dz, _ = gelu_bwd_operator.either(compiled)(dc, z, None, form)
-    dbias = dz.sum((0, 1), dtype=torch_acc_dtype(dz.dtype)).to(bias.dtype) if need_bias else None
+    over = tuple(range(dz.ndim - 1))
+    dbias = dz.sum(over, dtype=torch_acc_dtype(dz.dtype)).to(bias.dtype) if need_bias else None
     if scale is not None:
         dz = (dz * scale).to(dz.dtype)
     da = product(dz, b.mT, precision, autotune, compiled=compiled) if need_a else None
@@ -386,18 +391,19 @@ def matmul(
     shape = [*leading, *[M] * (not is_row), *[N] * (not is_column)]
     if not (bias is residual is scale is None):
         _check_after("matmul", a, bias, residual, scale, columns, shape, dtype)
+    as_it_is = a.ndim == b.ndim == 2 and not (is_row or is_column)
     if b.ndim == 2:  # all rows of a times one matrix, as in a linear layer
-        a, b = a.unsqueeze(0) if a.ndim == 2 else a.reshape(1, a.shape[:-1].numel(), K), b.unsqueeze(0)
+        a = a if a.ndim == 2 else a.reshape(a.shape[:-1].numel(), K)
     else:
         batches = leading.numel()
         a = a.expand(*leading, M, K).reshape(batches, M, K)
         b = b.expand(*leading, K, columns).reshape(batches, K, columns)
     if residual is not None:
-        residual = residual.reshape(a.shape[0], a.shape[1], N)
+        residual = residual.reshape(*a.shape[:-1], N)
     grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, bias, residual))
     inputs = (a, b, bias, residual, scale, activation or "", precision, autotune, grad and activation is not None)
     c = _matmul(*inputs) if grad or torch.compiler.is_compiling() else matmul_fwd(*inputs)[0]
-    return c.view(shape)
+    return c if as_it_is else c.view(shape)
 
 
 def _is_cast(x: Tensor | None) -> bool:
