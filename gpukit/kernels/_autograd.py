@@ -91,7 +91,7 @@ def differentiable(
 
     def of_inputs(ctx, found) -> tuple:
         found = found if isinstance(found, tuple) else (found,)
-        there = (gradient if given else None for gradient, given in zip(found, ctx.given, strict=False))
+        there = [gradient if given else None for gradient, given in zip(found, ctx.given, strict=False)]
         return *there, *(None,) * (len(ctx.given) - len(found))
 
     class Function(torch.autograd.Function):

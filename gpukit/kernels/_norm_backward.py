@@ -163,15 +163,15 @@ def norm_bwd(
     dx = empty(x)
     if x.numel() == 0:
         return dx, *(None if w is None else torch.zeros_like(w) for w in (weight, bias))
-    N, dtype = x.shape[-1], x.dtype
+    N, dtype, centre = x.shape[-1], x.dtype, stats.shape[0] == 2
     gpu = properties(x.device)
     shared_bytes = gpu.smem_per_sm_bytes if gpu else 0
-    kernel, per_sm, config = _bwd_config(N, dtype, len(stats) == 2, 2 if du is None else 3, shared_bytes)
+    kernel, per_sm, config = _bwd_config(N, dtype, centre, 2 if du is None else 3, shared_bytes)
     reread = kernel is norm_bwd_long_kernel
     dy, x = as_rows(dy, copy_interleaved=reread), as_rows(x, copy_interleaved=reread)
     du = None if du is None else as_rows(du, copy_interleaved=reread)
     M = x.shape[0]
-    if du is None and len(stats) == 2 and (on_hopper := chosen("_norms_hopper", LAYER_NORM_BACKWARD, x, dy)):
+    if du is None and centre and (on_hopper := chosen("_norms_hopper", LAYER_NORM_BACKWARD, x, dy)):
         return on_hopper[0].layer_norm_gradients(dy, x, weight, bias, stats, dx, on_hopper[1])
     programs = min(-(-M // config.get("BLOCK_M", 1)), per_sm * multiprocessors(x.device))
     new = torch.zeros if reread else torch.empty
@@ -182,7 +182,7 @@ def norm_bwd(
     dbias = None if within is None else partial[-1]
     launch(
         kernel, programs, dy, du, x, None if weight is None else weight.contiguous(), stats, dx, dweight, dbias,
-        *dy.stride(), *(x if du is None else du).stride(), *x.stride(), M, N, CENTRE=len(stats) == 2, **config,
+        *dy.stride(), *(x if du is None else du).stride(), *x.stride(), M, N, CENTRE=centre, **config,
     )  # fmt: skip
     if weight is not None:
         dweight, dbias = column_sums(partial, weight, within)

@@ -355,7 +355,7 @@ def flash_attention(
     check_tensors("flash_attention", q=q, k=k, v=v)
     q, k, v = cast(q, k, v)
     scale = check("flash_attention", q, k, v, scale, window, precision, "B H T D")
-    if len(k) != len(q):
+    if k.shape[0] != q.shape[0]:
         raise ValueError(f"flash_attention: q and k must have one batch size, got {len(q)} and {len(k)}")
     mask = None if attn_mask is None else _mask("flash_attention", attn_mask, q, k)
     settings = *reach(causal, window), scale, precision

@@ -15,6 +15,7 @@ Sources: Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415; Shazeer 20
 Abramowitz and Stegun 1964, formula 7.1.26, https://personal.math.ubc.ca/~cbm/aands/page_299.htm
 """
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -241,23 +242,28 @@ def _programs(M: int, N: int, config: dict) -> int:
     return _blocks(M, config["BLOCK_M"]) * _blocks(N, config["BLOCK_N"])
 
 
-def _views(*tensors: Tensor) -> list[Tensor]:
-    """As [1, elements] if all are contiguous, so that short and odd rows fill whole blocks too; else as rows."""
+def _rows(*tensors: Tensor) -> tuple[Sequence[Tensor], int, int, tuple[int, ...]]:
+    """The tensors, how many rows and columns the kernels shall see of them, and with which strides: one row of all elements if
+    all are contiguous, so that short and odd rows fill whole blocks too."""
     if all(x.is_contiguous() for x in tensors):
-        return [x.view(1, -1) for x in tensors]
-    return [as_rows(x, copy_interleaved=True) for x in tensors]
+        N = tensors[0].numel()
+        return tensors, 1, N, (N, 1) * len(tensors)
+    rows = [as_rows(x, copy_interleaved=True) for x in tensors]
+    return rows, *rows[0].shape, sum((x.stride() for x in rows), ())
 
 
 def gelu_fwd(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     y = empty(x)
     if x.numel() == 0:
         return y
-    x = _views(x)[0] if bias is None else as_rows(x, copy_interleaved=True)
-    bias = None if bias is None else bias.contiguous()
-    M, N = x.shape
+    if bias is None:
+        (x,), M, N, strides = _rows(x)
+    else:
+        x, bias = as_rows(x, copy_interleaved=True), bias.contiguous()
+        (M, N), strides = x.shape, x.stride()
     config = _config(M, N, x.dtype)
     programs = _programs(M, N, config)
-    launch(gelu_fwd_kernel, programs, x, bias, y, *x.stride(), M, N, TANH=approximate == "tanh", **config)
+    launch(gelu_fwd_kernel, programs, x, bias, y, *strides, M, N, TANH=approximate == "tanh", **config)
     return y
 
 
@@ -267,13 +273,10 @@ def gelu_bwd(dy: Tensor, x: Tensor, bias: Tensor | None, approximate: str) -> tu
         return dx, None if bias is None else torch.zeros_like(bias)
     tanh = approximate == "tanh"
     if bias is None:
-        dy, x = _views(dy, x)
-        M, N = x.shape
+        (dy, x), M, N, strides = _rows(dy, x)
         config = _config(M, N, x.dtype)
-        launch(
-            gelu_bwd_kernel, _programs(M, N, config), dy, x, None, dx, None, *dy.stride(), *x.stride(), M, N,
-            TANH=tanh, **config,
-        )  # fmt: skip
+        programs = _programs(M, N, config)
+        launch(gelu_bwd_kernel, programs, dy, x, None, dx, None, *strides, M, N, TANH=tanh, **config)
         return dx, None
     dy, x = as_rows(dy, copy_interleaved=True), as_rows(x, copy_interleaved=True)
     M, N = x.shape
@@ -292,10 +295,9 @@ def _gated_fwd(kernel, gate: Tensor, up: Tensor, **constants: bool) -> Tensor:
     y = empty(gate)
     if gate.numel() == 0:
         return y
-    gate, up = _views(gate, up)
-    M, N = gate.shape
+    (gate, up), M, N, strides = _rows(gate, up)
     config = _config(M, N, gate.dtype)
-    launch(kernel, _programs(M, N, config), gate, up, y, *gate.stride(), *up.stride(), M, N, **constants, **config)
+    launch(kernel, _programs(M, N, config), gate, up, y, *strides, M, N, **constants, **config)
     return y
 
 
@@ -303,13 +305,9 @@ def _gated_bwd(kernel, dy: Tensor, gate: Tensor, up: Tensor, **constants: bool) 
     dgate, dup = empty(gate), empty(up)
     if gate.numel() == 0:
         return dgate, dup
-    dy, gate, up = _views(dy, gate, up)
-    M, N = gate.shape
+    (dy, gate, up), M, N, strides = _rows(dy, gate, up)
     config = _config(M, N, gate.dtype)
-    launch(
-        kernel, _programs(M, N, config), dy, gate, up, dgate, dup,
-        *dy.stride(), *gate.stride(), *up.stride(), M, N, **constants, **config,
-    )  # fmt: skip
+    launch(kernel, _programs(M, N, config), dy, gate, up, dgate, dup, *strides, M, N, **constants, **config)
     return dgate, dup
 
 

@@ -94,12 +94,11 @@ def rope_turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, backwards: bool) -
     if q.numel() == 0 and k.numel() == 0:
         return q_out, k_out
     B, H, T, D = q.shape
-    if cos.ndim == 2:
-        cos, sin = cos.expand(B, -1, -1), sin.expand(B, -1, -1)
+    tables = [x.stride() if x.ndim == 3 else (0, *x.stride()) for x in (cos, sin)]  # 0: one table for all sequences
     config = _config(max(H, k.shape[1]), D // 2, q.dtype)
     launch(
         rope_kernel, B * T, q, k, cos, sin, q_out, k_out,
-        *q.stride(), *k.stride(), *cos.stride(), *sin.stride(),
+        *q.stride(), *k.stride(), *tables[0], *tables[1],
         H, k.shape[1], T, D // 2, BACKWARDS=backwards, **config,
     )  # fmt: skip
     return q_out, k_out
