@@ -333,19 +333,35 @@ def double(x, y, n, WIDE: tl.constexpr):
     tl.store(y, 2 * tl.load(x))
 
 
+@triton.jit
+def product(x, y, n, BLOCK: tl.constexpr):
+    row, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    total = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for k in range(0, n, BLOCK):
+        total = tl.dot(tl.load(x + row * n + k + column), tl.load(x + (k + row) * BLOCK + column), total)
+    tl.store(y + row * BLOCK + column, total)
+
+
 ACCEPTED = """
 import json, sys
 from triton.backends.nvidia.compiler import CUDABackend
 from gpukit.simulator.compiler import worker
 stages = []
-for stage in ("make_ttgir", "make_ptx"):
+for stage in ("make_ttgir", "make_llir", "make_ptx"):
     def noted(*args, make=getattr(CUDABackend, stage), stage=stage):
         stages.append(f"{stage} {args[-1]}")
         return make(*args)
     setattr(CUDABackend, stage, staticmethod(noted) if stage == "make_ttgir" else noted)
 answer = worker.accepts(json.load(sys.stdin), ["a100-80gb", "h100-sxm"])
-print(json.dumps([stages, answer.get("message", "")]))
+print(json.dumps([stages, answer.get("gpu", ""), answer.get("message", "")]))
 """
+
+
+def accepted(jobs, folder):
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder)}
+    command = [sys.executable, "-c", ACCEPTED]
+    done = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, env=environment)
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -357,21 +373,25 @@ def test_of_two_dtypes_of_16_bits_one_is_compiled_to_the_end(wide, tmp_path):
     half, brain, single = map(job, (torch.float16, torch.bfloat16, torch.float32))
     assert compile_worker._of_each_width([half, brain, single]) == [brain, single]
     assert compile_worker._of_each_width([brain, half]) == [brain] and compile_worker._of_each_width([half]) == [half]
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", ACCEPTED],
-        input=json.dumps([half, brain, single]),
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    stages, message = json.loads(done.stdout)
+    stages, _, message = accepted([half, brain, single], tmp_path)
     if wide:  # the front end sees each of them
         assert message.endswith("no room") and stages == []
         return
     assert message == "" and stages == [
-        "make_ttgir 80", *["make_ttgir 80", "make_ptx 80"] * 2, "make_ttgir 90", "make_ptx 90"
+        "make_ttgir 80", "make_ttgir 80", "make_llir 80", "make_ptx 80", "make_ttgir 80", "make_llir 80",
+        "make_ttgir 90", "make_llir 90", "make_ptx 90",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_width_that_is_not_compiled_to_the_end_must_fit_all_the_same(first, tmp_path):
+    """Six pairs of tiles of 64 x 64 floats: 192 KB, for which an H100 has room and an A100 has not."""
+    tensors = [empty(64, 640, dtype=dtype) for dtype in (torch.bfloat16, torch.float32)]
+    jobs = [compile_module._job(product, (x, x, 640), {"BLOCK": 64, "num_stages": 7}) for x in tensors]
+    assert accepted(jobs[:1], tmp_path)[1:] == ["", ""]
+    stages, gpu, message = accepted(jobs if first == 0 else jobs[::-1], tmp_path)
+    assert gpu == "A100 80GB SXM" and message.startswith("out of resource: shared memory")
+    assert stages[-1] == "make_llir 80"  # neither LLVM nor ptxas was asked
 
 
 def test_one_process_compiles_for_many_and_another_takes_its_place(monkeypatch):

@@ -257,7 +257,11 @@ def _explain(exc: Exception, job: dict) -> dict:
 
 
 class _FarEnough(Exception):
-    """Triton's front end and its passes over blocks and layouts have taken a kernel."""
+    """Triton has taken a kernel as far as it was to go; `shared` are the bytes of shared memory, 0 if they are not known yet."""
+
+    def __init__(self, shared: int = 0):
+        super().__init__()
+        self.shared = shared
 
 
 def accepts(jobs: list[dict], gpus: list[str]) -> dict:
@@ -265,15 +269,18 @@ def accepts(jobs: list[dict], gpus: list[str]) -> dict:
     `_explain` tells it, with the `gpu` that it is about. For a process that ends afterwards: Triton keeps its driver.
 
     Launches of one kernel differ in their dtypes. The first GPU, which should be the oldest, gets all of them; the others
-    get one of each kernel, since what a dtype makes wrong is wrong on all. float16 takes as much room as bfloat16, and every
-    instruction on bfloat16 has its like on float16, which GPUs had before: where a kernel met both, bfloat16 goes the whole
-    way, and float16 until its layouts are chosen."""
+    get one of each kernel, the whole way, since what a dtype makes wrong is wrong on all. On the first GPU one of each kernel
+    goes the whole way too, that with most of bfloat16, for which old GPUs have the fewest instructions. Another width may not
+    fit: it goes until Triton has lowered it, which is when its shared memory is known, and what is left is LLVM's and ptxas's
+    work on instructions that all GPUs have. float16 takes as much room as bfloat16: where a kernel met both, it goes until its
+    layouts are chosen."""
     import triton
 
     from gpukit import hardware
 
     _without_torch()
-    whole = _of_each_width(jobs)
+    widths = _of_each_width(jobs)
+    oldest = list({job["name"]: job for job in sorted(widths, key=_bfloat16s)}.values())
     one_of_each = list({job["name"]: job for job in reversed(jobs)}.values())
     knobs = triton.knobs
     with knobs.compilation.scope(), knobs.runtime.scope():
@@ -282,7 +289,9 @@ def accepts(jobs: list[dict], gpus: list[str]) -> dict:
         knobs.runtime.add_stages_inspection_hook = stop = _Stop()
         for gpu, launches in zip(map(hardware.gpu, gpus), [jobs, *[one_of_each] * (len(gpus) - 1)], strict=True):
             for job in launches:
-                stop.early = launches is jobs and not any(job is each for each in whole)
+                stop.after = ""
+                if launches is jobs and not any(job is each for each in oldest):
+                    stop.after = "lowering" if any(job is each for each in widths) else "layouts"
                 if refused := _refused(job, gpu):
                     return refused
     return {}
@@ -298,11 +307,12 @@ def _refused(job: dict, gpu) -> dict:
         warnings.simplefilter("ignore")
         try:
             work.define()
-            shared = work.compile().metadata.shared
+            try:
+                shared = work.compile().metadata.shared
+            except _FarEnough as end:
+                shared = end.shared
             if shared > gpu.smem_per_block_bytes:  # Triton itself looks when it loads the kernel
                 raise triton.OutOfResources(shared, gpu.smem_per_block_bytes, "shared memory")
-        except _FarEnough:
-            pass
         except Exception as exc:
             return _explain(exc, job) | {"gpu": gpu.name}
     return {}
@@ -312,18 +322,27 @@ def _of_each_width(jobs: list[dict]) -> list[dict]:
     """Of launches of one kernel that are alike but for float16 in place of bfloat16, one: that with bfloat16."""
     chosen: dict[tuple, tuple[int, dict]] = {}
     for job in jobs:
-        dtypes = [value[1] for value in [*job["args"], *job["kwargs"].values()] if value[0] == "tensor"]
-        key = job["name"], *("float16" if dtype == "bfloat16" else dtype for dtype in dtypes)
-        rank = dtypes.count("bfloat16")
+        key = job["name"], *("float16" if dtype == "bfloat16" else dtype for dtype in _dtypes(job))
+        rank = _bfloat16s(job)
         if key not in chosen or rank > chosen[key][0]:
             chosen[key] = rank, job
     return [job for _, job in chosen.values()]
 
 
-class _Stop:
-    """A stage hook of Triton's: what comes behind the layouts is left out if `early`."""
+def _dtypes(job: dict) -> list[str]:
+    """The dtypes of a launch's tensors."""
+    return [value[1] for value in [*job["args"], *job["kwargs"].values()] if value[0] == "tensor"]
 
-    early = False
+
+def _bfloat16s(job: dict) -> int:
+    """How many tensors of a launch are in bfloat16."""
+    return _dtypes(job).count("bfloat16")
+
+
+class _Stop:
+    """A stage hook of Triton's: what comes behind the "layouts" or behind Triton's own "lowering" is left out, or nothing."""
+
+    after = ""
 
     def __call__(self, *args):
         if not args:  # asked what to add to the key of Triton's own cache
@@ -333,8 +352,23 @@ class _Stop:
         def enough(source, metadata):
             raise _FarEnough
 
-        if self.early:
-            stages["llir"] = enough
+        make = stages["llir"]
+
+        def lowered(source, metadata):
+            """Triton's own stage, until it would hand the module to LLVM."""
+            from triton._C.libtriton import llvm
+
+            def enough(*_):
+                raise _FarEnough(source.get_int_attr("ttg.shared") or 0)
+
+            to_module, llvm.to_module = llvm.to_module, enough
+            try:
+                return make(source, metadata)
+            finally:
+                llvm.to_module = to_module
+
+        if self.after:
+            stages["llir"] = {"layouts": enough, "lowering": lowered}[self.after]
 
 
 def warm_up() -> None:
