@@ -51,7 +51,7 @@ def test_both_texts_and_what_they_do(copy, capsys):
     loaded = next(line for line in out.splitlines() if line.startswith("bytes loaded (counted)"))
     # x once; a bias of 8 kB once for each of 512 rows of tiles, whatever their width
     assert loaded.split("  ")[-1] == f"{(8192 * 4096 + 512 * 4096) * 2 / 1e6:.3g} MB"
-    assert "time on A100 80GB SXM (modelled)" in out
+    assert "time on A100 80GB SXM (modelled)" in out and "atomics" not in out
 
 
 def test_atomics_have_a_row_where_there_are_any(copy, capsys):
@@ -61,8 +61,6 @@ def test_atomics_have_a_row_where_there_are_any(copy, capsys):
     rows = {name.split("  ")[0]: text for name, text in rows.items()}
     assert rows["bytes changed by atomics (counted)"] == f"{4 * 2**22 / 1e6:.3g} MB"
     assert rows["bytes stored (counted)"] == "0 bytes"
-    assert cli.main(["compare", "gelu.bias"]) == 0
-    assert "atomics" not in capsys.readouterr().out
 
 
 def test_a_function_has_two_texts(copy):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 import torch
 from IPython.display import Markdown
@@ -19,7 +20,7 @@ from gpukit.lessons import diagram, results
 from gpukit.lessons.course_map import course_map as _map
 from gpukit.reference import flash_attention as reference
 from gpukit.simulator.prediction.machine import machine
-from gpukit.simulator.prediction.predict import TURNS
+from gpukit.simulator.prediction.predict import TURNS, Prediction
 from gpukit.simulator.trace.tracer import Trace
 from gpukit.trace_report import predict_op
 from gpukit.widgets import style
@@ -501,6 +502,7 @@ def block_kinds() -> Picture:
     )
 
 
+@cache
 def causal_counted() -> Table:
     """What part of the scores is computed where blocks in which nothing is seen are left out."""
     rows = []
@@ -696,14 +698,20 @@ def what_the_times_say() -> Markdown:
     )
 
 
+@cache
+def _predicted() -> Prediction:
+    """What the simulator says about the course's pointer kernel: causal, the size of the promise."""
+    return predict_op(benchmark.operation("flash_attention_causal"), SHAPE, torch.bfloat16, H200)
+
+
 def pointer_kernel() -> str:
-    """The report of the simulator on the course's pointer kernel: causal, the size of the promise."""
-    return predict_op(benchmark.operation("flash_attention_causal"), SHAPE, torch.bfloat16, H200).report()
+    """The simulator's report on the course's pointer kernel."""
+    return _predicted().report()
 
 
 def what_limits_it() -> Markdown:
     """Said below the model's report: what the clock says beside it."""
-    found = predict_op(benchmark.operation("flash_attention_causal"), SHAPE, torch.bfloat16, H200)
+    found = _predicted()
     least = reference.cost(SHAPE, torch.bfloat16, True).flops / PEAK * 1e3
     text = (
         f"**What you saw.** At the peak of the tensor cores the products take {least:.2f} ms. The model says "

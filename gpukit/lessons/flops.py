@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -145,6 +146,7 @@ _TINY = models.Config("tiny", 1000, hidden=64, layers=2, heads=4, positions=64, 
 _MODELS = ("gpt2", "gpt2-xl", "llama3-8b", "llama3-405b", "mixtral-8x7b", "deepseek-v3")
 
 
+@cache
 def model_counts() -> Table:
     """A step of real models: the exact count, PyTorch's where the model is plain enough, and the rule of 6."""
     rows = []

@@ -227,11 +227,20 @@ def _distinct(rows: np.ndarray) -> int:
 def _stretches(rows: np.ndarray) -> int:
     """Of each row how many stretches of 128 bytes, each from the first address that those before it do not hold, are enough
     for all of its addresses, summed; _NOBODY is none."""
-    found, begin = 0, rows.min(axis=1, initial=_NOBODY)
-    while (live := begin != _NOBODY).any():
-        found += int(np.count_nonzero(live))
-        rows, begin = rows[live], begin[live]
-        begin = np.where(rows >= begin[:, None] + LINE_BYTES, rows, _NOBODY).min(axis=1)
+    rows = np.sort(rows, axis=1)
+    row, lane = np.nonzero(rows != _NOBODY)
+    if not row.size:
+        return 0
+    address = rows[row, lane]
+    address += row * (
+        int(address.max() - address.min()) + LINE_BYTES
+    )  # row behind row, where no stretch reaches the next
+    following = np.searchsorted(
+        address, address + LINE_BYTES
+    ).tolist()  # the first address that a stretch from here lacks
+    found = at = 0
+    while at < len(following):
+        found, at = found + 1, following[at]
     return found
 
 
