@@ -146,7 +146,7 @@ def import_cycles(sources: dict[str, str]) -> list[str]:
     for name, source in sources.items():
         tree = ast.parse(source)
         for node in ast.walk(tree):
-            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
                 node.body = []
         texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} if name != "gpukit" else set()
         edges[name] = ({target for _, target in imports(tree, set(sources))} | texts & sources.keys()) - {
