@@ -12,6 +12,8 @@ from _pytest.config import parse_warning_filter
 
 import gpukit  # noqa: F401  without a GPU it chooses Triton's interpreter, which Triton reads when it is imported
 
+sys.modules.setdefault("rfc3987_syntax", None)  # as gpukit.grading.plugin does, with the reason
+
 
 def pytest_sessionstart(session):
     """Warnings are errors, ours and those of the libraries that we call. Other plugins of the environment may warn: while

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -27,6 +28,9 @@ from gpukit.grading.verdict import Verdict, not_graded
 CELL_TIMEOUT_S = 120.0
 _GRADING = pytest.StashKey["Grading"]()
 _CONFTESTS_OFF = pytest.StashKey[bool]()
+# nbval, which pytest loads behind this plugin, imports nbformat, which imports jsonschema, and that builds 38 grammars of web
+# addresses for 1.5 s if this package is there. No notebook has such an address to check.
+sys.modules.setdefault("rfc3987_syntax", None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
