@@ -232,12 +232,10 @@ def _stretches(rows: np.ndarray) -> int:
     if not row.size:
         return 0
     address = rows[row, lane]
-    address += row * (
-        int(address.max() - address.min()) + LINE_BYTES
-    )  # row behind row, where no stretch reaches the next
-    following = np.searchsorted(
-        address, address + LINE_BYTES
-    ).tolist()  # the first address that a stretch from here lacks
+    # Row lies behind row, where no stretch reaches the next.
+    address += row * (int(address.max() - address.min()) + LINE_BYTES)
+    # Of each address, the first that a stretch from it lacks.
+    following = np.searchsorted(address, address + LINE_BYTES).tolist()
     found = at = 0
     while at < len(following):
         found, at = found + 1, following[at]
