@@ -20,8 +20,9 @@ def accesses(ops: dict[str, list[str]], kernels: list[list[str]], needed: list[s
 
     ops      tensor -> the tensors that it is computed from, in the order in which the operations run. A name that appears
              in one of these lists and is not a key is an input of the graph; it is in memory from the start.
-    kernels  which tensors are computed together: one list per kernel, in the order in which the kernels run. A kernel can
-             use what it has computed itself without memory. Every key of ops is in exactly one of the lists.
+    kernels  which tensors are computed together: one list per kernel, in the order in which the kernels run. The names
+             within a list are in any order. A kernel can use what it has computed itself without memory. Every key of ops
+             is in exactly one of the lists.
     needed   the tensors that are still needed when all kernels have run
 
     A kernel reads no tensor twice, and it neither reads nor writes a tensor that it could leave alone. It runs all operations

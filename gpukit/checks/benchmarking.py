@@ -11,6 +11,7 @@ from random import Random
 
 from gpukit.grading.evidence import Evidence
 from gpukit.grading.exercise import Case, FunctionExercise, Misconception
+from gpukit.grading.ideas import only
 
 MIB = 1 << 20
 _DEVICE = "gpukit.simulator.queue_model"
@@ -590,7 +591,7 @@ def _speedup(settings: dict, x_bytes: int, y_bytes: int, old_us: float, new_us: 
 
 def _speedup_cases(rng: Random) -> list[Case]:
     def case(name: str, mib: int, old: float, new: float, how: str) -> Case:
-        tags = frozenset({how} - {"plain"} | ({"in-l2"} if 2 * mib < 50 else set()))
+        tags = frozenset({*how.split()} - {"plain"} | ({"in-l2"} if 2 * mib < 50 else set()))
         return Case(
             name, (_STEADY, mib * MIB, mib * MIB, old * rng.uniform(0.9, 1.1), new * rng.uniform(0.9, 1.1), how), tags
         )
@@ -602,6 +603,7 @@ def _speedup_cases(rng: Random) -> list[Case]:
         case("the program that was announced", 60, 200, 190, "cached"),
         case("announced too, and slower", 16, 100, 400, "cached"),
         case("announced, small data", 12, 90, 60, "cached"),
+        case("two programs that keep their results", 60, 220, 110, "both cached"),
     ]
 
 
@@ -614,6 +616,7 @@ DETECTIVE = FunctionExercise(
     tolerance=0.05,
     misconceptions=(
         Misconception("cached", when=lambda e: e.tag("cached") and _rises(e)),
+        Misconception("old-cached", when=only("both")),
         Misconception("input-timed", gives=lambda s, x, y, old, new, how: _fill_timed(s, x, y, old, new)),
         Misconception("warm-input", gives=lambda s, x, y, old, new, how: _warm_ratio(s, x, y, old, new)),
         Misconception("inverted", gives=lambda *case: 1 / _speedup(*case)),
@@ -623,9 +626,8 @@ DETECTIVE = FunctionExercise(
 
 
 def _rises(evidence: Evidence) -> bool:
-    return all(
-        outcome.reply.output > 10 * _speedup(*outcome.case.args) for outcome in evidence.outcomes if outcome.wrong
-    )
+    wrong = [outcome for outcome in evidence.outcomes if outcome.wrong and "both" not in outcome.case.tags]
+    return bool(wrong) and all(outcome.reply.output > 10 * _speedup(*outcome.case.args) for outcome in wrong)
 
 
 def _fill_timed(settings: dict, x_bytes: int, y_bytes: int, old_us: float, new_us: float) -> float:
@@ -659,6 +661,7 @@ def _honest_cases(rng: Random) -> list[Case]:
     return _out_of_phase(
         case("a plain program, data larger than the L2", 80, 100, "plain"),
         case("a plain program, data that fits the L2", 36, 300, "plain", "in-l2"),
+        case("a plain program, data that fits the L2 twice", 18, 350, "plain", "in-l2"),
         case("a program that keeps its results", 64, 400, "cached", "cached"),
         case("a program that keeps its results, small data", 30, 200, "cached", "cached", "in-l2"),
         case("a program on a stream of its own", 70, 300, "side", "side"),
@@ -700,19 +703,20 @@ HONEST = FunctionExercise(
                 all("cached" in o.case.tags for o in e.outcomes if o.wrong) and _all(e, lambda y, r, _: y < 0.7 * r)
             ),
         ),
-        Misconception("zeros", when=_times(0.70, 0.80)),
-        Misconception("no-wait", when=_constant),
-        Misconception(
-            "compile-counted",
-            when=lambda e: _all(e, lambda yours, right, _: 800 < yours - right < 120_000 and yours / right > 1.2),
-        ),
         Misconception(
             "warm-input",
             when=lambda e: (
                 all("in-l2" in o.case.tags for o in e.outcomes if o.wrong) and _all(e, lambda y, r, _: y < r)
             ),
         ),
+        Misconception("zeros", when=_times(0.70, 0.80)),
+        Misconception("no-wait", when=_constant),
+        Misconception(
+            "compile-counted",
+            when=lambda e: _all(e, lambda yours, right, _: 800 < yours - right < 120_000 and yours / right > 1.2),
+        ),
         Misconception("minimum", when=_times(0.9, 0.96)),
+        Misconception("few-runs", when=lambda e: bool(e.passed) and _times(1.05, 1.6)(e)),
         Misconception("mean", when=_times(1.05, 1.32)),
         Misconception("short-warm-up", when=_times(1.32, 1.5)),
         Misconception("flush-counted", when=lambda e: _all(e, lambda yours, right, _: yours - right > 200)),

@@ -453,6 +453,11 @@ def _stochastic_cases(rng: Random) -> list[Case]:
         case("0 to 10 bits, u 0", 0.0, 10, 0.0, tags="zero"),
         case("-1 to 7 bits, u 0 (exact)", -1.0, 7, 0.0, tags="negative"),
         case("1e-290 to 10 bits, u 0.5", 1e-290, 10, 0.5),
+        # Subnormal in float64: its bits lie elsewhere, and there are fewer of them.
+        *(
+            case(f"{count * 5e-324!r} to {k} bits, u {u}", count * 5e-324, k, u)
+            for count, k, u in ((1003, 3, 0.2), (1003, 3, 0.9), (77, 4, 0.1))
+        ),
         case("-1e290 to 10 bits, u 0.5", -1e290, 10, 0.5, tags="negative"),
     ]
 

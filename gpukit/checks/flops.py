@@ -41,12 +41,16 @@ def _einsum_cases(rng: Random) -> list[Case]:
         cases.append(case(f"{expression}  {_sizes(sizes | unused)}", expression, sizes | unused))
     words, lengths = "tokens d_in, d_out d_in -> tokens d_out", {"tokens": 1024, "d_in": 256, "d_out": 64}
     parts = lengths | {"d": 32, "in": 16}  # the letters of these are in other names, too
+    inside = {"b": rng.randrange(5, 50, 2), "d": 64, "d_out": 128}
     return [
         case(f"{words}  {_sizes(lengths)}", words, lengths),
         case(f"{words}  {_sizes(parts)}", words, parts),
         *cases,
+        # The result's text contains the name of an axis that the result lacks.
+        case(f"b d, d d_out -> b d_out  {_sizes(inside)}", "b d, d d_out -> b d_out", inside),
         case("m k, k n -> m n  m=1, k=1, n=9", "m k, k n -> m n", {"m": 1, "k": 1, "n": 9}),
         case("m k, k n -> m n  more than a float holds exactly", "m k, k n -> m n", dict.fromkeys("mkn", 2**19 + 1)),
+        case("m k, k n -> m n  more than 64 bits hold", "m k, k n -> m n", dict.fromkeys("mkn", 3 << 20)),
     ]
 
 
@@ -373,10 +377,12 @@ def _mfu_cases(rng: Random) -> list[Case]:
         ("B200, with sparsity, everything recomputed", 32.8e9, 256, 4500.0, True, 1.0),
         ("one RTX 4090", 0.124e9, 1, 165.2, False, 0.0),
         ("an odd number of GPUs, a third recomputed", 3.1e9, 7, 989.4, False, 1 / 3),
+        ("H100, a claim that cannot be true", 8.0e9, 512, 989.4, False, 0.0),
     ):
         forward = params * rng.uniform(2.02, 2.4)
         peak = gpus * rate * 1e12 / (2 if sparse else 1)
-        tokens = round(rng.uniform(0.2, 0.55) * peak / (3 * forward))
+        reached = rng.uniform(1.1, 1.4) if "claim" in what else rng.uniform(0.2, 0.55)
+        tokens = round(reached * peak / (3 * forward))
         name = f"{what}: {tokens:,} tokens/s, {gpus:,} GPUs, recomputed={recomputed:g}"
         tags = ("sparse " if sparse else "") + ("recomputed" if recomputed else "")
         cases.append(case(name, float(tokens), forward, gpus, rate, sparse, recomputed, tags=tags))

@@ -86,6 +86,8 @@ def _accesses_cases(rng: Random) -> list[Case]:
         case("GELU, nine kernels", _GELU, apart, ["y"]),
         case("GELU, cut in the middle", _GELU, [["half", "a", "b", "c", "d"], ["e", "t", "u", "y"]], ["y"]),
         case("a residual that is needed too", {"u": ["x", "r"], "y": ["u"]}, [["u", "y"]], ["u", "y"]),
+        case("an input that is needed too", {"y": ["x", "r"]}, [["y"]], ["x", "y"]),
+        case("a kernel listed from its end", {"a": ["x"], "b": ["a"], "y": ["b", "x"]}, [["y", "b", "a"]], ["y"]),
         case("a result for two kernels", {"u": ["x"], "v": ["u"], "w": ["u"]}, [["u"], ["v"], ["w"]], ["v", "w"]),
         case("sigmoids, all kept", _SIGMOIDS, [["s1", "s2", "y"], ["ds2", "ds1", "dx"]], ["y", "dx"]),
         case("sigmoids, computed again", _AGAIN, [["s1", "s2", "y"], list(_AGAIN)[3:]], ["y", "dx"]),

@@ -606,6 +606,12 @@ def _peak(
     return count
 
 
+def _last_two(layers: int, every: int, input_bytes: int, block_bytes: int) -> int:
+    """The last segment and the full one before it, also where there is none before it."""
+    earlier = len(_segments(layers, every)) - 2
+    return max(earlier * input_bytes + every * block_bytes, _last_segment(layers, every, input_bytes, block_bytes))
+
+
 def _last_segment(layers: int, every: int, input_bytes: int, block_bytes: int) -> int:
     segments = _segments(layers, every)
     return (len(segments) - 1) * input_bytes + segments[-1] * block_bytes
@@ -618,6 +624,7 @@ RECOMPUTE = FunctionExercise(
     expected=_peak(),
     unit="bytes",
     misconceptions=(
+        Misconception("none-before", gives=_last_two),
         Misconception("nothing-freed", gives=lambda layers, every, inputs, block: layers * block),
         Misconception(
             "nothing-freed/2",

@@ -35,6 +35,8 @@ def _traffic_cases(rng: Random) -> list[Case]:
         ("ragged", rng.randrange(1001, 1999, 2), rng.randrange(513, 899, 2), 777, 64, 128, 4),
         ("ragged", rng.randrange(301, 499, 2), rng.randrange(2001, 2999, 2), 1023, 128, 32, 2),
         ("a short K", 2048, 1024, 16, 256, 128, 1),
+        ("a short M, many columns of tiles", 16, 4096, 256, 64, 128, 2),
+        ("a short N, many rows of tiles", 4096, 32, 256, 64, 128, 2),
     ):
         tags = "ragged" if M % BM or N % BN else ""
         name = f"C [{M}, {N}], K {K}, tiles {BM} x {BN}, {itemsize} bytes each ({what})"
@@ -428,6 +430,7 @@ def _occupancy_cases(rng: Random) -> list[Case]:
         ("A100, registers and shared memory", 4, 255, 32_768, _A100),
         ("H200, a large tile", 8, 255, 196_608, _H200),
         ("H200, warps are short", 16, 24, 8_192, _H200),
+        ("H200, as many programs as warps", 1, 16, 1_024, _H200),
         ("L4, warps for one and a half", 32, 16, 8_192, _L4),
         ("H200, the kibibyte counts", 4, 40, 233_472 // 4, _H200),
         ("H200, it just fits", 4, 40, 233_472 // 4 - 1024, _H200),

@@ -240,9 +240,12 @@ def one_function(settings: dict, x_bytes: int, y_bytes: int, least_us: float) ->
 def two_programs(
     settings: dict, x_bytes: int, y_bytes: int, old_us: float, new_us: float, how: str
 ) -> tuple[tuple, Counts]:
-    """(device, old, new, x_bytes), and what it counts: `old` is plain, `new` deceives as in `one_program`."""
+    """(device, old, new, x_bytes), and what it counts: `new` deceives as in `one_program`, and so does `old` if `how`
+    begins with "both"; otherwise it is plain."""
     gpu = SimulatedGpu(**settings)
-    old, new = _program(gpu, "old", y_bytes, old_us, "plain"), _program(gpu, "new", y_bytes, new_us, how)
+    both, how = how.startswith("both "), how.removeprefix("both ")
+    old = _program(gpu, "old", y_bytes, old_us, how if both else "plain")
+    new = _program(gpu, "new", y_bytes, new_us, how)
     return (Device(gpu), old, new, x_bytes), gpu.counts
 
 
