@@ -165,6 +165,9 @@ ACCESSES = FunctionExercise(
 
 
 # ------------------------------------------------------------------------------------------------------ fusion.sin_cos
+_NOT_FINITE = Misconception("not-finite", when=ideas.only("special"))
+
+
 def _sin_cos_cases(rng: Random) -> list[Case]:
     make = Inputs(rng)
 
@@ -189,6 +192,8 @@ def _sin_cos_cases(rng: Random) -> list[Case]:
         case(normal(2048, scale=3, dtype="float16"), 1.25, -0.5, 256, "once"),
         case(normal(1025, scale=3, dtype="bfloat16"), 4.0, 1.0, 256, "once"),
         case(normal(40, 300, scale=3), 0.75, -2.0, 1024, tags="leading"),
+        case(make.special(13), 2.0, 2.0, 32, tags="special leading"),
+        case(make.special(7), 0.0, 1.5, 16, tags="special leading"),
     ]
 
 
@@ -215,6 +220,7 @@ SIN_COS = KernelExercise(
         Misconception("one-term", gives=lambda x, a, b, *_: a * x.sin() ** 2),
         Misconception("one-term", gives=lambda x, a, b, *_: b * x.cos() ** 2),
         Misconception("program-id", when=_only_first(lambda x, a, b, block: block)),
+        _NOT_FINITE,
     ),
 )
 
@@ -249,6 +255,7 @@ def _gate_cases(rng: Random) -> list[Case]:
         case(normal(17, 781, scale=2)),
         case(make.torch.full((1, 40000), 2.0).half(), "constant", "constant long"),
         case((low - 5).half()[:1], "around -17", "tiny"),  # whose sigmoids float16 does not hold
+        case(make.special(40), "with infinities and NaN", "special"),
     ]
 
 
@@ -297,7 +304,8 @@ GATE = KernelExercise(
         Misconception("normalised-first", gives=lambda x: (x / x.sum(-1, keepdim=True)).sigmoid()),
         Misconception("mean", gives=lambda x: _gate(x) * x.shape[-1]),
         Misconception("overflow", gives=_overflowing_gate),
-        Misconception("lost-digits", when=ideas.only("tiny", "kinds")),
+        _NOT_FINITE,
+        Misconception("lost-digits", when=ideas.only("tiny", "kinds", "special")),
         Misconception("program-id", when=_only_first(lambda x: x.shape[-1])),
         Misconception("block-too-small", when=lambda evidence: evidence.kind == "nan" and evidence.tag("long")),
     ),
@@ -319,6 +327,12 @@ def _swiglu_cases(rng: Random) -> list[Case]:
         x[rng.randrange(8) :: 9] = float("nan")
         x[rng.randrange(8) :: 11] = float("inf")
         x[rng.randrange(8) :: 13] = -float("inf")
+    # silu of a gate far below 0 is small and not nothing: an `up` as large as it is small shows it.
+    low = launched(120, 1, 64, "gates from -83 to -15 and large up", "low")
+    gate, up = low.args[:2]
+    gate.copy_(-83 + 68 * gate.argsort().argsort() / 120)
+    up.copy_((-gate).exp() * up.abs().clamp(0.2, 2))  # no product of the two is beyond float32
+    gate[0], up[0] = 10, 1000  # beside it the few wrong digits of a fast exponential do not count
     return [
         launched(4096, 4, 256),
         launched(1, 1, 32),
@@ -331,6 +345,7 @@ def _swiglu_cases(rng: Random) -> list[Case]:
         launched(15, 1, 1),
         launched(515, 2, 1024, "gates around 200", "large", scale=200.0),
         special,
+        low,
     ]
 
 
@@ -436,6 +451,7 @@ CUDA = CudaExercise(
         Misconception("swapped", gives=lambda gate, up, *_: _swiglu(up, gate)),
         Misconception("no-product", gives=lambda gate, *_: _swiglu(gate, 1)),
         Misconception("first-of-four", gives=_first_of_four),
+        Misconception("small-is-nothing", when=ideas.only("low")),
     ),
 )
 
@@ -674,6 +690,7 @@ def _soft_cap_cases(rng: Random) -> list[Case]:
         case(normal(1025, scale=30), 50.0),
         case(normal(2048, scale=30, dtype="float16"), 30.0, tags="once"),
         case(normal(50, 70, scale=30, dtype="bfloat16"), 50.0, tags="leading once"),
+        case(make.special(31), 5.0, "with infinities and NaN", tags="special leading"),
     ]
 
 
@@ -693,6 +710,7 @@ DETECTIVE = KernelExercise(
         Misconception("clamped", gives=lambda x, cap: x.clamp(-cap, cap)),
         Misconception("not-capped", gives=lambda x, cap: (x / cap).tanh()),
         _BLOCK_0,
+        _NOT_FINITE,
     ),
 )
 

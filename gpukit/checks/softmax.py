@@ -62,6 +62,7 @@ def _fused_cases(rng: Random) -> list[Case]:
         _alike(make),
         _steep(make),
         _nothing(make),
+        _unknown(make),
     ]
 
 
@@ -76,6 +77,13 @@ def _nothing(make: Inputs, *rest: Any) -> Case:
     x = make.normal(2, 40)
     x[0] = -float("inf")
     return _case(x, *rest, tags="all-masked", note="a row of -inf")
+
+
+def _unknown(make: Inputs, *rest: Any) -> Case:
+    """Rows of which a NaN is the middle, and the end, and none."""
+    x = make.normal(3, 50)
+    x[0, 20] = x[1, -1] = float("nan")
+    return _case(x, *rest, tags="special", note="with NaN")
 
 
 def _constant(make: Inputs, *rest: Any) -> Case:
@@ -124,6 +132,7 @@ def _strided_cases(rng: Random) -> list[Case]:
         _constant(make),
         _steep(make),
         _nothing(make),
+        _unknown(make),
         _case(gap, tags="strided gaps large", note="hard rows, with a gap behind each"),
         _case(second, tags="strided gaps large", note="hard rows, every second element of wider ones"),
         _case(normal(2, 1, 33).expand(2, 3, 33), tags="strided gaps leading", note="expanded: stride 0"),
@@ -138,6 +147,14 @@ def _online_cases(rng: Random) -> list[Case]:
     masked[0, :130] = masked[1, 64:] = masked[2, :299] = -float("inf")
     low = normal(2, 256) - 200  # full blocks: a maximum of 0 comes from no padding lane
     low[0, :128] = -float("inf")
+    rising = -normal(2, 512).abs() - 0.01
+    rising[:, ::64] = 0
+    rising += make.torch.arange(512.0) // 64 * 0.0009
+    faint = make.torch.zeros(4, 8192)
+    faint[0, 0] = faint[1, -1] = 16
+    faint[2, 0] = faint[3, -1] = 20
+    zeros = normal(2, 256)
+    zeros[:, 64:128] = 0
     cases = [
         _case(normal(1, 1), 64),
         _case(normal(3, 64), 64),
@@ -159,6 +176,10 @@ def _online_cases(rng: Random) -> list[Case]:
         _constant(make, 16384),
         _steep(make, 16384),
         _nothing(make, 16),
+        _unknown(make, 16),
+        _case(rising, 64, tags="long rising", note="rising by 0.0009 a block"),
+        _case(faint, 1024, tags="long faint", note="one element 16 or 20 above zeros, first and last"),
+        _case(zeros, 64, tags="long zeros", note="with a block of zeros"),
     ]
     cases = [replace(case, tags=case.tags | {"partial"}) if _block_padding(*case.args) else case for case in cases]
     return _named("BLOCK_N", cases)
@@ -232,6 +253,8 @@ def _persistent_cases(rng: Random) -> list[Case]:
         _alike(make, 8),
         _steep(make, 8),
         _nothing(make, 8),
+        _unknown(make, 8),
+        case(make.normal(140, 3), 140, note="many programs"),  # more than any GPU has SMs but the largest
     ]
     return _named("max_programs", cases)
 
@@ -337,6 +360,13 @@ def _keeps_the_shift(x: Tensor, BLOCK_N: int) -> Tensor:
     return e / _row(e)
 
 
+def _with(tag: str, *others: str) -> Callable[[Evidence], bool]:
+    """A case with the tag failed, and of the others those with one of `others` alone, if any."""
+    return lambda evidence: (
+        evidence.kind == "values" and any(tag in case.tags for case in evidence.failed) and only(tag, *others)(evidence)
+    )
+
+
 def _starts_at_zero(evidence: Evidence) -> bool:
     """The rows far below 0 are wrong, also where no padding lane could hold the 0."""
     far_below = ideas.only_rows(lambda x, BLOCK_N: x.amax(-1) < -80)
@@ -372,6 +402,9 @@ def _row(terms: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------ shared wrong ideas
+_NOT_FINITE = Misconception("not-finite", when=only("special"))
+
+
 def _common(lanes: Callable[..., int]) -> tuple[Misconception, ...]:
     """`lanes(*args)`: how many lanes of the row's last block lie past its end."""
 
@@ -413,6 +446,7 @@ FUSED = KernelExercise(
         Misconception("lost-digits", gives=_scaled_before_subtracting),
         Misconception("program-id", when=_only_row_0),
         Misconception("block-too-small", when=lambda evidence: evidence.tag("long")),
+        _NOT_FINITE,
     ),
 )
 
@@ -435,6 +469,7 @@ STRIDED = KernelExercise(
         Misconception("output-strides", gives=lambda x: ideas.stored_like(x, x.softmax(-1))),
         Misconception("leading-order", gives=_first_index_fastest),
         *_common(_row_padding),
+        _NOT_FINITE,
     ),
 )
 
@@ -462,11 +497,15 @@ ONLINE = KernelExercise(
         Misconception("starts-at-zero", when=_starts_at_zero),
         Misconception("inf-minus-inf", gives=_infinity_minus_infinity),
         Misconception("lost-digits", gives=_log_sum_exp),
+        Misconception("small-rise", when=_with("rising", "large")),
+        Misconception("left-out", when=_with("faint", "below", "large")),
+        Misconception("zeros-left-out", when=_with("zeros", "faint", "all-masked", "large")),
         *_common(_block_padding),
         Misconception(
             "lost-digits/2",  # the same idea, where another order of rounding hides the formula
             when=only("large", kind="values"),
         ),
+        _NOT_FINITE,
     ),
 )
 
@@ -528,6 +567,7 @@ PERSISTENT = KernelExercise(
         Misconception("program-id", when=_only_row_0),
         Misconception("rows-skipped", when=lambda evidence: evidence.tag("many-rows")),
         *_common(_row_padding),
+        _NOT_FINITE,
     ),
 )
 

@@ -107,6 +107,11 @@ def _matmul_cases(rng: Random) -> list[Case]:
     def case(M: int, N: int, K: int, BLOCK: int, dtype: str = "float32", note: str = "") -> Case:
         return _case(make.coarse(M, K, dtype=dtype), make.coarse(K, N, dtype=dtype, bits=5), BLOCK, note=note)
 
+    # The finite sums are small: a dtype of 16 bits holds them.
+    nothing, endless = make.integers(-1, 2, 20, 41).float(), make.integers(-4, 5, 41, 33).float()
+    nothing[:, 16:32] = 0
+    endless[20, 3], endless[25, 20] = float("inf"), float("nan")
+
     def sums(M: int, N: int, K: int, BLOCK: int, dtype: str) -> Case:
         return _case(*make.factors(M, N, K, dtype), BLOCK, tags="large-sums", note="partial sums beyond 65,504")
 
@@ -116,6 +121,7 @@ def _matmul_cases(rng: Random) -> list[Case]:
         case(32, 16, 48, 16),
         case(17, 15, 33, 16, note="one element in the last block of K"),
         case(32, 53, 32, 32),
+        case(32, 48, 41, 16, note="9 elements in the last block of K"),
         case(1, 40, 24, 16),
         case(50, 1, 31, 16, "bfloat16"),
         case(32, 16, 64, 16, "float16"),
@@ -124,6 +130,7 @@ def _matmul_cases(rng: Random) -> list[Case]:
         sums(16, 32, 96, 32, "float16"),
         sums(9, 20, 70, 16, "bfloat16"),
         sums(7, 16, 67, 32, "float32"),
+        _case(nothing, endless, 16, note="zeros times infinity and NaN", tags="special"),
     ]
 
 
@@ -176,6 +183,7 @@ MATMUL = KernelExercise(
         Misconception("tf32", gives=lambda a, b, BLOCK: ideas.tf32(a) @ ideas.tf32(b)),
         Misconception("stays-zero", gives=lambda a, b, BLOCK: 0 * (a @ b)),
         Misconception("program-id", when=lambda evidence: evidence.kind == "nan" and _first_tile_only(evidence)),
+        Misconception("not-finite", when=ideas.only("special")),
     ),
 )
 

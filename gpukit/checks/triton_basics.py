@@ -97,6 +97,12 @@ def _only_16_bits(*tags: str) -> Callable[[Evidence], bool]:
     )
 
 
+def _special(x: Tensor, *rest: Any, note: str = "") -> Case:
+    """A case with infinities and NaN among the numbers of x."""
+    return _blocked(x, *rest, note=listed(note, "with infinities and NaN"), tags="special")
+
+
+_NOT_FINITE = Misconception("not-finite", when=only("special"))
 _ONE_BLOCK = Misconception("one-block", when=lambda evidence: evidence.kind == "nan" and evidence.tag("blocks"))
 
 
@@ -122,6 +128,7 @@ def _constant_cases(rng: Random) -> list[Case]:
         case(normal(200), 1 / 3, 64),  # has more digits than 16 bits hold
         # Of 1000.3 float16 makes 1000.5.
         case(normal(130, dtype="float16") - 1000, 1000.3, 32, "around -1000"),
+        _special(make.special(27).view(-1), 1.5, 32),
     ]
 
 
@@ -140,6 +147,7 @@ ADD_CONSTANT = KernelExercise(
         _ONE_BLOCK,
         Misconception("no-constant", gives=lambda x, c, BLOCK: x.clone()),
         Misconception("sign", gives=lambda x, c, BLOCK: x - c),
+        _NOT_FINITE,
     ),
 )
 
@@ -153,7 +161,11 @@ def _vector_cases(rng: Random) -> list[Case]:
         (x := make.normal(n, dtype=dtype), make.like(x), 128) for n, dtype in ((300, "float16"), (127, "bfloat16"))
     ]
     pairs += [(make.rows(65).view(-1), make.rows(65).flip(0).reshape(-1), 64)]
-    return [_blocked(x, y, block, note="y the same") for x, y, block in pairs]
+    special = make.special(27).view(-1)
+    return [
+        *(_blocked(x, y, block, note="y the same") for x, y, block in pairs),
+        _special(special, make.like(special), 32, note="y finite"),
+    ]
 
 
 VECTOR_ADD = KernelExercise(
@@ -167,6 +179,7 @@ VECTOR_ADD = KernelExercise(
         Misconception("grid-floor", gives=lambda x, y, BLOCK: _nan_from(x + y, len(x) // BLOCK * BLOCK)),
         _ONE_BLOCK,
         Misconception("same-input", gives=lambda x, y, BLOCK: x + x),
+        _NOT_FINITE,
     ),
 )
 
@@ -185,7 +198,8 @@ def _outer_cases(rng: Random) -> list[Case]:
         tags = f"{'blocks' if M > block_m or N > block_n else ''} {'partial' if M % block_m or N % block_n else ''}"
         note = f"y [{N}], tiles of {block_m} x {block_n}"
         cases.append(tensor_case(x, y, block_m, block_n, note=note, tags=tags))
-    return cases
+    special = "y [5], tiles of 16 x 16, with infinities and NaN"
+    return [*cases, tensor_case(make.special(7).view(-1), make.normal(5), 16, 16, note=special, tags="special partial")]
 
 
 def _outer(x: Tensor, y: Tensor, *_: int) -> Tensor:
@@ -225,6 +239,7 @@ OUTER_ADD = KernelExercise(
         Misconception("grid-axes", gives=_axes_swapped),
         Misconception("one-block", gives=_first_columns),
         Misconception("one-block/2", gives=_first_rows),
+        _NOT_FINITE,
     ),
 )
 
@@ -329,6 +344,7 @@ def _row_sum_cases(rng: Random) -> list[Case]:
         _blocked(make.drowned(50, "bfloat16"), 32, tags="cancel", note=drowned),
         _blocked(make.eighths(63), 64, tags="large", note="small and large"),
         _blocked(make.eighths(1025), 512, tags="large", note="small and large"),
+        _special(make.special(70), 32),
     ]
 
 
@@ -363,6 +379,7 @@ ROW_SUM = KernelExercise(
         Misconception("row-stride", gives=_rows_a_block_apart),
         Misconception("program-id", gives=lambda x, BLOCK_N: _sum(x[:1]).expand(len(x))),
         Misconception("low-precision-sum", when=_only_16_bits("cancel", "bfloat16", "large")),
+        _NOT_FINITE,
     ),
 )
 
@@ -392,6 +409,8 @@ def _dot_cases(rng: Random) -> list[Case]:
         case(90, 64, "bfloat16", low=-255, high=256),
         _blocked(x, y, 32, note="y the same", tags="large"),
         _blocked(make.torch.zeros(33), make.whole(33), 32, note="y the same, x zeros"),
+        _special(make.special(90)[2], make.whole(90), 32, note="y finite"),
+        _special(make.special(90)[1], make.torch.zeros(90), 32, note="y zeros"),
     ]
 
 
@@ -417,7 +436,10 @@ DOT = KernelExercise(
     ),
     launch_rule=_shared,
     misconceptions=(
-        Misconception("not-zeroed", when=lambda evidence: evidence.kind == "nan" and not evidence.passed),
+        Misconception(
+            "not-zeroed",  # what should be NaN is so by accident
+            when=lambda evidence: evidence.kind == "nan" and all("special" in case.tags for case in evidence.passed),
+        ),
         Misconception("sum-then-multiply", gives=_product_of_sums),
         Misconception(
             "tail-mask",
@@ -425,6 +447,7 @@ DOT = KernelExercise(
             fill=lambda evidence: {"lanes": padding(len(evidence.case.args[0]), evidence.case.args[2])},
         ),
         Misconception("low-precision-sum", when=_only_16_bits("float16", "bfloat16", "large")),
+        _NOT_FINITE,
     ),
 )
 
@@ -449,6 +472,8 @@ def _prefix_cases(rng: Random) -> list[Case]:
         _blocked(steps.view(1, -1), 16, tags="large", note="4096 in the first block, then 1 a block"),
         _blocked(stuck, 128, tags="large", note="2048, then 1 each"),
         _blocked(make.eighths(65), 64, tags="large", note="small and large"),
+        _special(make.special(70), 32),
+        _special(make.special(50), 64),
     ]
 
 
@@ -487,6 +512,7 @@ PREFIX_SUM = KernelExercise(
         Misconception("exclusive", gives=lambda x, BLOCK_N: x.cumsum(-1) - x),
         Misconception("tail-block", when=lambda evidence: evidence.kind == "nan" and evidence.tag("partial")),
         Misconception("low-precision-sum", when=_only_16_bits("large", "bfloat16", "float16")),
+        _NOT_FINITE,
     ),
 )
 
@@ -743,7 +769,7 @@ def _scale_cases(rng: Random) -> list[Case]:
     pairs = [(make.normal(M, N), make.normal(M), block) for M, N, block in sizes]
     pairs += [(x := make.normal(6, 129, dtype="float16"), make.like(x, 6), 128)]
     pairs += [(make.rows(31), make.normal(12), 32)]
-    return [_blocked(x, s, block) for x, s, block in pairs]
+    return [*(_blocked(x, s, block) for x, s, block in pairs), _special(make.special(40), make.normal(5), 16)]
 
 
 def _scaled(x: Tensor, s: Tensor, BLOCK_N: int) -> Tensor:
@@ -770,6 +796,7 @@ DETECTIVE_SLOW = KernelExercise(
     misconceptions=(
         Misconception("grid-axes", gives=_diagonal),
         _ONE_BLOCK,
+        _NOT_FINITE,
     ),
 )
 
@@ -780,7 +807,7 @@ def _mean_cases(rng: Random) -> list[Case]:
     sizes = ((1, 16), (64, 64), (50, 64), (512, 64), (781, 128), (1025, 1024), (2000, 256))
     tensors = [(make.normal(n), block) for n, block in sizes]
     tensors += [(make.normal(65, dtype="float16"), 64), (make.rows(5).view(-1), 16)]
-    return [_blocked(x, block) for x, block in tensors]
+    return [*(_blocked(x, block) for x, block in tensors), _special(make.special(27).view(-1), 32)]
 
 
 def _neighbour_mean(x: Tensor, BLOCK: int) -> Tensor:
@@ -796,7 +823,7 @@ DETECTIVE_RACE = KernelExercise(
     reference=_neighbour_mean,
     traffic=Traffic(reads=2, writes=1),
     launch_rule=_not_alone,
-    misconceptions=(_ONE_BLOCK,),
+    misconceptions=(_ONE_BLOCK, _NOT_FINITE),
 )
 
 EXERCISES = [

@@ -102,6 +102,14 @@ class Inputs:
             masked[0, 1::2] = masked[1, : n // 2] = masked[2, (n + 1) // 2 :] = masked[3, 1:] = masked[4, :-1] = -inf
         return self.torch.cat([self.rows(n, "float64"), masked]).to(getattr(self.torch, dtype))
 
+    def special(self, n: int, dtype: str = "float32") -> Tensor:
+        """Rows [5, n] of whole numbers, which sums keep exactly, and in the middle of a row: infinity; -infinity; NaN; both
+        infinities, whose sum is NaN; nothing. Both ends of each row are finite."""
+        x, half = self.integers(-9, 10, 5, n).to(getattr(self.torch, dtype)), n // 2
+        x[0, half], x[1, half], x[2, half] = float("inf"), -float("inf"), float("nan")
+        x[3, half], x[3, half - 1] = float("inf"), -float("inf")
+        return x
+
     def late(self, M: int, N: int, block: int) -> Tensor:
         """bfloat16 rows that begin with a block of numbers near 0.3 and rise by about 3 behind it: the difference of the two
         maxima has more digits than 16 bits hold. Short rows: what one rounded term loses, no other makes up for."""

@@ -63,6 +63,8 @@ def compute(op: Op, *x: np.ndarray) -> np.ndarray:
     if "ftz" in op:
         x = tuple(map(_flushed, x))
     y = _rounded(op, function, x)
+    if name == "div" and "approx" in op:  # the divisor's reciprocal is too small for a normal number
+        y = np.where((np.abs(x[1]) > 2.0**126) & np.isfinite(x[1]), x[0] * np.copysign(np.float32(0), x[1]), y)
     if "sat" in op:
         y = np.where(np.isnan(y), 0, np.clip(y, 0, 1)).astype(y.dtype)
     return _flushed(y) if "ftz" in op else y
