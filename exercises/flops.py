@@ -67,8 +67,7 @@ def step_flops(
 def utilization(
     tokens_per_s: float, forward_flops: float, gpus: int, rate_tflops: float, with_sparsity: bool, recomputed: float
 ) -> tuple[float, float]:
-    """(MFU, HFU) of a training run, as fractions of 1. MFU counts the FLOPs that the model needs, HFU those that ran. A
-    claim that cannot be true gives more than 1.
+    """(MFU, HFU) of a training run, as fractions of 1. MFU counts the FLOPs that the model needs, HFU those that ran.
 
     tokens_per_s   of all GPUs together
     forward_flops  of the model's forward pass, for one token

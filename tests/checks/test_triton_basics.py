@@ -59,6 +59,8 @@ def test_sums_are_of_whole_numbers_that_float32_adds_exactly():
         (exercise,) = [e for e in EXERCISES if e.id == f"triton_basics.{name}"]
         for case in exercise.cases(random.Random(1)):
             units = of_case(*case.args)
+            if "special" in case.tags:
+                units = units[units.isfinite()]
             assert torch.equal(units, units.round())
             assert units.abs().sum(-1).max() < 2**24
 
