@@ -466,7 +466,7 @@ def _recompute_cases(rng: Random) -> list[Case]:
         facts = "blocks" if x.numel() > 1024 else ""
         return tensor_case(x, dy, note=f"around {mean:g}" if mean else "", tags=f"{facts} {tags}")
 
-    x, far = normal(7, 30, scale=2.0), normal(100, scale=2.0)
+    x, far, special = normal(7, 30, scale=2.0), normal(100, scale=2.0), make.special(19)
     far[::5], far[1::5] = -100 - far[::5].abs(), 100 + far[1::5].abs()
     return [
         case(1),
@@ -482,6 +482,7 @@ def _recompute_cases(rng: Random) -> list[Case]:
         *(tensor_case(x, dy, note=f"dy {note}", tags="strided-dy leading") for note, dy in make.upstream(x)),
         case(50, 70, tags="leading"),
         case(3, 2000, tags="leading"),
+        tensor_case(special, make.like(special), note="with infinities and NaN", tags="special leading"),
     ]
 
 
@@ -509,7 +510,7 @@ def _inverted_sigmoids(evidence: Evidence) -> bool:
     if evidence.output != "dx":
         return False
     for outcome in evidence.outcomes:
-        if outcome.wrong:
+        if outcome.wrong and "special" not in outcome.case.tags:
             y, dx = (outcome.reply.outputs[name].double() for name in ("y", "dx"))
             s2 = (y / (1 - y)).log()
             s1 = (s2 / (1 - s2)).log()
@@ -534,7 +535,7 @@ RECOMPUTE = KernelExercise(
     traffic=Traffic(reads=_passes(3), writes=_passes(2), launches=2, memory=_passes(2), saved=1),
     misconceptions=(
         Misconception("low-precision", when=ideas.only("tiny")),
-        Misconception("overflow", when=ideas.only("far", kind="nan")),
+        Misconception("overflow", when=ideas.only("far", "special", kind="nan")),
         Misconception("only-the-last", gives=_sigmoids_backward(lambda x, s1, s2, y: _slope(y))),
         Misconception("slope-missing", gives=_sigmoids_backward(lambda x, s1, s2, y: _slope(y) * _slope(s2))),
         Misconception("slope-missing", gives=_sigmoids_backward(lambda x, s1, s2, y: _slope(y) * _slope(s1))),
@@ -557,6 +558,7 @@ RECOMPUTE = KernelExercise(
                 "dx": _sigmoids_backward(lambda x, s1, s2, y: _slope(s2) * _slope(s1) * _slope(y))(x, dy)["dx"] / dy
             },
         ),
+        _NOT_FINITE,
         Misconception("inverted", when=_inverted_sigmoids),
         _BLOCK_0,
     ),
