@@ -87,14 +87,14 @@ def _update_cases(rng: Random) -> list[Case]:
 
     def state(
         n: int, step: int, *, scale: float = 1.0, eps: float = 1e-8, wd: float = 0.1, beta1: float = 0.0, idle: int = 0,
-        tags: str = "",
+        beta2: float = 0.0, tags: str = "",
     ) -> Case:  # fmt: skip
         """idle: so many of the first elements have a gradient of 0"""
         p, g, m, v = make.states(n, scale)
         g[:idle] = 0
         if step == 1:
             m, v = zeros(n), zeros(n)
-        lr, beta2 = rng.choice((0.01, 0.02, 0.05)), rng.choice((0.98, 0.99))
+        lr, beta2 = rng.choice((0.01, 0.02, 0.05)), beta2 or rng.choice((0.98, 0.99))
         decay, large_eps = f"weight decay {wd:g}" if wd else "", f"eps {eps:g}" if eps > 1e-8 else ""
         name = listed(
             f"p [{n}]", f"step {step}", decay, large_eps, "" if beta1 else "beta1 0", "gradients of 0" * bool(idle)
@@ -113,6 +113,7 @@ def _update_cases(rng: Random) -> list[Case]:
         state(200, 4, scale=1e-7, wd=0.0, beta1=0.9, tags="early tiny"),
         state(long, 100_000, wd=0.0, beta1=0.9),
         state(more, 7, wd=0.3, beta1=0.9, idle=1024, tags="early decay idle"),
+        state(450, 2_000, wd=0.0, beta1=0.9, beta2=0.999, tags="early"),  # 1 - beta2^step is 0.86
         state(333, 1_000_000, wd=0.2, beta1=0.9, scale=1e-3, eps=0.01, tags="decay large-eps"),
     ]
 

@@ -281,6 +281,10 @@ def _precision_cases(rng: Random) -> list[Case]:
     cases.append(
         product("tf32, one row of large numbers that bfloat16 holds exactly", "tf32", a, b.bfloat16().float(), "tf32")
     )
+    a, b = (x.bfloat16().float() for x in make.noise(8, 8, 64))
+    a[2, 5], b[5] = 1 + 2.0**-11 + 2.0**-12, 0  # cut, it is 1; rounded to 10 bits, 1 + 2^-10
+    b[5, 3] = 64
+    cases.append(product("tf32, which one element of c alone shows", "tf32", a, b, "tf32", "one-element"))
     for way in ("tf32", "bf16 sums"):
         a, b = make.noise(8, 8, 64)
         a[3], b[:, 5] = 0, 0
@@ -374,6 +378,7 @@ PRECISION = FunctionExercise(
     cases=_precision_cases,
     expected=_which,
     misconceptions=(
+        Misconception("not-all-elements", when=only("one-element")),
         Misconception("several-fit", when=_another_fits),
         *(Misconception("one-operand", gives=partial(_which, reads=reads)) for reads in "ab"),
         Misconception("tf32-is-cut", when=_tf32_rounded),

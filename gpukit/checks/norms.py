@@ -214,6 +214,7 @@ def _backward_cases(rng: Random) -> list[Case]:
         case(normal(3, 1025), 3),
         case(normal(3, 96), 8, note="more programs than rows"),
         case(normal(21, 9), 20, tags="many-programs"),
+        case(normal(301, 5), 300, tags="many-programs", note="more programs than a GPU has SMs"),
         case(normal(9, 30, dtype="float16"), 4, tags="once"),
         case(normal(24, 7, dtype="bfloat16"), 5, tags="once"),
         _case(x, weight, 4, dy, tags="many-rows cancel", note="4 programs, terms of dweight that all but cancel"),
