@@ -182,7 +182,8 @@ def evaluate(x: Tensor, weight: Tensor, target: Tensor, column: int, chunk: int)
     """x [M, D], weight [V, D], target [M] -> three numbers about the logits x @ weight.T: the mean loss, and the mean and the
     largest logit of the class `column`, which somebody wants in a log.
 
-    The logits are computed `chunk` tokens at a time, and no more than a few chunks of them may be in memory at any time.
+    The logits are computed `chunk` tokens at a time, and no more than a few chunks of them may be in memory at any time. What
+    tensors hold is counted, so what is kept stays in tensors: .item() may read a number, and .tolist() is refused.
     """
     total, watched = 0.0, []
     for first in range(0, len(x), chunk):

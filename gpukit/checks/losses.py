@@ -57,11 +57,11 @@ class _Inputs(Inputs):
         return x, target
 
     def low(self, V: int) -> tuple[Tensor, Tensor]:
-        """Rows [4, V] of numbers around -21,000: no number that a maximum starts from, and none that pads a block, may lie above
+        """Rows [4, V] of numbers around -164,000: no number that a maximum starts from, and none that pads a block, may lie above
         them. One element has all the weight, so that the log-sum-exp is that element, whatever is added up how."""
-        x = self.torch.full((4, V), -21504.0)
+        x = self.torch.full((4, V), -172032.0)
         at = self.indices(V, 4)
-        x[range(4), at] = -20480
+        x[range(4), at] = -163840
         return x, at.where(self.torch.arange(4) % 2 > 0, (at + 1) % V)
 
 
@@ -141,8 +141,8 @@ def _cross_entropy_cases(rng: Random) -> list[Case]:
 
     # To 840: where the maximum is not taken off, the exponential is infinite in float64 as well. The targets are in the
     # first block: in the last one little of lse - x[target] would be left, and chance would refuse right answers.
-    faint = make.torch.zeros(2, 1024)  # one logit has nearly all the weight, and together the others count
-    faint[:, 0] = 14
+    faint = make.torch.zeros(2, 1 << 16)  # one logit has nearly all the weight, and together the others count
+    faint[:, 0] = 20
     rising = make.normal(2, 512) + make.torch.arange(512.0) // 64 * 120
     return [
         _in_blocks(*make.few(3, 2), 64, block=64),
@@ -155,8 +155,8 @@ def _cross_entropy_cases(rng: Random) -> list[Case]:
         hard(131, 32, "float16"),
         hard(96, 128, "bfloat16"),
         _in_blocks(rising, make.target(2, 64), 64, block=64, note="rising by 120 a block"),
-        _in_blocks(*make.low(70), 64, block=64, tags="low large far-target", note="around -21,000"),
-        _in_blocks(faint, make.torch.tensor([1023, 100]), 64, block=64, tags="faint", note="one 14 above the others"),
+        _in_blocks(*make.low(70), 64, block=64, tags="low large far-target", note="around -164,000"),
+        _in_blocks(faint, make.torch.tensor([99, 100]), 4096, block=4096, tags="faint", note="one 20 above the others"),
         case(4, 256, 64, ignored=(2,), note="one ignored"),
         _in_blocks(*make.blank(130), 64, block=64, tags="ignored", note="three ignored, of NaN and infinities"),
         case(4, 100, 64, 7, ignored=(1, 3)),
@@ -291,12 +291,13 @@ def _smoothing_cases(rng: Random) -> list[Case]:
 def _column_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng, scale=2)
 
-    def tokens(M: int, D: int, V: int, chunk: int, scale: float = 1.0, note: str = "") -> Case:
+    def tokens(M: int, D: int, V: int, chunk: int, scale: float = 1.0, note: str = "", dtype: str = "float64") -> Case:
         x, weight = make.normal(M, D).double() * scale, make.normal(V, D).double() / D**0.5
         column = rng.randrange(V)
         if note == "a class of negative logits":
             x, weight[column] = x.abs() + 1, -1 - weight[column].abs()
-        name = listed(f"{M} tokens, {V} classes, {chunk} tokens at a time", note)
+        x, weight = (tensor.to(getattr(make.torch, dtype)) for tensor in (x, weight))
+        name = listed(f"{M} tokens, {V} classes, {chunk} tokens at a time", note, dtype * (dtype != "float64"))
         tags = "short-chunk" if M % chunk else ""
         return case(name, x, weight, make.indices(V, M), column, chunk, tags=tags)
 
@@ -309,6 +310,7 @@ def _column_cases(rng: Random) -> list[Case]:
         tokens(6, 8, 100, 8),
         tokens(1, 8, 100, 1),
         tokens(60, 4, 400, 1),  # a column of one row is contiguous, so that not every way to copy copies it
+        tokens(60, 4, 400, 4, note="a class of negative logits", dtype="float32"),  # here .float() copies nothing
     ]
 
 
@@ -367,6 +369,12 @@ def _kl_cases(rng: Random) -> list[Case]:
             x, t, block, dloss, block=block, tags=tags, note=listed(note, f"dloss {shown}" if shown else "")
         )
 
+    def faint() -> Case:
+        """One class has nearly all of t, the others 1e-9 each: together they are a ten-thousandth of the loss."""
+        x, t = make.torch.full((2, 4096), -8.0), make.torch.full((2, 4096), 2.0**-30)
+        x[:, 1000], t[:, 1000] = -0.5, 1 - 4095 * 2.0**-30
+        return _in_blocks(x, t, 1024, make.normal(2), block=1024, tags="faint", note="nearly all of t in one class")
+
     normal, rows = make.normal, make.rows
     return [
         case(normal(1, 1), 64),
@@ -380,6 +388,7 @@ def _kl_cases(rng: Random) -> list[Case]:
         case(normal(4, 65), 32, zeros=-1, upstream=0, note="one t is 1"),
         case(rows(131), 64, zeros=2, upstream=0, note="hard rows"),
         case(rows(96), 128, "float16", zeros=3, upstream=2, note="hard rows"),
+        faint(),
     ]
 
 
@@ -1025,6 +1034,7 @@ KL = KernelExercise(
             Misconception("threshold", gives=_kl_gives(lambda x, t, least=10.0**-k: _kl_from(least, x, t)))
             for k in range(1, 9)
         ),
+        Misconception("threshold", when=only("faint")),
         Misconception("sign", gives=_kl_gives(dx=lambda x, t: t)),
         Misconception("softmax-gradient", gives=_kl_gives(dx=lambda x, t: x.exp() - t)),
         Misconception("upstream", gives=lambda x, t, BLOCK_V, dy: {"dx": -t}),
