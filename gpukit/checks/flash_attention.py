@@ -92,8 +92,11 @@ def _case(q: Tensor, k: Tensor, v: Tensor, *rest: Any, tags: str = "", note: str
     return tensor_case(q, k, v, *rest, shown=shown, note=note, tags=tags)
 
 
-_FAINT = "one score 14 above the others"
+_FAINT = "one score 20 above the others"
+_BURIED = "scores of 0, and of 100 between them"
+_STALE = "scores of 0, and of 11 behind them"
 _CREEPING = "scores that rise by 1/4096 from block to block"
+_TAGS = {_FAINT: " faint", _BURIED: " buried", _STALE: " stale", _CREEPING: " creeping"}
 _FAR = 1 << 23  # rows of three times 128 numbers, which are more than 2^31 elements
 # Heads of which all k have more than 2^31 elements, and all LSE too; no program walks over many keys.
 _MANY_KEYS, _MANY_QUERIES = (49152, 192, 256), (49152, 65536, 256)
@@ -157,6 +160,9 @@ def _merge_cases(rng: Random) -> list[Case]:
         pair("scores around -1,000", keys(3, -990), keys(3, -1010), "falls large"),
         pair("2,000 apart", keys(3, 1000), keys(3, -1000), "falls large"),
         pair("2,000 apart, the other way round", keys(3, -1000), keys(3, 1000), "rises large"),
+        # One key of little weight, and of a value that makes up for it.
+        pair("a large value 300 below", [(300.0, 1.0), (298.0, -2.0)], [(0.0, 1e140)], "faint"),
+        pair("a large value 300 below, the other way round", [(0.0, 1e140)], [(300.0, 1.0), (298.0, -2.0)], "faint"),
         pair("the largest float beside the smallest", [(1.7e308, 1.0)], [(-1.7e308, 1.0)], "falls large"),
         # As low as floats go: a state of such keys is not one without keys.
         pair("scores around -1e300, then higher", keys(2, -2e300), keys(2, -1e300), "rises large"),
@@ -202,6 +208,7 @@ MERGE = FunctionExercise(
         Misconception("one-side", gives=lambda a, b: _merged(a, b, (True, False), (True, False))),
         Misconception("averaged", gives=_averaged),
         Misconception("divided", gives=lambda a, b: (*_merged(a, b)[:2], _merged(a, b)[2] / (_merged(a, b)[1] or 1))),
+        Misconception("faint-keys", when=only("faint")),
         Misconception("empty", when=only("empty")),
         Misconception("overflow", when=only("large")),
     ),
@@ -242,6 +249,7 @@ def _tiles_cases(rng: Random) -> list[Case]:
             _case(*(x[0] for x in rows), 16, tags=f"late {tag}", note=f"BLOCK 16, {note}")
             for rows, tag, note in (
                 (make.faint(3), "faint", _FAINT),
+                (make.buried(3), "buried", _BURIED),
                 (make.creeping(3), "creeping", _CREEPING),
             )
         ),
@@ -298,6 +306,8 @@ def _only_16_bits(evidence: Evidence) -> bool:
 _SHORTCUTS = (
     Misconception("faint-keys", when=ideas.faint),
     Misconception("factor-left-out", when=ideas.creeping),
+    Misconception("buried-keys", when=only("buried")),
+    Misconception("stale-maximum", when=only("stale")),
 )
 
 # What the walk over the keys does wrong, whoever walks: the diagnosis and the fault.
@@ -372,6 +382,7 @@ def _late_cases(rng: Random) -> list[Case]:
         _case(*qkv(2, 3, 17, 33, "bfloat16", slope=-1), note="scores that fall"),
         _case(*qkv(2, 7, 50, 24, slope=0.2), tags="late", note="scores that rise slowly"),
         _case(*make.faint(1), tags="faint", note=_FAINT),
+        _case(*make.buried(1), tags="late buried", note=_BURIED),
         _case(*make.creeping(1, 128), tags="late creeping", note=_CREEPING),
     ]
 
@@ -439,6 +450,8 @@ def _forward_cases(rng: Random) -> list[Case]:
         _case(*qkv(1, 3, 7, 256, "float16"), note="the largest head"),
         _case(*qkv(2, 65, 64, 64, "float16"), tags="late"),
         _case(*make.faint(32), tags="faint", note=_FAINT),
+        _case(*make.buried(3), tags="late buried", note=_BURIED),
+        _case(*make.stale(3), tags="late stale", note=_STALE),
         _case(*make.creeping(3), tags="late creeping", note=_CREEPING),
     ]
 
@@ -615,7 +628,7 @@ def _causal_cases(rng: Random) -> list[Case]:
     def case(q: Tensor, k: Tensor, v: Tensor, note: str = "") -> Case:
         T_q, T_k = q.shape[1], k.shape[1]
         tags = " unequal" * (T_q != T_k) + " unseen" * (T_q > T_k) + " many-blocks" * (T_k > 1000)
-        tags += " low" * note.endswith("-163,840") + " faint" * (note == _FAINT) + " creeping" * (note == _CREEPING)
+        tags += " low" * note.endswith("-163,840") + _TAGS.get(note, "")
         return _case(q, k, v, tags=tags, note=note)
 
     qkv = make.qkv
@@ -636,6 +649,8 @@ def _causal_cases(rng: Random) -> list[Case]:
         case(*qkv(1, 17, 1, 24)),
         case(*qkv(1, 80, 80, 16, slope=0.1)),
         case(*make.faint(16), note=_FAINT),
+        case(*make.buried(3), note=_BURIED),
+        case(*make.stale(3), note=_STALE),
         case(*make.creeping(3), note=_CREEPING),
     ]
 
@@ -830,7 +845,7 @@ def _window_cases(rng: Random) -> list[Case]:
     def case(q: Tensor, k: Tensor, v: Tensor, window: int, note: str = "") -> Case:
         T_q, T_k = q.shape[1], k.shape[1]
         tags = " unequal" * (T_q != T_k) + " unseen" * (T_q > T_k) + " many-blocks" * (T_k > 1000)
-        tags += " low" * note.endswith("-163,840") + " faint" * (note == _FAINT) + " creeping" * (note == _CREEPING)
+        tags += " low" * note.endswith("-163,840") + _TAGS.get(note, "")
         front = [max(i + T_k - T_q - window + 1, 0) for i in range(T_q)]  # the first key that each query sees
         tags += " first-block" * any(front[i] // 16 > front[i // 32 * 32] // 16 for i in range(T_q))
         return _case(q, k, v, window, tags=tags, note=listed(f"window {window}", note))
@@ -853,6 +868,8 @@ def _window_cases(rng: Random) -> list[Case]:
         case(*qkv(1, 80, 80, 16), 33),
         case(*qkv(1, 64, 64, 16), 18, note="a walk that begins with the last key of a block"),
         case(*make.faint(32), 256, note=_FAINT),
+        case(*make.buried(3), 256, note=_BURIED),
+        case(*make.stale(3), 48, note=_STALE),
         case(*make.creeping(3), 256, note=_CREEPING),
     ]
 
@@ -1063,7 +1080,8 @@ def _recompute_cases(rng: Random) -> list[Case]:
         case(33, 20, 24, 32, upstream="one row expanded"),
         case(13, 70, 40, slope=0.3, upstream="transposed"),
         case(33, 32, 16, strided=True, upstream="every second element of a row"),
-        case(200, 8, 4, 4, strided=True),  # q, o and do are more than the 16 blocks and the one tensor,
+        # q, o and do are more than the 16 blocks and the one tensor,
+        case(200, 8, 4, 4, strided=True, upstream="transposed"),
         case(352, 16, 2, strided=True),  # so many queries that the scores of a block of keys are more than 16 blocks,
         case(2, 80, 2, 2, strided=True),  # so many keys that one query's are
     ]
@@ -1179,12 +1197,18 @@ def _gradients_cases(rng: Random) -> list[Case]:
         return finished(*(x.half() for x in (q, k, v, make.normal(1, 20, 16))), "high", "scores of 1,000")
 
     def faint() -> Case:
-        """Three blocks of keys, of which the first has scores 14 above the others': they have 3e-8 of the weight each, and their
+        """Three blocks of keys, of which the first has scores 20 above the others': they have 6e-11 of the weight each, and their
         rows of dk and dv are small and still as exact as any."""
         q, k, v = make.normal(1, 16, 16), make.torch.zeros(1, 96, 16), make.normal(1, 96, 16) + 1
-        q[..., 0], k[:, :32, 0] = 4, 14
-        # In 16 bits: in float32 the exponent -17.5 of a weight, however it is rounded, is several units of the result.
-        return finished(*(x.bfloat16() for x in (q, k, v, make.normal(1, 16, 16))), "faint", "scores of 14 and of 0")
+        q[..., 0], k[:, :32, 0] = 4, 20
+        # In 16 bits: in float32 the exponent -23.5 of a weight, however it is rounded, is several units of the result.
+        return finished(*(x.bfloat16() for x in (q, k, v, make.normal(1, 16, 16))), "faint", "scores of 20 and of 0")
+
+    def far_sums() -> Case:
+        """Sums of dk beyond float16 before they are multiplied with the scale, and not behind it: 20 x 128 x about 48."""
+        q, k, v, do = make.integers(32, 65, 1, 20, 16).float(), *(make.torch.zeros(1, n, 16) for n in (2, 2, 20))
+        v[:, 0, 0], v[:, 1, 0], do[..., 0] = 16, -16, 16
+        return finished(*(x.half() for x in (q, k, v, do)), "far rest", "sums of dk beyond 65,504")
 
     def digits() -> Case:
         """dp is 192 or 193, numbers of bfloat16, and delta, their mean, is none: rounded, it takes all of a difference with it."""
@@ -1206,12 +1230,14 @@ def _gradients_cases(rng: Random) -> list[Case]:
         finished(q[:1], k[:1], v[:1], make.like(q[:1]), "rest", "scores from -18 to 18"),
         high(),
         faint(),
+        far_sums(),
         digits(),
     ]
 
 
 def _dk_dv(q, k, v, do, lse, delta, *_, fault: str = "") -> tuple:
-    """The formulas, in the dtype of the case as PyTorch would compute them."""
+    """The formulas, in the dtype of the case as PyTorch would compute them, but for the sums of dk, which are scaled before
+    they are rounded."""
     import torch
 
     scale = 1 / math.sqrt(q.shape[-1])
@@ -1226,8 +1252,8 @@ def _dk_dv(q, k, v, do, lse, delta, *_, fault: str = "") -> tuple:
     ds = p * (dp - (0 if fault == "no delta" else delta.to(wide)[..., None]))
     if fault == "no p":
         ds = dp - delta.to(wide)[..., None]
-    dk = ds.to(q.dtype).mT @ q * {"no scale": 1, "scaled q": scale**2}.get(fault, scale)
-    return dk, (ds if fault == "dv of ds" else p).to(q.dtype).mT @ do
+    dk = ds.to(q.dtype).to(wide).mT @ q.to(wide) * {"no scale": 1, "scaled q": scale**2}.get(fault, scale)
+    return dk.to(q.dtype), (ds if fault == "dv of ds" else p).to(q.dtype).mT @ do
 
 
 def _wrong(fault: str, *names: str) -> Callable[..., dict]:
@@ -1293,6 +1319,7 @@ GRADIENTS = KernelExercise(
                 and all(case.args[0].shape[1] <= 16 for case in evidence.passed)
             ),
         ),
+        Misconception("scaled-in-16-bits", when=only("far")),
         Misconception("delta-in-16-bits", when=_rounded_delta),
         Misconception("faint-keys", when=only("faint")),
         Misconception("lse-in-16-bits", when=_rounded_lse),

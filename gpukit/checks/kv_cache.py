@@ -97,6 +97,16 @@ class _Caches(Inputs):
         q, k, v = super().faint(1, 512)
         return q, k.unsqueeze(2), v.unsqueeze(2), self.torch.tensor([512], dtype=self.torch.int32)
 
+    def buried(self) -> tuple[Tensor, ...]:
+        """That of `Inputs` as a cache of one head."""
+        q, k, v = super().buried(1)
+        return q, k.unsqueeze(2), v.unsqueeze(2), self.torch.tensor([256], dtype=self.torch.int32)
+
+    def stale(self) -> tuple[Tensor, ...]:
+        """That of `Inputs` as a cache of one head."""
+        q, k, v = super().stale(1)
+        return q, k.unsqueeze(2), v.unsqueeze(2), self.torch.tensor([48], dtype=self.torch.int32)
+
     def creeping(self, parts: int = 1) -> tuple[Tensor, ...]:
         """A head of 512 tokens in float32: the scores of each block of 32 are 1/4096 above those of the block before, so that a
         factor of sums is nearly 1, and a shortcut leaves it out. Of each of the parts that are looked at apart, the first half
@@ -205,7 +215,10 @@ def _carried(guards: Sequence[bool]) -> list[Misconception]:
 _SHORTCUTS = (
     Misconception("faint-tokens", when=ideas.faint),
     Misconception("factor-left-out", when=ideas.creeping),
+    Misconception("buried-tokens", when=only("buried")),
+    Misconception("stale-maximum", when=only("rises")),
 )
+_BURIED = "scores of 0, and of 100 between them"
 
 
 def _all_nan(evidence: Evidence) -> bool:
@@ -213,7 +226,7 @@ def _all_nan(evidence: Evidence) -> bool:
 
 
 def _longest_fail(evidence: Evidence) -> bool:
-    long = only("many-tokens", "many-blocks", "faint", "creeping")
+    long = only("many-tokens", "many-blocks", "faint", "buried", "creeping")
     return long(evidence) and any("many-tokens" in case.tags for case in evidence.failed)
 
 
@@ -250,6 +263,16 @@ def _attend_cases(rng: Random) -> list[Case]:
     k_cache[:, :21] = (k_cache[:, :21] * 8).round() / 8
     name = "5 new tokens after 21, slices of one tensor, caches stored as [B, H, T, D], scores of some hundreds"
     cases.append(case(name, q, k, v, k_cache, v_cache, 21, tags="filled new-tokens"))
+    # What a token sees has a score of -163,840, and what it does not see one of 0: no finite number hides that.
+    torch = make.torch
+    q, k, v = torch.zeros(1, 5, 1, 16), torch.zeros(1, 5, 1, 16), make.normal(1, 5, 1, 16)
+    k_cache, v_cache = (make.cache(1, 13, 1, 16, [6], "float32", False) for _ in range(2))
+    q[..., 0], k[..., 0], k_cache[:, :6] = -655_360, 1, 0
+    k_cache[:, :6, :, 0] = 1
+    for i in range(5):
+        q[:, i, :, 1 + i], k[:, i + 1 :, :, 1 + i] = 655_360, 1
+    name = "5 new tokens after 6, what is seen scores -163,840, and what is not 0"
+    cases.append(case(name, q, k, v, k_cache, v_cache, 6, tags="filled new-tokens low"))
     return cases
 
 
@@ -302,6 +325,7 @@ ATTEND = FunctionExercise(
     expected=_attended(),
     tolerance=1e-5,
     misconceptions=(
+        Misconception("not-low-enough", when=only("low")),
         Misconception("first-tokens-only", gives=_attended(lambda t, n, length: n <= t)),
         Misconception("first-tokens-only/2", gives=_attended(lambda t, n, length: (n <= t) | (len(t) == 1))),
         Misconception("sees-the-future", gives=_attended(lambda t, n, length: n >= 0)),
@@ -462,7 +486,8 @@ def _decode_cases(rng: Random) -> list[Case]:
     cases.append(_case((q, k, v, lengths), "strides empty", "a gap behind each sequence's values"))
     cases.append(_case(make.args(1, 128, 16_400, [40], "float16"), "blocks", "a cache that no block can hold"))
     cases.append(_case(make.args(1, 16, 720, [700], "float32"), "blocks many-tokens", "NaN behind them"))
-    cases.append(_case(make.faint(), "blocks faint", "one score 14 above the others"))
+    cases.append(_case(make.faint(), "blocks faint", "one score 20 above the others"))
+    cases.append(_case(make.buried(), "blocks buried", _BURIED))
     cases.append(_case(make.creeping(), "blocks creeping", "scores that rise by 1/4096 from block to block"))
     return cases
 
@@ -610,7 +635,9 @@ def _packed_cases(rng: Random) -> list[Case]:
         cases.append(_case(make.args(H, D, T_max, lengths, dtype, H_kv, stale), tags, note))
     cases.append(_case(make.args(2, 64, 16_400, [40], "float16", 1), "", "a cache that no block can hold"))
     cases.append(_case(make.args(2, 16, 720, [700], "float32", 1), "many-tokens", "NaN behind them"))
-    cases.append(_case(make.faint(), "faint", "one score 14 above the others"))
+    cases.append(_case(make.faint(), "faint", "one score 20 above the others"))
+    cases.append(_case(make.buried(), "buried", _BURIED))
+    cases.append(_case(make.stale(), "rises", "scores of 0, and of 11 behind them"))
     cases.append(_case(make.creeping(), "creeping", "scores that rise by 1/4096 from block to block"))
     return cases
 
@@ -702,7 +729,8 @@ def _split_cases(rng: Random) -> list[Case]:
     add(make.args(1, 16, 128, [95, 33, 70], "float32"), 4)
     add(make.args(3, 128, 160, [97], "float16", stale=True), 3, "", "old numbers behind them")
     add(make.args(1, 16, 4096, [512], "float32"), 8, "", "most slots unused")
-    add(make.faint(), 4, "faint", "one score 14 above the others")
+    add(make.faint(), 4, "faint", "one score 20 above the others")
+    add(make.buried(), 4, "buried", _BURIED)
     add(make.creeping(4), 4, "creeping", "scores that rise by 1/4096 from block to block")
     return cases
 
@@ -929,7 +957,7 @@ def _int8_cases(rng: Random) -> list[Case]:
         if "zero" in tags:
             k[:, 0], v[:, 1] = 0, 0
         if "tiny" in tags:  # for what is added, or taken at least, so that nothing is divided by 0
-            k, v = k * 2.0**-60, v * 2.0**-60
+            k, v = k * 2.0**-114, v * 2.0**-114
         k_cache, v_cache = (make.integers(-127, 128, B, T_max, H, D, dtype="int8") for _ in range(2))
         k_scales, v_scales = (2.0 ** make.integers(-9, -5, B, T_max, H, dtype="float32") for _ in range(2))
         if "low" in tags:  # -162,560 everywhere, exactly: as in far

@@ -132,13 +132,28 @@ class Inputs:
         return tuple(x.to(getattr(self.torch, dtype)) for x in (a, b))
 
     def faint(self, T_q: int, T_k: int = 256) -> tuple[Tensor, Tensor, Tensor]:
-        """q [1, T_q, 16], all queries alike, and k and v [1, T_k, 16] in float32, with a scale of 1/4: the first score is 14, the
-        others are 0. Each of the others has 8e-7 of the weight, and a shortcut leaves them out; in the columns where the first
-        key's values are 0, they are the result. The other columns hold ones, of which any order of sums gives one: with
-        other numbers PyTorch would be exact, and each rounding beyond the tolerance."""
-        q, k, v = self.torch.zeros(1, T_q, 16), self.torch.zeros(1, T_k, 16), self.normal(1, T_k, 16) + 1
-        q[..., 0], k[:, 0, 0], v[:, 0, :8], v[..., 8:] = 4, 14, 0, 1
+        """q [1, T_q, 16], all queries alike, and k and v [1, T_k, 16] in float32, with a scale of 1/4: the first score is 20, the
+        others are 0. Each of the others has 2e-9 of the weight, and a shortcut leaves them out; in the columns where the first
+        key's values are 0, and theirs about a thousand, they are the result. The other columns hold ones, of which any order
+        of sums gives one: with other numbers PyTorch would be exact, and each rounding beyond the tolerance."""
+        q, k, v = self.torch.zeros(1, T_q, 16), self.torch.zeros(1, T_k, 16), 1024 * (self.normal(1, T_k, 16) + 1)
+        q[..., 0], k[:, 0, 0], v[:, 0, :8], v[..., 8:] = 4, 20, 0, 1
         return q, k, v
+
+    def buried(self, T_q: int, T_k: int = 256) -> tuple[Tensor, Tensor, Tensor]:
+        """As `faint`, but the first 32 keys and the last 32 have scores of 0, and those between of 100. In float32 the first and the
+        last have no weight at all, and values of millions: an exponent that is cut off below, say at -20, gives them some."""
+        q, k, v = self.torch.zeros(1, T_q, 16), self.torch.zeros(1, T_k, 16), self.normal(1, T_k, 16) + 1
+        q[..., 0], k[:, 32:-32, 0], v[:, :32], v[:, -32:] = 4, 100, 2.0**24, 2.0**24
+        return q, k, v
+
+    def stale(self, T_q: int, T_k: int = 48) -> tuple[Tensor, Tensor, Tensor]:
+        """q [1, T_q, 16], all queries alike, and k and v [1, T_k, 16] in float16, with a scale of 1/4: behind the first 32 keys all
+        scores are higher by 11.125, whose exponential is beyond float16. Who goes on to subtract the old maximum, because
+        the new one is hardly higher, has an infinite p."""
+        q, k, v = self.torch.zeros(1, T_q, 16), self.torch.zeros(1, T_k, 16), self.normal(1, T_k, 16) + 1
+        q[..., 0], k[:, 32:, 0] = 4, 11.125
+        return q.half(), k.half(), v.half()
 
     def layouts(self, x: Tensor) -> list[tuple[str, Tensor]]:
         """x as its callers may hold it, with how that reads in a case's name: its last two dimensions transposed in memory,
