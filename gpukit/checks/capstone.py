@@ -830,7 +830,7 @@ def _attention_cases(rng: Random) -> list[Case]:
         _attention_case(steps, 0 * steps[0], note="scores that fall, scores that rise", tags="steep once"),
         _attention_case(faint, 0 * faint[0], note="one score 20 above the others", tags="faint"),
         _attention_case(buried, 0 * buried[0], note="scores of 0, and of 100 between them", tags="buried"),
-        _attention_case(stale, 0 * stale[0], note="scores of 0, and of 11 behind them", tags="stale"),
+        _attention_case(stale, 0 * stale[0], note="scores of 0, and of 11 behind them", tags="late-rise"),
         given(2, 1, 33, 16, small=True),
         _attention_case(waves, do, note="gradients with sums beyond 65,504", tags="far"),
         _attention_case(hidden, upstream, note="a high score that is not seen", tags="hidden"),
@@ -939,7 +939,7 @@ ATTENTION = KernelExercise(
     misconceptions=(
         Misconception("faint-keys", when=only("faint")),
         Misconception("buried-keys", when=only("buried")),
-        Misconception("stale-maximum", when=only("stale")),
+        Misconception("stale-maximum", when=only("late-rise")),
         *(Misconception(name, when=_of_output(partial(_attention, fault=fault))) for name, fault in _SEEN),
         Misconception("no-scale", when=_of_output(partial(_attention, fault="p without scale"))),
         Misconception("not-divided", when=_of_output(_walked("not divided"))),

@@ -96,7 +96,7 @@ _FAINT = "one score 20 above the others"
 _BURIED = "scores of 0, and of 100 between them"
 _STALE = "scores of 0, and of 11 behind them"
 _CREEPING = "scores that rise by 1/4096 from block to block"
-_TAGS = {_FAINT: " faint", _BURIED: " buried", _STALE: " stale", _CREEPING: " creeping"}
+_TAGS = {_FAINT: " faint", _BURIED: " buried", _STALE: " late-rise", _CREEPING: " creeping"}
 _FAR = 1 << 23  # rows of three times 128 numbers, which are more than 2^31 elements
 # Heads of which all k have more than 2^31 elements, and all LSE too; no program walks over many keys.
 _MANY_KEYS, _MANY_QUERIES = (49152, 192, 256), (49152, 65536, 256)
@@ -307,8 +307,8 @@ _SHORTCUTS = (
     Misconception("faint-keys", when=ideas.faint),
     Misconception("factor-left-out", when=ideas.creeping),
     Misconception("buried-keys", when=only("buried")),
-    Misconception("stale-maximum", when=only("stale")),
 )
+_STALE_MAXIMUM = Misconception("stale-maximum", when=only("late-rise"))
 
 # What the walk over the keys does wrong, whoever walks: the diagnosis and the fault.
 _WALKS = (
@@ -451,7 +451,7 @@ def _forward_cases(rng: Random) -> list[Case]:
         _case(*qkv(2, 65, 64, 64, "float16"), tags="late"),
         _case(*make.faint(32), tags="faint", note=_FAINT),
         _case(*make.buried(3), tags="late buried", note=_BURIED),
-        _case(*make.stale(3), tags="late stale", note=_STALE),
+        _case(*make.stale(3), tags="late late-rise", note=_STALE),
         _case(*make.creeping(3), tags="late creeping", note=_CREEPING),
     ]
 
@@ -560,6 +560,7 @@ FORWARD = KernelExercise(
     ),
     misconceptions=(
         *_SHORTCUTS,
+        _STALE_MAXIMUM,
         Misconception("padding-counts", gives=_padded),
         # The mask of the first block is right for those who have no other.
         Misconception("padding-counts", gives=lambda q, k, v: (_padded if k.shape[-2] > 16 else _with_lse)(q, k, v)),
@@ -823,6 +824,7 @@ CAUSAL = KernelExercise(
         # What 16 bits allow is so much that other ideas would explain this case, too.
         Misconception("low-precision-sums", when=lambda evidence: evidence.tag("many-blocks")),
         *_SHORTCUTS,
+        _STALE_MAXIMUM,
         Misconception("top-left", gives=lambda q, k, v: _masked(q, k, v, 0)),
         Misconception("not-itself", when=_or_nan(lambda q, k, v: _masked(q, k, v, k.shape[-2] - q.shape[-2] - 1)[0])),
         Misconception("one-too-many", when=_or_nan(partial(_walked_to, past=1))),
@@ -902,6 +904,7 @@ WINDOW = KernelExercise(
     ),
     misconceptions=(
         *_SHORTCUTS,
+        _STALE_MAXIMUM,
         Misconception("no-window", gives=lambda q, k, v, w: _masked(q, k, v)),
         *_finite(32),
         *_one_off(1),

@@ -216,7 +216,6 @@ _SHORTCUTS = (
     Misconception("faint-tokens", when=ideas.faint),
     Misconception("factor-left-out", when=ideas.creeping),
     Misconception("buried-tokens", when=only("buried")),
-    Misconception("stale-maximum", when=only("rises")),
 )
 _BURIED = "scores of 0, and of 100 between them"
 
@@ -637,7 +636,7 @@ def _packed_cases(rng: Random) -> list[Case]:
     cases.append(_case(make.args(2, 16, 720, [700], "float32", 1), "many-tokens", "NaN behind them"))
     cases.append(_case(make.faint(), "faint", "one score 20 above the others"))
     cases.append(_case(make.buried(), "buried", _BURIED))
-    cases.append(_case(make.stale(), "rises", "scores of 0, and of 11 behind them"))
+    cases.append(_case(make.stale(), "late-rise", "scores of 0, and of 11 behind them"))
     cases.append(_case(make.creeping(), "creeping", "scores that rise by 1/4096 from block to block"))
     return cases
 
@@ -685,6 +684,7 @@ PACKED = KernelExercise(
     misconceptions=(
         Misconception("not-low-enough", when=only("low")),
         *_SHORTCUTS,
+        Misconception("stale-maximum", when=only("late-rise")),
         Misconception("wrong-heads", gives=_regrouped),
         Misconception("one-query", gives=_first_of_group),
         Misconception("stale-slots", gives=_all_slots),

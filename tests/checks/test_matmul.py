@@ -166,7 +166,7 @@ def test_a_fill_is_told_where_the_kernels_load_what_they_need():
 def test_cases_are_listed_by_whole_names():
     """The names have commas of their own."""
     found = judge_source(PRECISION, "def which(a, b, c):\n    return 'ieee'\n", seed=1)
-    shown = "fails for tf32, K 256 | tf32, K 1024, all positive and 15 more; passes for ieee, K 256 and 6 more"
+    shown = "fails for tf32, K 256 | tf32, K 1024, all positive and 16 more; passes for ieee, K 256 and 6 more"
     assert shown in str(found), str(found)
 
 

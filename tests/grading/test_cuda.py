@@ -177,7 +177,7 @@ def test_a_global_array_keeps_nothing_from_launch_to_launch():
     loop = "for (long long i = threadIdx.x + (long long)blockIdx.x * blockDim.x; i < n; i += (long long)gridDim.x * blockDim.x)"
     text = body(f"{loop} y[i] = launches ? gate[i] / (1 + expf(-gate[i])) * up[i] : 0; launches = 1;", before)
     verdict = judged(text)
-    assert verdict.state == "fail" and "0 of 11 cases pass" in said(verdict)
+    assert verdict.state == "fail" and "0 of 12 cases pass" in said(verdict)
 
 
 def test_a_compiler_that_dies_or_sleeps_is_the_texts_fault(monkeypatch):
