@@ -102,10 +102,10 @@ class Inputs:
             masked[0, 1::2] = masked[1, : n // 2] = masked[2, (n + 1) // 2 :] = masked[3, 1:] = masked[4, :-1] = -inf
         return self.torch.cat([self.rows(n, "float64"), masked]).to(getattr(self.torch, dtype))
 
-    def special(self, n: int, dtype: str = "float32") -> Tensor:
-        """Rows [5, n] of whole numbers, which sums keep exactly, and in the middle of a row: infinity; -infinity; NaN; both
+    def special(self, n: int) -> Tensor:
+        """Rows [5, n] in float32 of whole numbers, which sums keep exactly, and in the middle of a row: infinity; -infinity; NaN; both
         infinities, whose sum is NaN; nothing. Both ends of each row are finite."""
-        x, half = self.integers(-9, 10, 5, n).to(getattr(self.torch, dtype)), n // 2
+        x, half = self.integers(-9, 10, 5, n).float(), n // 2
         x[0, half], x[1, half], x[2, half] = float("inf"), -float("inf"), float("nan")
         x[3, half], x[3, half - 1] = float("inf"), -float("inf")
         return x
@@ -147,11 +147,11 @@ class Inputs:
         q[..., 0], k[:, 32:-32, 0], v[:, :32], v[:, -32:] = 4, 100, 2.0**24, 2.0**24
         return q, k, v
 
-    def stale(self, T_q: int, T_k: int = 48) -> tuple[Tensor, Tensor, Tensor]:
-        """q [1, T_q, 16], all queries alike, and k and v [1, T_k, 16] in float16, with a scale of 1/4: behind the first 32 keys all
+    def stale(self, T_q: int) -> tuple[Tensor, Tensor, Tensor]:
+        """q [1, T_q, 16], all queries alike, and k and v [1, 48, 16] in float16, with a scale of 1/4: behind the first 32 keys all
         scores are higher by 11.125, whose exponential is beyond float16. Who goes on to subtract the old maximum, because
         the new one is hardly higher, has an infinite p."""
-        q, k, v = self.torch.zeros(1, T_q, 16), self.torch.zeros(1, T_k, 16), self.normal(1, T_k, 16) + 1
+        q, k, v = self.torch.zeros(1, T_q, 16), self.torch.zeros(1, 48, 16), self.normal(1, 48, 16) + 1
         q[..., 0], k[:, 32:, 0] = 4, 11.125
         return q.half(), k.half(), v.half()
 

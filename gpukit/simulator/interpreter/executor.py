@@ -235,29 +235,33 @@ def _sample(call: Call, program) -> None:
                 recorder.cut(linear)
 
     rest = sorted(set(range(window)) - ran)
-    if len(rest) >= 4 * _PROBES:
-        lead = lookers[0]
-        begin(rest[0])  # from which the others are told apart
-
-        def starts(linear: int):
+    if len(rest) < 4 * _PROBES or not _inferred(call, window, rest, lookers, ran, begin):
+        for linear in rest:
             begin(linear)
-            return lead.starts(linear)
 
-        axes = radices(window, starts)
-        if axes is not None:
-            probes = [linear for linear in rest if linear in ran]
-            edges = _edges(call.programs, rest, axes)
-            inner = [linear for linear in rest if linear not in edges and linear not in ran]
-            if len(inner) > _PROBES:
-                probes += np.random.default_rng(0).choice(inner, _PROBES, replace=False).tolist()
-            for linear in sorted({*probes, *edges}):
-                begin(linear)
-            probes = [linear for linear in probes if linear not in edges]
-            others = [linear for linear in rest if linear not in ran]
-            if others and all([recorder.inferred(axes, probes, others) for recorder in lookers]):
-                return
-    for linear in rest:
+
+def _inferred(call: Call, window: int, rest: list[int], lookers: list, ran: set[int], begin) -> bool:
+    """Run some programs of `rest`, and tell the recorders `lookers` from these where the others of the window begin; False if
+    they do not say. begin(program) runs one that is not in `ran`, and adds it."""
+    begin(rest[0])  # from which the others are told apart
+
+    def starts(linear: int):
         begin(linear)
+        return lookers[0].starts(linear)
+
+    axes = radices(window, starts)
+    if axes is None:
+        return False
+    probes = [linear for linear in rest if linear in ran]
+    edges = _edges(call.programs, rest, axes)
+    inner = [linear for linear in rest if linear not in edges and linear not in ran]
+    if len(inner) > _PROBES:
+        probes += np.random.default_rng(0).choice(inner, _PROBES, replace=False).tolist()
+    for linear in sorted({*probes, *edges}):
+        begin(linear)
+    probes = [linear for linear in probes if linear not in edges]
+    others = [linear for linear in rest if linear not in ran]
+    return bool(others) and all([recorder.inferred(axes, probes, others) for recorder in lookers])
 
 
 _PROBES = 32

@@ -224,14 +224,19 @@ def _distinct(rows: np.ndarray) -> int:
     return int(np.count_nonzero(rows[:, 0] != _NOBODY) + np.count_nonzero(fresh))
 
 
+def _sorted(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows and the values of what is not _NOBODY, row by row, sorted."""
+    rows = np.sort(rows, axis=1)
+    row, lane = np.nonzero(rows != _NOBODY)
+    return row, rows[row, lane]
+
+
 def _stretches(rows: np.ndarray) -> int:
     """Of each row how many stretches of 128 bytes, each from the first address that those before it do not hold, are enough
     for all of its addresses, summed; _NOBODY is none."""
-    rows = np.sort(rows, axis=1)
-    row, lane = np.nonzero(rows != _NOBODY)
+    row, address = _sorted(rows)
     if not row.size:
         return 0
-    address = rows[row, lane]
     # Row lies behind row, where no stretch reaches the next.
     address += row * (int(address.max() - address.min()) + LINE_BYTES)
     # Of each address, the first that a stretch from it lacks.
@@ -244,11 +249,9 @@ def _stretches(rows: np.ndarray) -> int:
 
 def _updates(rows: np.ndarray, unit: int) -> int:
     """Of each row and each `unit` bytes the lanes on the element that most of its lanes name, summed; _NOBODY is none."""
-    rows = np.sort(rows, axis=1)
-    row, lane = np.nonzero(rows != _NOBODY)
+    row, offset = _sorted(rows)
     if not row.size:
         return 0
-    offset = rows[row, lane]
     begins = np.flatnonzero((np.diff(row, prepend=-1) != 0) | (np.diff(offset, prepend=-1) != 0))
     times = np.diff([*begins, row.size])  # of an element, in its row
     place, row = offset[begins] // unit, row[begins]
