@@ -93,6 +93,10 @@ def fp8_matmul_fwd(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """c [M, N] of a [M, K] and b [K, N]; and for the gradient of b a's columns [K, M] in 8 bits, with their factors, and for
     that of a b's rows [K, N]. Copies are uint8, the bits of E4M3: much of PyTorch has no arithmetic in 8 bits."""
+    gpu = properties(a.device)
+    if gpu is not None and gpu.compute_capability < (8, 9):
+        major, minor = gpu.compute_capability
+        raise ValueError(f"fp8_matmul: products in 8 bits need compute capability 8.9 or later, got {major}.{minor}")
     left = scaled_copies(a, E4M3, by_row, rows=True, columns=for_b)
     right = scaled_copies(b, E4M3, by_row, rows=for_a, columns=True)
     c = product(left.rows, right.columns, left.row_factors, right.column_factors, result_dtype(a.dtype))
@@ -174,10 +178,6 @@ def _check(a: Tensor, b: Tensor, scaling: str) -> None:
         )
     if scaling not in SCALINGS:
         raise ValueError(f"fp8_matmul: scaling must be {' or '.join(map(repr, SCALINGS))}, got {scaling!r}")
-    gpu = properties(a.device)
-    if gpu is not None and gpu.compute_capability < (8, 9):
-        major, minor = gpu.compute_capability
-        raise ValueError(f"fp8_matmul: products in 8 bits need compute capability 8.9 or later, got {major}.{minor}")
 
 
 def fp8_matmul(a: Tensor, b: Tensor, scaling: str = "tensor") -> Tensor:

@@ -27,7 +27,7 @@ from triton.experimental.gluon._runtime import GluonJITFunction
 from triton.runtime.jit import JITFunction
 
 from gpukit import kernels
-from gpukit.kernels import _device, _launch, _matmul_choices
+from gpukit.kernels import _device, _launch, _matmul_choices, _rows_choices
 from tests.calls import calls
 
 HOPPER = _device.Device((9, 0), 132, 228 * 1024)
@@ -73,6 +73,7 @@ def pretend() -> None:
     # Descriptors for products so small that a GPU would take pointers.
     _matmul_choices.WORTH_DESCRIPTORS = _matmul_choices.WORTH_A_COPY = 0
     _matmul_choices._seconds = lambda given, config: not config.descriptors
+    _rows_choices.multiprocessors = lambda device: 1  # rows so few that a GPU would leave SMs idle
     JITFunction.run = GluonJITFunction.run = first_launch
 
 
@@ -109,6 +110,13 @@ def operations() -> dict[str, tuple[Callable, tuple]]:
         "matmul in Gluon": (kernels.matmul, (numbers(256, 128), numbers(128, 256))),
         "matmul of odd sizes": (kernels.matmul, (numbers(131, 137), numbers(137, 129))),
         "flash_attention": (kernels.flash_attention, (q, numbers(2, 4, 128, 64), numbers(2, 4, 128, 64))),
+        "softmax, rows of 65,536": (kernels.softmax, (numbers(2, 16, 65_536),)),
+        "softmax, rows of 131,072": (kernels.softmax, (numbers(2, 16, 131_072),)),
+        "layer_norm, long rows": (kernels.layer_norm, (numbers(2, 16, 16_384), numbers(16_384), numbers(16_384))),
+        "cross_entropy in place, long rows": (
+            lambda x, targets: in_place(x * 1, targets),
+            (numbers(32, 32_768), torch.zeros(32, dtype=torch.long)),
+        ),
         "flash_attention, long": (kernels.flash_attention, tuple(numbers(1, 1, 2048, 64) for _ in range(3))),
     }
 
