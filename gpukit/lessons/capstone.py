@@ -259,6 +259,77 @@ def what_the_losses_say() -> Markdown:
     )
 
 
+_PARTS = {
+    "matrix products": style.COMPUTE,
+    "attention": style.YOURS,
+    "loss": style.WRITES,
+    "everything else": style.READS,
+}
+
+
+Stretches = dict[
+    str, list[tuple[float, float, float]]
+]  # by what kernels are part of: start, length, kernels' time in it, ms
+
+
+def _timeline() -> dict[str, Stretches]:
+    """The recorded steps by their rung."""
+    found: dict[str, Stretches] = {}
+    for row in view.read(RANKS, "ladder-timeline.csv"):
+        parts = found.setdefault(row["rung"], {part: [] for part in _PARTS})
+        parts[row["what"]].append(tuple(float(row[name]) for name in ("start_ms", "ms", "kernels_ms")))
+    return found
+
+
+def _end(parts: Stretches) -> float:
+    return max(start + ms for stretches in parts.values() for start, ms, _ in stretches)
+
+
+def _busy_ms(parts: Stretches, part: str) -> float:
+    return sum(ms for *_, ms in parts[part])
+
+
+def before_and_after() -> Picture:
+    """When the kernels of a step of GPT-2 ran at the first rung and at the fastest in 16 bits; the latter also enlarged."""
+    found = _timeline()
+    before, after = found.values()
+    names = [*found, f"{[*found][1]}, the same step enlarged"]
+    with style.use():
+        fig, panels = style.figure(3, 1, width=8.5, height=5.2, squeeze=False)
+        said, labels = [], {}
+        for ax, name, parts in zip(panels[:, 0], names, (before, after, after), strict=True):
+            for lane, (part, color) in enumerate(_PARTS.items()):
+                bars = [stretch[:2] for stretch in parts[part]]
+                labels[part] = ax.broken_barh(bars, (-lane - 0.4, 0.8), facecolors=color)
+            ax.set_yticks([])
+            ax.set_title(f"{name}: {_end(parts):,.0f} ms")
+            ax.set_xlim(0, _end(before if ax is not panels[-1, 0] else after))
+            total = ", ".join(f"{part} {_busy_ms(parts, part):,.0f} ms" for part in parts)
+            said.append(f"{name}: {_end(parts):,.0f} ms, of it {total}")
+        style.axes(panels[-1, 0], x="ms since the first matrix product of the step")
+        fig.legend(labels.values(), labels, loc="outside lower center", ncols=4, frameon=False)
+    return style.picture(fig, alt=f"When the kernels of a step of GPT-2 ran. {'; '.join(said[:2])}.")
+
+
+def what_the_timeline_says() -> Markdown:
+    """Said below the timeline: what became shorter, and by how much."""
+    before, after = _timeline().values()
+    times = {part: _busy_ms(before, part) / _busy_ms(after, part) for part in _PARTS}
+    share = lambda parts: _busy_ms(parts, "matrix products") / _end(parts)  # noqa: E731
+    return Markdown(
+        "**What you saw.** The pattern in the upper picture comes eight times, because the naive loop has memory for an eighth "
+        "of the batch. Each pass runs forward through the blocks, computes the logits and the loss, and runs back. The lower "
+        f"pictures show the same work in one pass, {_end(before) / _end(after):.0f} times as fast. Enlarged, it can be read like the "
+        "model: twelve blocks forward, a long part in which logits and loss alternate chunk by chunk, twelve blocks back, and the "
+        "optimizer as the last blue bar.\n\nMatrix products are "
+        f"{times['matrix products']:.0f} times as fast, because tensor cores compute them. Everything else is "
+        f"{times['everything else']:.0f} times as fast without any tensor core: it moves fewer bytes, since 16 bits halve a "
+        f"tensor and fusion saves a round trip. Both had to become faster. Products took {share(before):.0%} of the naive step, so "
+        f"tensor cores alone could not have made it more than {1 / (1 - share(before)):.1f} times as fast. Now they take "
+        f"{share(after):.0%}."
+    )
+
+
 def larger_models() -> Reveal:
     """The rungs that were measured for the two larger presets, beside what was predicted for fp8."""
     found = {name: {row["rung"]: row for row in view.rows(name)} for name in ("gpt2", "gpt-1.3b", "llama-1b")}
@@ -502,8 +573,12 @@ def _what_scaling_says() -> str:
     value = lambda name, engine, gpus: float(rows[engine, gpus][name])  # noqa: E731
     share = lambda engine, gpus: f"{value('scaling', engine, gpus):.0%}"  # noqa: E731
     link_ms = value("sent_bytes", "fsdp", 4) / NVLINK_GBPS / 1e6
-    means = [float(row["mean_loss"]) for row in rows.values()]
-    apart = f"{max(means) / min(means) - 1:.0e}".replace("e-0", "e-")
+    tokens = value("batch", "fsdp", 2) * value("seq", "fsdp", 2)  # of a step, on any number of GPUs
+    step_ms = lambda gpus: tokens / value("tokens_per_s", "fsdp", gpus) * 1e3  # noqa: E731
+    means: dict[str, list[float]] = {}
+    for row in rows.values():
+        means.setdefault(row["commit"], []).append(float(row["mean_loss"]))
+    apart = f"{max(max(of_one) / min(of_one) - 1 for of_one in means.values()):.0e}".replace("e-0", "e-")
     return (
         f"**What you saw.** With DDP a GPU keeps {share('ddp', 2)} of its speed among two and {share('ddp', 4)} among four. What "
         f"travels is not the reason: on two GPUs all but {value('exposed_ms', 'ddp', 2):.1f} of NCCL's "
@@ -514,22 +589,15 @@ def _what_scaling_says() -> str:
         f"FSDP keeps {share('fsdp', 2)} and {share('fsdp', 4)}. On four GPUs its NCCL kernels ran for "
         f"{value('communication_ms', 'fsdp', 4):.0f} ms of a recorded step, and for {value('exposed_ms', 'fsdp', 4):.0f} of them nothing "
         f"else ran, although the links could carry the data in {link_ms:.0f} ms. The rest is waiting: a kernel of NCCL starts on "
-        "the GPU that comes first, and it cannot end before the last GPU has come. Why does one come late? The profiler gives a "
-        f"hint. Recording slows down the host, and the recorded step of FSDP on four GPUs took {_slowed('fsdp', 4):.0%} longer than the "
-        "others; DDP's on two took no longer. That points to the host. On four GPUs a pass has a single "
-        "sequence, a block computes for a few milliseconds, and within that time the CPU has to launch its kernels and the "
-        "collectives of the next block.\n\n"
-        f"The losses do not depend on the number of GPUs: over the first {value('step', 'ddp', 2):.0f} steps the means of all runs of "
-        f"gpt-1.3b are within {apart} of each other."
+        "the GPU that comes first, and it cannot end before the last GPU has come. Why does one come late? A step takes "
+        f"{step_ms(2):.0f} ms on two GPUs and {step_ms(4):.0f} on four, although the GPUs compute for "
+        f"{value('computation_ms', 'fsdp', 2):.0f} and {value('computation_ms', 'fsdp', 4):.0f} of them. So what sets its length is not "
+        "shared out, and that is the CPU: every process launches all kernels and all collectives, however many GPUs there are. On "
+        "four GPUs a pass has a single sequence, a block computes for a few milliseconds, and the launches of the next block "
+        "take longer than that.\n\n"
+        "The losses do not depend on the number of GPUs. The runs are of two sessions, with learning rates that differed; within "
+        f"a session the means over gpt-1.3b's first {value('step', 'ddp', 2):.0f} steps are within {apart} of each other."
     )
-
-
-def _slowed(engine: str, gpus: int) -> float:
-    """By which part of a step a recorded step of gpt-1.3b took longer than those that were timed."""
-    (row,) = (r for r in _ranks(engine) if (r["preset"], int(r["gpus"])) == ("gpt-1.3b", gpus))
-    recorded = (r for r in view.read(RANKS, "ranks-steps.csv") if (r["engine"], int(r["gpus"])) == (engine, gpus))
-    step_ms = int(row["batch"]) * int(row["seq"]) / int(row["tokens_per_s"]) * 1e3
-    return max(float(r["start_ms"]) + float(r["ms"]) for r in recorded) / step_ms - 1
 
 
 _KINDS = {

@@ -67,22 +67,22 @@ def test_what_several_gpus_send_is_what_was_computed():
 
 def test_the_prose_about_several_gpus():
     """What the cells around the tables say without numbers."""
-    assert "within 0.01% of what was" in lesson.what_was_sent().data
+    assert "within 0.03% of what was" in lesson.what_was_sent().data
     rows = {(row["preset"], row["engine"], row["gpus"]): row for row in lesson._ranks()}
     for gpus in ("2", "4"):
         ddp, fsdp = (rows["gpt-1.3b", engine, gpus] for engine in ("ddp", "fsdp"))
         assert float(ddp["exposed_ms"]) < 0.15 * float(ddp["communication_ms"]), "nearly all of it is hidden"
         assert float(ddp["scaling"]) > float(fsdp["scaling"])
         assert int(ddp["memory_bytes"]) > 1.3 * int(fsdp["memory_bytes"])
-    assert lesson._slowed("ddp", 2) < 0.01 and lesson._slowed("fsdp", 4) > 0.2, (
-        "FSDP waits for the host, and DDP does not"
-    )
+    steps = {gpus: 16 * 4096e3 / float(rows["gpt-1.3b", "fsdp", gpus]["tokens_per_s"]) for gpus in "24"}
+    assert abs(steps["4"] / steps["2"] - 1) < 0.02, "FSDP's step is as long on four GPUs as on two"
+    assert float(rows["gpt-1.3b", "fsdp", "4"]["computation_ms"]) < 0.6 * steps["4"]
     assert (
         float(rows["gpt-1.3b", "ddp", "2"]["computation_ms"])
         > 1.05 * float(rows["gpt-1.3b", "one", "1"]["computation_ms"]) / 2
     )
     said = lesson._what_scaling_says()
-    assert "converts all weights to bfloat16" in said and "within 7e-6 of each other" in said
+    assert "converts all weights to bfloat16" in said and "within 5e-6 of each other" in said
     # The picture: DDP sends in the last quarter of the step, FSDP from its beginning to its end.
     steps = [
         row for row in ladder.read(lesson.RANKS, "ranks-steps.csv") if (row["preset"], row["gpus"]) == ("gpt-1.3b", "2")

@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -194,15 +194,21 @@ BRIDGED_US = 50  # a shorter gap between two kernels is no gap in a picture of a
 KINDS = {"AllReduce": "all-reduce", "AllGather": "all-gather", "ReduceScatter": "reduce-scatter"}
 
 
-def stretches(record: profiling.Profile) -> list[dict]:
-    """When a step computed and when it communicated, in ms since its first kernel: rows what, start_ms, ms."""
+def communication(name: str) -> str:
+    """What a kernel does that has this name: it computes, or it communicates."""
+    if not name.startswith("nccl"):
+        return "computation"
+    return next((kind for part, kind in KINDS.items() if part in name), "other communication")
+
+
+def stretches(
+    record: profiling.Profile, what: Callable[[str], str] = communication, bridged_us: float = BRIDGED_US
+) -> list[dict]:
+    """When the kernels of each kind ran, in ms since the first kernel: rows what, start_ms, ms. what: the kind by the name."""
     begin, found = min(span.start_us for span in record.kernels), {}
     for span in sorted(record.kernels, key=lambda span: span.start_us):
-        what = "computation"
-        if span.name.startswith("nccl"):
-            what = next((kind for name, kind in KINDS.items() if name in span.name), "other communication")
-        of_kind = found.setdefault(what, [])
-        if of_kind and span.start_us - of_kind[-1][1] < BRIDGED_US:
+        of_kind = found.setdefault(what(span.name), [])
+        if of_kind and span.start_us - of_kind[-1][1] < bridged_us:
             of_kind[-1][1] = max(of_kind[-1][1], span.end_us)
         else:
             of_kind.append([span.start_us, span.end_us])

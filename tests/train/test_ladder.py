@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpukit import cli, hardware
+from gpukit import cli, hardware, profiling
 from gpukit.train import data, ladder, presets
 from gpukit.train.compiled import Miscompiled
 from gpukit.train.loop import Trainer
-from tests.train import corpus
+from tests.train import corpus, timeline
 
 H200 = hardware.gpu("h200")
 ROOT = Path(__file__).parents[2]
@@ -177,3 +177,18 @@ def test_a_wrongly_compiled_model_is_found_at_its_first_loss(tmp_path, monkeypat
     )
     with pytest.raises(Miscompiled):
         trainer.train_step()
+
+
+def test_the_timeline_of_a_step():
+    """It begins at the first matrix product, kernels are told apart by their names, and what no picture shows is bridged."""
+    spans = [
+        profiling.Span("Memcpy HtoD", "kernel", 0, 90_000), profiling.Span("nvjet_sm90_tst_192x192", "kernel", 100_000, 1000),
+        profiling.Span("flash_attention_fwd_hopper_kernel", "kernel", 101_000, 500),
+        profiling.Span("triton_poi_fused_gelu", "kernel", 101_500, 300), profiling.Span("cross_entropy_rows_kernel", "kernel", 101_800, 200),
+        profiling.Span("cutlass_80_simt_sgemm", "kernel", 101_000, 10),
+    ]  # fmt: skip
+    rows = timeline.rows("naive", profiling.Profile(tuple(spans), "H100"))
+    assert [tuple(row.values())[1:] for row in rows] == [
+        ("matrix products", "0.00", "1.01", "1.01"), ("attention", "1.00", "0.50", "0.50"),
+        ("everything else", "1.50", "0.30", "0.30"), ("loss", "1.80", "0.20", "0.20"),
+    ]  # fmt: skip
