@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import importlib.util
+import inspect
 import io
 import linecache
 import os
@@ -110,6 +111,24 @@ def plain(source: str) -> str:
     return "\n".join([_COOKIE.sub(r"\1utf-8", line) if n < 2 else line for n, line in enumerate(lines)])
 
 
+_GAP = re.compile(r"""^\s*raise NotImplementedError\(['"]([^'"]*)['"]\)""", re.MULTILINE)
+
+
+def _refuse_if_unwritten(kernel: Any) -> None:
+    """Launching a Triton kernel with a gap raises what the gap says, as in the interpreter. On a GPU Triton's compiler would
+    say that it knows no `raise`."""
+    function = getattr(kernel, "fn", None)
+    if not inspect.isfunction(function) or not hasattr(kernel, "run"):
+        return
+    gap = _GAP.search(inspect.getsource(function))
+    if gap:
+
+        def refuse(*args: Any, **kwargs: Any) -> None:
+            raise NotImplementedError(gap[1])
+
+        kernel.run = refuse
+
+
 class Functions:
     """The functions of one concept in the implementation that is switched on, read again whenever the file changes: no
     kernel restart, no autoreload. `gpukit.exercise("softmax").softmax_fused(x)`."""
@@ -131,6 +150,9 @@ class Functions:
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module
             exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+            if _GAP.search(source):
+                for value in list(vars(module).values()):
+                    _refuse_if_unwritten(value)
             self._loaded, self._module = (path, source), module
         try:
             return getattr(self._module, name)

@@ -2,7 +2,9 @@
 
 import ast
 import json
+import os
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -220,3 +222,36 @@ def test_stub_and_solution_have_the_same_signatures(path):
     assert stub == [each for each in signatures(source) if each in stub]
     asked = {e.function for e in registry.exercises().values() if e.concept == path.stem}
     assert asked <= {name for name, *_ in stub}
+
+
+COMPILED = """
+import ast
+from pathlib import Path
+import gpukit
+
+gaps = 0
+for file in sorted(Path("exercises").glob("*.py")):
+    for node in ast.parse(file.read_text()).body:
+        decorated = isinstance(node, ast.FunctionDef) and any("triton.jit" in ast.unparse(d) for d in node.decorator_list)
+        if not decorated or "raise NotImplementedError" not in ast.unparse(node):
+            continue
+        kernel = getattr(gpukit.exercise(file.stem), node.name)
+        try:
+            kernel[(1,)]()
+        except NotImplementedError as error:
+            gaps += str(error).startswith(file.stem + ".")
+        else:
+            raise AssertionError(node.name)
+print(gaps)
+"""
+
+
+def test_a_kernel_with_a_gap_says_so_where_kernels_are_compiled():
+    """As in the interpreter, so that a lesson's cell catches it on a GPU too."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(course.root())}
+    environment.pop("GPUKIT_IMPL", None)
+    run = subprocess.run(
+        [sys.executable, "-c", COMPILED], capture_output=True, text=True, env=environment, cwd=course.root()
+    )
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) > 30
