@@ -226,6 +226,13 @@ def generated(exercise: Exercise, source: str) -> list[Answer]:
         for number, call in enumerate(_calls(source, what, first, last), 1):
             if any(keyword.arg == "mask" for keyword in call.keywords):
                 made[f"{what}-{number}-without-its-mask"] = (REJECTED, _without_mask(source, call))
+    if exercise.huge:
+        text = source[first:last]
+        widened = [found.span() for found in re.finditer(r"(?<=\btl\.)int64\b", text)]
+        in_code = [span for span in widened if "#" not in text[: span[0]].rpartition("\n")[2]]
+        for number, (begin, end) in enumerate(in_code, 1):
+            changed = f"{source[: first + begin]}uint32{source[first + end :]}"
+            made[f"int64-{number}-is-uint32"] = (REJECTED, changed)
     return [
         Answer(exercise.id, name, diagnosis, text, f"generated for {exercise.id}")
         for name, (diagnosis, text) in made.items()

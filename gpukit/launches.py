@@ -4,8 +4,9 @@ The interpreter shows each launch to all watchers, and the launch table of gpuki
 there is one: what goes through the table, nobody sees.
 
 A watcher has `begin(call) -> recorder`, `dry`: if any is dry, launches are listed but not run, and `sample`: how many
-programs of a launch to run, None for all. A recorder has `access(access, program, file, line)`, `dot(flops)`,
-`unwritten(fault)` and `disorder(fault)`, which may raise it, and `end()`; for sampled launches `role`, `window()` and
+programs of a launch to run, None for all; with `marking` integers that wrap around in 32 bits are marked. A recorder has
+`access(access, program, file, line)`, `dot(flops)`, `unwritten(fault)` and `disorder(fault)`, which may raise it, and
+`end()`; for sampled launches `unknown(fault)` and `wrapped(fault)`, which may raise it, `role`, `window()` and
 `cut(program)` too, and `starts(program)` and `inferred(radices, probes, others)` where window() asks for programs.
 """
 
@@ -32,7 +33,7 @@ def watched() -> bool:
 class Onlooker:
     """A context manager that watches launches and is the recorder of each: one to derive from, which takes note of nothing."""
 
-    dry, sample, role = False, None, "whole"
+    dry, sample, marking, role = False, None, False, "whole"
 
     def __enter__(self):
         watch(self)
@@ -53,7 +54,7 @@ class Onlooker:
     def unknown(self, fault) -> None:
         pass
 
-    unwritten = disorder = unknown
+    unwritten = disorder = wrapped = unknown
 
     def window(self) -> int:
         return 0

@@ -123,7 +123,7 @@ UPDATE = KernelExercise(
     function="adamw_update",
     cases=_update_cases,
     reference=_update,
-    huge=lambda: (*(far(3 << 30, dtype="float32"),) * 4, 1, 1e-3, 0.9, 0.99, 1e-8, 0.1),
+    huge=lambda: (*(far(5 << 30, dtype="float32"),) * 4, 1, 1e-3, 0.9, 0.99, 1e-8, 0.1),
     in_place=(0, 2, 3),
     traffic=Traffic(reads=4, writes=3, memory=0),
     misconceptions=(
@@ -227,7 +227,7 @@ CLIP = KernelExercise(
     function="clip_scale",
     cases=_clip_cases,
     reference=_clip,
-    huge=lambda: (far(5 << 29), 1.0),
+    huge=lambda: (far(5 << 30), 1.0),
     traffic=Traffic(  # a sum for each block of 1024, there and back
         reads=lambda g, max_norm: nbytes(g) + 4 * cdiv(len(g), 1024),
         writes=lambda g, max_norm: 4 * cdiv(len(g), 1024) + 4,
@@ -368,8 +368,8 @@ MANY = KernelExercise(
     cases=_many_cases,
     reference=_many,
     huge=lambda: (
-        *(far(3 << 30, dtype="float32"),) * 4,
-        [(3 << 30) - 2048],
+        *(far(5 << 30, dtype="float32"),) * 4,
+        [(5 << 30) - 2048],
         [2048],
         [0.1],
         1,

@@ -524,8 +524,8 @@ RING = FunctionExercise(
 
 
 # --------------------------------------------------------------------------------------------------------- capstone.dq
-# More than 2^31 elements, in many heads of few tokens: a program walks over all tokens of its head.
-_MANY = (3 << 14, 64, 1024)
+# More than 2^32 elements, in many heads of few tokens: a program walks over all tokens of its head.
+_MANY = (65_000, 80, 1024)
 _NUMBERS = 64  # bytes that a call may allocate beside its results: single numbers
 
 

@@ -268,7 +268,7 @@ DETECTIVE = KernelExercise(
     cases=_detective_cases,
     reference=_bias_relu,
     # Long rows; and short ones, whose number no float32 holds.
-    huge=lambda: [(far(3 << 30 >> k, 1 << k, dtype="float32"), far(1 << k, dtype="float32")) for k in (16, 5)],
+    huge=lambda: [(far(5 << 30 >> k, 1 << k, dtype="float32"), far(1 << k, dtype="float32")) for k in (16, 5)],
     # The bias is asked for once an element; in the last block by lanes past the end as well, which is no mistake.
     traffic=Traffic(reads=lambda x, bias: 2 * nbytes(x) + 1024 * bias.element_size(), writes=1, memory=1),
     launch_rule=_whole_sectors("how far apart in memory are the elements of lanes 0 and 1?"),
@@ -327,7 +327,7 @@ def _gathered(ids: Tensor, table: Tensor) -> int:
 def _huge_gather() -> tuple:
     import torch
 
-    # The last rows of the table, and of y, begin beyond 2^31; the tokens are more than one axis of a grid may have. Row 69,999
+    # The last rows of the table, and of y, begin beyond 2^32; the tokens are more than one axis of a grid may have. Row 69,999
     # begins beyond 2^32, too: in 32 bits its offset is that of another row. Row 40,000's is negative there.
     ids = torch.full((70_000,), 69_999)
     ids[::2] = 40_000
@@ -478,7 +478,7 @@ TRANSPOSE = KernelExercise(
     function="transpose",
     cases=_transpose_cases,
     reference=lambda x: x.t().contiguous(),
-    huge=lambda: (far(49152, 65536),),
+    huge=lambda: (far(81920, 65536),),
     traffic=Traffic(reads=1, writes=1, memory=1),
     launch_rule=_whole_sectors("how long is a tile in the direction in which this tensor's elements are neighbors?"),
     misconceptions=(

@@ -97,9 +97,9 @@ _BURIED = "scores of 0, and of 100 between them"
 _STALE = "scores of 0, and of 11 behind them"
 _CREEPING = "scores that rise by 1/4096 from block to block"
 _TAGS = {_FAINT: " faint", _BURIED: " buried", _STALE: " late-rise", _CREEPING: " creeping"}
-_FAR = 1 << 23  # rows of three times 128 numbers, which are more than 2^31 elements
-# Heads of which all k have more than 2^31 elements, and all LSE too; no program walks over many keys.
-_MANY_KEYS, _MANY_QUERIES = (49152, 192, 256), (49152, 65536, 256)
+_FAR = 1 << 24  # rows of three times 128 numbers, which are more than 2^32 elements
+# Heads of which all k have more than 2^32 elements, and all LSE too; no program walks over many keys.
+_MANY_KEYS, _MANY_QUERIES = (65_000, 320, 256), (65_000, 98_304, 256)
 _NUMBERS = 64  # bytes that a call may allocate beside its results: single numbers
 
 
@@ -549,7 +549,10 @@ FORWARD = KernelExercise(
     cases=_forward_cases,
     returns=("o", "LSE"),
     reference=_in_float32(_with_lse),
-    huge=lambda: (far(*_MANY_QUERIES), *(far(*_MANY_KEYS),) * 2),
+    huge=lambda: [  # the offset of a head, or of a row in its head, is beyond 2^32
+        (far(*_MANY_QUERIES), *(far(*_MANY_KEYS),) * 2),
+        (far(1, 3 * _FAR, 128), *(far(1, 64, 128),) * 2),
+    ],
     traffic=Traffic(
         reads=lambda q, k, v: nbytes(q) + cdiv(q.shape[1], 32) * nbytes(k, v),
         writes=lambda q, k, v: _of_queries(q),
@@ -810,7 +813,7 @@ CAUSAL = KernelExercise(
     cases=_causal_cases,
     returns=("o", "LSE"),
     reference=_in_float32(_masked),
-    huge=lambda: [  # the offset of a head in q, or in k, is beyond 2^31; of more queries than keys the first see none
+    huge=lambda: [  # the offset of a head in q, or in k, is beyond 2^32; of more queries than keys the first see none
         (far(*_MANY_QUERIES), *(far(*_MANY_KEYS),) * 2),
         (far(*_MANY_KEYS),) * 3,
     ],
@@ -891,7 +894,7 @@ WINDOW = KernelExercise(
     cases=_window_cases,
     returns=("o", "LSE"),
     reference=_in_float32(lambda q, k, v, window: _masked(q, k, v, None, window)),
-    huge=lambda: [  # the offset of a head, or of a row in its head, is beyond 2^31
+    huge=lambda: [  # the offset of a head, or of a row in its head, is beyond 2^32
         (*(far(*shape),) * 3, 40) for shape in (_MANY_QUERIES, (1, 3 * _FAR, 128))
     ],
     traffic=Traffic(

@@ -206,7 +206,7 @@ SIN_COS = KernelExercise(
     function="sin_cos",
     cases=_sin_cos_cases,
     reference=ideas.in_float32(_sin_cos),
-    huge=lambda: (far(3 << 30), 0.75, -2.0, 1024),
+    huge=lambda: (far(5 << 30), 0.75, -2.0, 1024),
     traffic=Traffic(reads=1, writes=1, memory=1),
     launch_rule=ideas.in_registers("what a block has computed is in registers still: who needs it in memory?"),
     misconceptions=(
@@ -289,7 +289,7 @@ GATE = KernelExercise(
     function="gate",
     cases=_gate_cases,
     reference=ideas.in_float32(_gate),
-    huge=lambda: (far(49152, 65536),),
+    huge=lambda: (far(81920, 65536),),
     traffic=Traffic(reads=1, writes=1, memory=1),
     launch_rule=ideas.in_registers("the scores need no memory between the sum and the division: where can they wait?"),
     misconceptions=(
@@ -532,7 +532,7 @@ RECOMPUTE = KernelExercise(
     function="three_sigmoids",
     cases=_recompute_cases,
     reference=ideas.in_float32(_three_sigmoids),
-    huge=lambda: (far(3 << 30), far(3 << 30)),
+    huge=lambda: (far(5 << 30), far(5 << 30)),
     gradients=1,
     traffic=Traffic(reads=_passes(3), writes=_passes(2), launches=2, memory=_passes(2), saved=1),
     misconceptions=(
@@ -644,7 +644,9 @@ EPILOGUE = KernelExercise(
     function="epilogue",
     cases=_epilogue_cases,
     reference=ideas.in_float32(_epilogue),
-    huge=lambda: (far(1 << 25, 96), far(96, 32), far(32), far(1 << 25, 32), 32),
+    huge=lambda: [  # a begins its rows beyond 2^32, or the residual and y
+        (far(M, K), far(K, N), far(N), far(M, N), 32) for M, K, N in ((3 << 24, 96, 32), (1 << 22, 16, 1536))
+    ],
     traffic=Traffic(
         reads=_epilogue_reads,
         writes=lambda a, b, scale, residual, _: nbytes(residual),
@@ -707,7 +709,7 @@ DETECTIVE = KernelExercise(
     function="soft_cap",
     cases=_soft_cap_cases,
     reference=ideas.in_float32(_soft_cap),
-    huge=lambda: (far(3 << 30), 50.0),
+    huge=lambda: (far(5 << 30), 50.0),
     traffic=Traffic(reads=1, writes=1, memory=1),
     misconceptions=(
         Misconception("low-precision", when=ideas.only("tiny")),

@@ -496,17 +496,17 @@ def _twice_scaled(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *rest: Any) 
 
 
 def _huge_decode() -> list[tuple]:
-    """The offset of a token, of a batch element, of a head and of a column alone is beyond 2^31."""
+    """The offset of a token, of a batch element, of a head and of a column alone is beyond 2^32."""
     import torch
 
     def given(B: int, H: int, T: int, order: tuple[int, ...] = ()) -> tuple:
-        return far(B, H, 128), *(far(B, T, H, 128, order=order),) * 2, torch.full((B,), min(T, 100), dtype=torch.int32)
+        return far(B, H, 128), *(far(B, T, H, 128, order=order),) * 2, torch.full((B,), T, dtype=torch.int32)
 
     return [
-        given(1, 1 << 18, 100),
-        given(4096, 64, 100),
-        given(1, 1 << 18, 100, (0, 2, 1, 3)),
-        given(4096, 64, 100, (3, 0, 1, 2)),
+        given(1, 1 << 18, 160),
+        given(4096, 64, 160),
+        given(1, 1 << 18, 160, (0, 2, 1, 3)),
+        given(4096, 64, 160, (3, 0, 1, 2)),
     ]
 
 
@@ -663,7 +663,7 @@ def _first_of_group(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
 def _huge_packed() -> tuple:
     import torch
 
-    return far(48, 256, 128), *(far(48, 4096, 128, 128),) * 2, torch.full((48,), 64, dtype=torch.int32)
+    return far(80, 256, 128), *(far(80, 4096, 128, 128),) * 2, torch.full((80,), 64, dtype=torch.int32)
 
 
 PACKED = KernelExercise(
@@ -830,10 +830,14 @@ def _part_bytes(q: Tensor, SPLITS: int, numbers: int = 2) -> int:
     return 4 * SPLITS * q.shape[0] * q.shape[1] * (q.shape[2] + numbers)
 
 
-def _huge_split() -> tuple:
+def _huge_split() -> list[tuple]:
+    """The offset of a token, and that of a part among the sums of all, is beyond 2^32."""
     import torch
 
-    return far(48, 128, 128), *(far(48, 4096, 128, 128),) * 2, torch.full((48,), 64, dtype=torch.int32), 2
+    def given(B: int, T: int, splits: int) -> tuple:
+        return far(B, 128, 128), *(far(B, T, 128, 128),) * 2, torch.full((B,), 64, dtype=torch.int32), splits
+
+    return [given(80, 4096, 2), given(4096, 64, 80)]
 
 
 SPLIT = KernelExercise(
@@ -1086,7 +1090,7 @@ def _int8_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str]
 def _huge_int8() -> tuple:
     import torch
 
-    B, T_max, H, D = 4096, 64, 128, 128
+    B, T_max, H, D = 5120, 64, 128, 128
     caches, scales = (far(B, T_max, H, D, dtype="int8"),) * 2, (far(B, T_max, H, dtype="float32"),) * 2
     return *(far(B, H, D),) * 3, *caches, *scales, torch.full((B,), T_max - 1, dtype=torch.int32)
 

@@ -758,7 +758,7 @@ def _far_dloss(M: int) -> Imaginary:
 def _huge_cross_entropy() -> tuple:
     import torch
 
-    return far(49152, 65536), torch.zeros(49152, dtype=torch.int64), 8192
+    return far(81920, 65536), torch.zeros(81920, dtype=torch.int64), 8192
 
 
 CROSS_ENTROPY = KernelExercise(
@@ -842,7 +842,7 @@ IN_PLACE = KernelExercise(
 def _huge_one_launch() -> tuple:
     import torch
 
-    return far(49152, 65536), torch.zeros(49152, dtype=torch.int64), torch.ones(())
+    return far(81920, 65536), torch.zeros(81920, dtype=torch.int64), torch.ones(())
 
 
 ONE_LAUNCH = KernelExercise(
@@ -889,7 +889,7 @@ ONE_LAUNCH = KernelExercise(
 def _huge_smoothing() -> tuple:
     import torch
 
-    return far(49152, 65536), torch.zeros(49152, dtype=torch.int64), 0.1, 0.0, _far_dloss(49152)
+    return far(81920, 65536), torch.zeros(81920, dtype=torch.int64), 0.1, 0.0, _far_dloss(81920)
 
 
 SMOOTHING = KernelExercise(
@@ -1005,7 +1005,7 @@ KL = KernelExercise(
     function="kl_div",
     cases=_kl_cases,
     reference=_kl,
-    huge=lambda: (far(49152, 65536), far(49152, 65536), 8192, _far_dloss(49152)),
+    huge=lambda: (far(81920, 65536), far(81920, 65536), 8192, _far_dloss(81920)),
     gradients=1,
     traffic=Traffic(
         reads=lambda x, *_: 3 * nbytes(x) + 4 * len(x),

@@ -203,14 +203,14 @@ STRIDES = KernelExercise(
     returns=("c",),
     reference=_a_times_b,
     # A column of b begins, and a row of c, beyond 2^31 elements.
-    huge=lambda: [  # the offset of each dimension of a and b alone is beyond 2^31
-        (a, b, 64)
+    huge=lambda: [  # the offset of each dimension of a and b alone is beyond 2^32
+        (a, b, 128)
         for a, b in (
-            (far(1, 3 << 20, 1024, transposed=True), far(1, 1024, 3 << 20, transposed=True)),
-            (far(1, 3 << 20, 1024), far(1, 1024, 3 << 20)),
-            (far(1 << 15, 256, 512), far(1 << 15, 512, 256)),
+            (far(1, 5 << 20, 1024, transposed=True), far(1, 1024, 5 << 20, transposed=True)),
+            (far(1, 5 << 20, 1024), far(1, 1024, 5 << 20)),
+            (far(40_000, 256, 512), far(40_000, 512, 256)),
             # One step along K fits into 32 bits, BLOCK_K of them do not.
-            (far(1, 64, 96, gap=3 << 25), far(1, 96, 64, transposed=True, gap=3 << 25)),
+            (far(1, 64, 96, gap=5 << 25), far(1, 96, 64, transposed=True, gap=5 << 25)),
         )
     ],
     traffic=Traffic(reads=_products_read, writes=_products_bytes, memory=_products_bytes),  # memory: no copy of a or b
@@ -454,7 +454,7 @@ ORDER = KernelExercise(
     returns=("c",),
     reference=lambda a, b, GROUP_M, BLOCK: a @ b,
     # Rows of a and of b begin, and rows of c, beyond 2^31 elements.
-    huge=lambda: (far(3 << 20, 1024), far(1024, 3 << 20), 8, 128),
+    huge=lambda: (far(5 << 20, 1024), far(1024, 5 << 20), 8, 128),
     traffic=Traffic(reads=_tiles_read, writes=_c_bytes, memory=_c_bytes),
     caches=(_SMS, _L2_BYTES),
     launch_rule=_order_rule,
@@ -546,7 +546,10 @@ SPLIT_K = KernelExercise(
     cases=_split_cases,
     returns=("c",),
     reference=lambda a, b, SPLIT_K: a @ b,
-    huge=lambda: (far(1, 3072), far(3072, 1 << 20), 4),  # rows of b begin beyond 2^31 elements
+    huge=lambda: [  # rows of b begin beyond 2^32 elements; rows of a do
+        (far(1, 5120), far(5120, 1 << 20), 4),
+        (far(32, 1 << 28), far(1 << 28, 32), 65_535),
+    ],
     traffic=Traffic(reads=_split_reads, writes=_split_writes, launches=2, memory=_split_writes),
     launch_rule=_split_rule,
     misconceptions=(
@@ -655,7 +658,7 @@ EPILOGUE = KernelExercise(
     function="linear_gelu",
     cases=_epilogue_cases,
     reference=ideas.in_float32(_after(lambda z, bias: _gelu(z + bias))),
-    huge=lambda: (far(1 << 20, 3072), far(1 << 20, 3072), far(1 << 20)),
+    huge=lambda: (far(1 << 20, 5120), far(1 << 20, 5120), far(1 << 20)),
     traffic=Traffic(reads=_linear_reads, writes=_linear_bytes, memory=_linear_bytes),
     launch_rule=ideas.in_registers("the tile is complete in registers when the loop ends: who needs it in memory?"),
     misconceptions=(
@@ -785,7 +788,7 @@ INT4 = KernelExercise(
     function="int4_linear",
     cases=_int4_cases,
     reference=ideas.in_float32(_int4_gives()),
-    huge=lambda: (far(1 << 20, 6144), far(3072, 1 << 20, dtype="uint8"), far(48, 1 << 20)),
+    huge=lambda: (far(1 << 20, 10_240), far(5120, 1 << 20, dtype="uint8"), far(80, 1 << 20)),
     traffic=Traffic(reads=_int4_reads, writes=_int4_bytes, memory=_int4_bytes),
     misconceptions=(
         Misconception("low-precision-sums", when=ideas.rounded_sums),

@@ -342,7 +342,7 @@ RMS_NORM = KernelExercise(
     returns=("y", "rstd"),
     cases=_rms_cases,
     reference=_rms_norm,
-    huge=lambda: (far(196608, 16384), far(16384), 1e-6),
+    huge=lambda: (far(327680, 16384), far(16384), 1e-6),
     traffic=Traffic(
         reads=lambda x, weight, eps: nbytes(x) + len(x) * nbytes(weight),
         writes=lambda x, weight, eps: nbytes(x) + 4 * len(x),
@@ -388,7 +388,7 @@ DETECTIVE = KernelExercise(
     function="layer_norm",
     cases=_layer_cases,
     reference=ideas.reference("norms.layer_norm"),
-    huge=lambda: (far(196608, 16384), far(16384), far(16384)),
+    huge=lambda: (far(327680, 16384), far(16384), far(16384)),
     traffic=Traffic(
         reads=lambda x, weight, bias, *eps: nbytes(x) + len(x) * nbytes(weight, bias), writes=lambda x, *_: nbytes(x)
     ),
@@ -503,7 +503,7 @@ WELFORD = KernelExercise(
     function="layer_norm_long",
     cases=_welford_cases,
     reference=_layer_norm_long,
-    huge=lambda: (far(49152, 65536), 8192, 1e-5),
+    huge=lambda: (far(81920, 65536), 8192, 1e-5),
     traffic=Traffic(reads=lambda x, *_: 2 * nbytes(x) + 32 * len(x), writes=1),  # and a number or two for each row
     misconceptions=(
         Misconception(
@@ -588,7 +588,7 @@ BACKWARD = KernelExercise(
     function="rms_norm_trained",
     cases=_backward_cases,
     reference=ideas.in_float32(ideas.reference("norms.rms_norm", 2)),
-    huge=lambda: (far(140000, 16384), far(16384), 512, far(140000, 16384)),
+    huge=lambda: (far(300000, 16384), far(16384), 512, far(300000, 16384)),
     gradients=2,
     traffic=Traffic(
         reads=lambda *args: _backward_traffic(*args)[0],
@@ -688,7 +688,7 @@ RESIDUAL = KernelExercise(
     returns=("y", "u", "dx"),
     cases=_residual_cases,
     reference=_both_ways,
-    huge=lambda: (*(far(196608, 16384),) * 2, far(16384), *(far(196608, 16384),) * 2),
+    huge=lambda: (*(far(327680, 16384),) * 2, far(16384), *(far(327680, 16384),) * 2),
     traffic=Traffic(
         reads=lambda x, residual, weight, dy, du: 5 * nbytes(x) + 2 * len(x) * nbytes(weight) + 4 * len(x),
         writes=lambda x, *_: 3 * nbytes(x) + 4 * len(x),
@@ -796,13 +796,13 @@ ROPE = KernelExercise(
     function="rope",
     cases=_rope_cases,
     reference=_rope,
-    huge=lambda: [  # the offset of h, of b, of t and of a column alone is beyond 2^31
+    huge=lambda: [  # the offset of h, of b, of t and of a column alone is beyond 2^32
         (x, far(x.shape[2], 64), far(x.shape[2], 64), x)
         for x in (
-            far(3, 160, 131072, 128),
-            far(1 << 18, 96, 1, 128),
-            far(1, 96, 1 << 18, 128, order=(0, 2, 1, 3)),
-            far(1, 1, 3 << 24, 128, transposed=True),
+            far(2, 320, 131072, 128),
+            far(1 << 18, 160, 1, 128),
+            far(1, 160, 1 << 18, 128, order=(0, 2, 1, 3)),
+            far(1, 1, 5 << 24, 128, transposed=True),
         )
     ],
     gradients=1,

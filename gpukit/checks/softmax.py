@@ -439,7 +439,7 @@ FUSED = KernelExercise(
     function="softmax_fused",
     cases=_fused_cases,
     reference=ideas.reference("softmax.library", 1),
-    huge=lambda: (far(49152, 65536),),
+    huge=lambda: (far(81920, 65536),),
     traffic=Traffic(reads=1, writes=1),
     misconceptions=(
         *_common(_row_padding),
@@ -457,10 +457,10 @@ STRIDED = KernelExercise(
     function="softmax_strided",
     cases=_strided_cases,
     reference=ideas.reference("softmax.library", 1),
-    # Each offset alone is beyond 2^31: that of a column, of c, of b, of a. A stride that is itself beyond comes in 64 bits.
+    # Each offset alone is beyond 2^32: that of a column, of c, of b, of a. A stride that is itself beyond comes in 64 bits.
     huge=lambda: [
-        (far(2, 65536, 49152, transposed=True),),
-        *((far(*shape, 65536),) for shape in ((1, 1, 49152), (1, 49152, 1), (49152, 1, 1))),
+        (far(2, 81920, 65536, transposed=True),),
+        *((far(*shape, 65536),) for shape in ((1, 1, 81920), (1, 81920, 1), (81920, 1, 1))),
     ],
     traffic=Traffic(reads=1, writes=1),
     misconceptions=(
@@ -480,7 +480,7 @@ ONLINE = KernelExercise(
     function="softmax_online",
     cases=_online_cases,
     reference=ideas.reference("softmax.library", 1),
-    huge=lambda: (far(49152, 65536), 8192),
+    huge=lambda: (far(81920, 65536), 8192),
     traffic=Traffic(reads=2, writes=1),
     misconceptions=(
         Misconception("no-rescale", gives=_no_rescale),
@@ -516,7 +516,7 @@ BACKWARD = KernelExercise(
     function="softmax",
     cases=_backward_cases,
     reference=ideas.reference("softmax.library", 1),
-    huge=lambda: [(far(49152, 65536), far(49152, 65536, transposed=way)) for way in (False, True)],
+    huge=lambda: [(far(81920, 65536), far(81920, 65536, transposed=way)) for way in (False, True)],
     gradients=1,
     traffic=Traffic(reads=3, writes=2, launches=2, saved=1),  # forward: x, y; backward: y and dy, dx
     misconceptions=(
@@ -559,7 +559,7 @@ PERSISTENT = KernelExercise(
     function="softmax_persistent",
     cases=_persistent_cases,
     reference=ideas.reference("softmax.library", 1),
-    huge=lambda: (far(49152, 65536), 16384),
+    huge=lambda: (far(81920, 65536), 16384),
     traffic=Traffic(reads=1, writes=1),
     launch_rule=_evenly_shared,
     misconceptions=(

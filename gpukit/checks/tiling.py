@@ -165,7 +165,7 @@ MATMUL = KernelExercise(
     cases=_matmul_cases,
     returns=("c",),
     reference=lambda a, b, BLOCK: a @ b,
-    huge=lambda: (far(3 << 20, 1024), far(1024, 3 << 20), 64),
+    huge=lambda: (far(5 << 20, 1024), far(1024, 5 << 20), 128),
     traffic=Traffic(reads=_whole_tiles, writes=_c_bytes, memory=_c_bytes),
     misconceptions=(
         Misconception("first-block-only", gives=lambda a, b, BLOCK: _blocks_of_k(a, b, BLOCK)[0]),

@@ -230,7 +230,7 @@ OUTER_ADD = KernelExercise(
     cases=_outer_cases,
     reference=_outer,
     # Many rows and columns; and rows so long that those of one tile do not fit into 2^31 elements, as long as a grid lets them be.
-    huge=lambda: [(far(65536), far(49152), 16, 64), (far(64), far(65535 * 1024), 64, 1024)],
+    huge=lambda: [(far(65536), far(81920), 16, 64), (far(64), far(65535 * 1024), 64, 1024)],
     traffic=Traffic(
         reads=lambda x, y, *tiles: cdiv(len(y), tiles[1]) * nbytes(x) + cdiv(len(x), tiles[0]) * nbytes(y),
         writes=lambda x, y, *tiles: len(y) * nbytes(x),
@@ -300,7 +300,7 @@ MUL_RELU = KernelExercise(
     cases=_mul_relu_cases,
     reference=_mul_relu,
     huge=lambda: [
-        (far(65536, 49152, transposed=not way), far(49152), far(65536, 49152, transposed=way)) for way in (False, True)
+        (far(65536, 81920, transposed=not way), far(81920), far(65536, 81920, transposed=way)) for way in (False, True)
     ],
     gradients=1,
     traffic=Traffic(  # w once for each row of tiles, in both passes
@@ -365,7 +365,7 @@ ROW_SUM = KernelExercise(
     function="row_sum",
     cases=_row_sum_cases,
     reference=lambda x, BLOCK_N: x.sum(-1),
-    huge=lambda: (far(49152, 65536), 8192),
+    huge=lambda: (far(81920, 65536), 8192),
     traffic=Traffic(reads=1, writes=lambda x, BLOCK_N: nbytes(x[:, 0])),
     misconceptions=(
         Misconception("one-block", gives=lambda x, BLOCK_N: _sum(x[:, :BLOCK_N])),
@@ -502,7 +502,7 @@ PREFIX_SUM = KernelExercise(
     function="prefix_sum",
     cases=_prefix_cases,
     reference=_prefix,
-    huge=lambda: (far(49152, 65536), 8192),
+    huge=lambda: (far(81920, 65536), 8192),
     traffic=Traffic(reads=1, writes=1),
     misconceptions=(
         Misconception("no-carry", gives=_with_carry(lambda blocks, k: 0.0)),
@@ -789,7 +789,7 @@ DETECTIVE_SLOW = KernelExercise(
     function="scale_rows",
     cases=_scale_cases,
     reference=_scaled,
-    huge=lambda: (far(49152, 65536), far(49152), 8192),
+    huge=lambda: (far(81920, 65536), far(81920), 8192),
     traffic=Traffic(  # each program loads its number of s, one without a block too
         reads=lambda x, s, BLOCK_N: nbytes(x) + (cdiv(x.shape[1], BLOCK_N) + 1) * nbytes(s), writes=1
     ),

@@ -17,6 +17,10 @@ from gpukit.grading.verdict import MAX_LINES
 from gpukit.simulator.cuda import nvrtc
 
 WIDTH = 118
+_INSIDE = (
+    "the tensor has more than 2^32 elements, and an offset or a bound computed in 32 bits leads to others of them: which index has to "
+    "be int64 before it is multiplied?"
+)
 # Every smaller case was right, and an index is negative.
 _WRAPPED = (
     "the tensor has more than 2^31 elements, and an offset computed in int32 wraps around there and becomes negative: which "
@@ -148,8 +152,10 @@ class Words:
                 "unreached": f"most of {fault.tensor} is not stored",
             }.get(fault.what, f"{fault.kind} outside {fault.tensor}")
             code = [f"line {error.line}: {error.source}"] if error.source else []
+            inside = "computed in 32 bits wraps around" in fault.text
+            first = f"{fault.kind} of other elements of {fault.tensor}" if inside else first
             wrapped = beyond and "before the start" in fault.text
-            why = [_WRAPPED] if wrapped else self._remark(fault.what)
+            why = [_INSIDE] if inside else [_WRAPPED] if wrapped else self._remark(fault.what)
             more = [fault.text.partition(": ")[2] or fault.text, *code, *why]
             more.append("nothing was damaged: the check runs your code on copies")
             return self._found("fail", fault.what, first + where, *more)
@@ -268,6 +274,12 @@ class Words:
     def aliases_input(self, outcome: Outcome) -> Diagnosis:
         text = f"{outcome.reply.aliases[0]} shares its memory with an input, in case {outcome.case.name}"
         return self._found("fail", "aliases-input", text, "a result lives in a buffer of its own")
+
+    def returns_a_copy(self, outcome: Outcome) -> Diagnosis:
+        text = f"what is returned for {outcome.reply.copies[0]} is a copy of it, in case {outcome.case.name}"
+        more = "the function changes the caller's own tensor, and returns that tensor or a view of it: what the caller stores in "
+        more += "the copy, nobody else sees, and the copy takes as much memory again"
+        return self._found("fail", "returns-a-copy", f"right values, but {text}", more)
 
     def left_behind(self, outcome: Outcome) -> Diagnosis:
         text = f"a forward pass leaves tensors behind, in case {outcome.case.name}"

@@ -523,6 +523,9 @@ class _Run:
             if outcome.reply.aliases:
                 raise self.say.aliases_input(outcome)
         for outcome in outcomes:
+            if outcome.reply.copies and not outcome.wrong:
+                raise self.say.returns_a_copy(outcome)
+        for outcome in outcomes:
             if outcome.reply.left:
                 raise self.say.left_behind(outcome)
 

@@ -118,7 +118,8 @@ class Reply:
                  bytes of tensors that were alive, `largest_bytes` the most of one
     outputs      a kernel exercise's results by name, `devices` of those that are tensors
     changed      arguments that the call changed and should not have; `aliases` results in the memory of an argument,
-                 `reused` results in memory from before the call
+                 `reused` results in memory from before the call, `copies` results that should have been in the memory of an
+                 argument
     host_ops     PyTorch operations beside allocation, views and copies: (name, line)
     allocated_bytes  of the tensors that the host code made
     saved        what a forward pass keeps for the backward pass: (name, bytes)
@@ -142,6 +143,7 @@ class Reply:
     changed: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     reused: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
     launches: tuple[LaunchFacts, ...] = ()
     host_ops: tuple[tuple[str, int], ...] = ()
     allocated_bytes: int = 0

@@ -175,7 +175,9 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
     before = copy.deepcopy(args)
     if not job.memory:
         output = function(*args)
-        return Reply(output=_plain(_of_caller(output, args, job)), changed=_touched(function, args, before, job))
+        where = _where(output, args, _argument_names(function, args, job), job)
+        output = _plain(_of_caller(output, args, job))
+        return Reply(output=output, changed=_touched(function, args, before, job), **where)
     from gpukit import dispatch, live
     from gpukit.grading.host import ALLOCATIONS
     from gpukit.testing import poison
@@ -228,7 +230,8 @@ def _call_function(function: Any, args: tuple, job: Job) -> Reply:
     touched = _touched(function, args, before, job)
     kept = max(0, kept - _NUMBER_BYTES * _NUMBERS_FREE) + numbers.integer_bytes
     peak, largest = memory.peak_bytes + kept, memory.largest_bytes
-    return Reply(output=_plain(output), peak_bytes=peak, largest_bytes=largest, changed=touched)
+    where = _where(output, args, _argument_names(function, args, job), job)
+    return Reply(output=_plain(output), peak_bytes=peak, largest_bytes=largest, changed=touched, **where)
 
 
 def _of_caller(output: Any, args: tuple, job: Job) -> Any:
@@ -245,6 +248,24 @@ def _of_caller(output: Any, args: tuple, job: Job) -> Any:
         return torch.where((result == arg) | (result.isnan() & arg.isnan()), result, torch.nan)
 
     return (*output[:-n], *map(seen, output[-n:], (args[i] for i in job.in_place)))
+
+
+def _where(output: Any, args: tuple, names: list[str], job: Job) -> dict[str, tuple[str, ...]]:
+    """Results of a plain function in memory where they do not belong. The last ones are the arguments that were to be changed, and
+    lie where these do; the others lie in the memory of no argument that was to stay as it is."""
+    torch = sys.modules.get("torch")  # a plain function may do without
+    if torch is None:
+        return {}
+
+    def dense(x: Any) -> bool:
+        return type(x) is torch.Tensor and x.layout == torch.strided and x.numel() > 0
+
+    results, n = list(output) if type(output) in (tuple, list) else [output], len(job.in_place)
+    others, last = (results[:-n], results[-n:]) if n and len(results) >= n else (results, [])
+    pairs = [(names[i], x, args[i]) for i, x in zip(job.in_place, last, strict=False) if dense(x)]
+    kept = [arg for i, arg in enumerate(args) if i not in job.in_place and dense(arg)]
+    called = {"the result" if len(results) == 1 else f"result {i}": x for i, x in enumerate(others, 1) if dense(x)}
+    return {"aliases": _sharing(called, kept), "copies": tuple(name for name, x, arg in pairs if not _shares(x, arg))}
 
 
 _NUMBER_BYTES, _NUMBERS_FREE = 32, 64  # of a number in a list; some losses and norms may be kept as numbers

@@ -659,6 +659,48 @@ def test_a_compiled_kernel_is_compiled_once(monkeypatch, tmp_path):
     assert len(asked) == 2
 
 
+# --------------------------------------------------------------------------- where the results of a plain function lie
+def _noted_cases(rng):
+    import torch
+
+    return [Case("two numbers", (torch.ones(2), torch.zeros(3)), frozenset())]
+
+
+def _noted(x, cache):
+    import torch
+
+    return x, torch.cat([x, cache[2:]])
+
+
+NOTED = FunctionExercise(
+    id="demo.noted",
+    function="noted",
+    prose=replace(DOUBLE.prose, id="demo.noted"),
+    cases=_noted_cases,
+    expected=_noted,
+    in_place=(1,),
+)
+
+
+@pytest.mark.parametrize(
+    "returned, said",
+    (
+        ("x.clone(), cache", ""),
+        ("x + 0, cache[:]", ""),
+        ("x.clone(), cache.clone()", "returns-a-copy"),
+        ("x, cache", "aliases-input"),
+        ("x[:], cache", "aliases-input"),
+        ("None", "type"),
+    ),
+)
+def test_what_a_plain_function_returns_lies_where_it_belongs(returned, said):
+    """The last results are the caller's own tensors, and the others are in the memory of no argument."""
+    verdict = judge_source(
+        NOTED, f"import torch\n\n\ndef noted(x, cache):\n    cache[:2] = x\n    return {returned}\n", seed=1
+    )
+    assert verdict.diagnosis == said, str(verdict)
+
+
 # ------------------------------------------------------------------------------------------------- beyond 2^31 elements
 FAR = replace(
     DOUBLE,
@@ -677,6 +719,29 @@ def test_offsets_of_32_bits_leave_a_tensor_of_3_billion_elements():
     assert judge_source(
         FAR, DOUBLE_SOURCE.replace("tl.program_id(0) *", "tl.program_id(0).to(tl.int64) *"), seed=1
     ).passed
+
+
+@pytest.mark.parametrize(
+    "offset, bound",
+    (
+        ("tl.program_id(0).to(tl.uint32) * BLOCK", "n"),
+        ("tl.program_id(0).to(tl.int64) * BLOCK", "(n - 1).to(tl.uint32) + 1"),
+    ),
+)
+def test_unsigned_offsets_and_bounds_lead_to_other_elements_of_5_billion(offset, bound):
+    """They stay in the tensor, and no bound of it shows them."""
+    beyond = replace(FAR, huge=lambda: (wire.Imaginary((5 << 30,), "float16"),))
+    source = DOUBLE_SOURCE.replace("tl.program_id(0) * BLOCK", offset).replace("offs < n", f"offs < {bound}")
+    verdict = judge_source(beyond, source, seed=1)
+    assert (verdict.state, verdict.diagnosis) == ("fail", "out-of-bounds"), str(verdict)
+    assert "load of other elements of x" in str(verdict) and "wraps around" in str(verdict)
+
+
+def test_a_hash_may_wrap_around():
+    beyond = replace(FAR, huge=lambda: (wire.Imaginary((5 << 30,), "float16"),))
+    hashed = f"{OFFSETS.replace('id(0)', 'id(0).to(tl.int64)')} + (tl.program_id(0).to(tl.uint32) * 40503 >> 16 & 0)"
+    verdict = judge_source(beyond, DOUBLE_SOURCE.replace(OFFSETS, hashed), seed=1)
+    assert verdict.passed, str(verdict)
 
 
 @pytest.mark.parametrize("programs", ("triton.cdiv(x.numel(), 64)", "8"))

@@ -5,7 +5,7 @@ executor      one launch: its arguments, its programs; running is what the parts
 memory_ops    loads, stores and atomics
 addresses     where the lanes of one of them point: tiles, runs, sectors
 bounds        which memory is legal, who wrote it, who raced; faults are the exceptions
-unknown       integers that a sampled launch cannot read
+unknown       integers that a sampled launch cannot read; wrapped are those that 32 bits are too few for
 arithmetic    bf16, fp8, dots, reductions; numerics (number formats) and libdevice (its functions) beside it
 language      and, or and not; min, max and range; what the interpreter lacks
 gluon         what the words of a kernel in Gluon mean; shared_memory is where its warps, copies and products meet

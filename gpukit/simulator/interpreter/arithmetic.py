@@ -26,6 +26,7 @@ from gpukit.simulator.interpreter.numerics import (
 )
 from gpukit.simulator.interpreter.running import interpreter_module
 from gpukit.simulator.interpreter.unknown import Unknown, unknown
+from gpukit.simulator.interpreter.wrapped import marked, narrowed
 
 
 def is_bf16(handle) -> bool:
@@ -52,6 +53,8 @@ def elementwise(plain):
             # Triton calls a comparison by its operands' type, and would splat it as that.
             if result.data.dtype == np.bool_:
                 result.dtype = tl.int1
+            elif len(operands) == 2 and running.now is not None and running.now.marking:
+                result.data = marked(result.data, function, *(x.data for x in operands))
             return result
         return _rounded(function(*[_floats(x) for x in operands]))
 
@@ -82,7 +85,10 @@ def cast(plain):
         if src.data.dtype.kind == "f" and target.is_int() and target.int_bitwidth >= 8:
             ti = interpreter_module()
             return ti.TensorHandle(integers(src.data, ti._get_np_dtype(target)), target)
-        return plain(self, src, dst_type)
+        result = plain(self, src, dst_type)
+        if running.now is not None and running.now.marking:
+            result.data = narrowed(result.data, src.data)
+        return result
 
     return cast_impl
 

@@ -10,7 +10,14 @@ import math
 import numpy as np
 
 from gpukit.simulator.interpreter.addresses import Access
-from gpukit.simulator.interpreter.faults import MemoryFault, RaceFault, UnwrittenFault, WarpFault, program_ids
+from gpukit.simulator.interpreter.faults import (
+    MemoryFault,
+    RaceFault,
+    UnwrittenFault,
+    WarpFault,
+    WrappedFault,
+    program_ids,
+)
 from gpukit.simulator.interpreter.warps import Warps
 
 _FIRST_IMAGINARY, _IMAGINARY_STEP = 1 << 60, 1 << 30  # addresses that no process has, and room between two of them
@@ -300,6 +307,14 @@ class Memory:
         else:
             where = "past the end" if (index + 1) * size > end - start else "between rows"
         return MemoryFault(where=where, **fields)
+
+    def wrapped(self, access: Access) -> WrappedFault:
+        """What to say of an access that was admitted, and whose offset wrapped around on the way (wrapped.py)."""
+        view, name = self._view(access.parameter)
+        fields = {"kind": access.kind, "tensor": access.parameter.name, "program": self.program, "where": "inside"}
+        at = {"count": access.lanes, "lane": (), "first_index": 0, "name": name}
+        file, line = self.where()
+        return WrappedFault(file=file, line=line, size=view.numel(), shape=tuple(view.shape), **fields, **at)
 
     # A race is a pair of accesses by two programs that no atomic orders, at least one of them a store. Programs run
     # one after another here, so it is enough to compare each access with what earlier programs left behind. The first

@@ -65,6 +65,7 @@ def launch(function, args, kwargs, grid) -> None:
     samples = [watcher.sample for watcher in watchers if watcher.sample is not None]
     call.sampled = min(*samples, call.programs) if samples else None
     running.now.sampling = bool(samples)
+    running.now.marking = any(getattr(watcher, "marking", False) for watcher in watchers)
     running.now.num_warps = call.num_warps
     running.now.recorders = [watcher.begin(call) for watcher in watchers]
     if any(watcher.dry for watcher in watchers):

@@ -49,6 +49,17 @@ class MemoryFault(Fault):
         )
 
 
+class WrappedFault(MemoryFault):
+    """An access inside its tensor whose offset, or the bound in whose mask, wrapped around in 32 bits: it is another
+    element's. `where` is "inside"."""
+
+    def _sentence(self) -> str:
+        return (
+            f"{self.kind} of {self.tensor}: {_program(self.program)}, line {self.line}: an offset or a bound that is "
+            f"computed in 32 bits wraps around; {self.name} is {list(self.shape)}"
+        )
+
+
 class RaceFault(Fault):
     """Two programs of one launch use one address and nothing says which comes first.
 

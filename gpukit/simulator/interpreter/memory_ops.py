@@ -12,6 +12,7 @@ from gpukit.simulator.interpreter.frames import frames_inside, user_frames, wher
 from gpukit.simulator.interpreter.numerics import bf16_bits, bf16_floats
 from gpukit.simulator.interpreter.running import interpreter_module
 from gpukit.simulator.interpreter.unknown import Unknown, must_be_known, unknown
+from gpukit.simulator.interpreter.wrapped import Wrapped
 
 _DESCRIPTOR = "gpukit.descriptor"  # key of pointers that a tensor descriptor made
 
@@ -34,6 +35,9 @@ def _admit(kind: str, ptrs, mask, width: int) -> Access:
     access = Access(kind, ptrs.data, None if mask is None else mask.data, width, via)
     memory = running.now.memory
     memory.admit(access, ptrs.attr.get(PARAMETER))
+    if access.lanes and Wrapped in (ptrs.data.__class__, None if mask is None else mask.data.__class__):
+        for recorder in running.now.recorders:
+            recorder.wrapped(memory.wrapped(access))
     if running.now.recorders:
         file, line = where()
         access.line = line
@@ -249,6 +253,8 @@ def carry(position: int):
             attr = args[position].attr
             if attr and PARAMETER in attr:
                 out.attr[PARAMETER] = attr[PARAMETER]
+            if args[position].data.__class__ is Wrapped:
+                out.data = out.data.view(Wrapped)
             return out
 
         return carried

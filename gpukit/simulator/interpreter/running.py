@@ -36,6 +36,7 @@ class Running:
     """The launch that is being interpreted.
 
     sampling   it computes nothing: floats load as 0, nothing is stored, dots are counted and not done
+    marking    integers that wrap around in 32 bits are marked (wrapped.py)
     scope      what Triton puts in the place of its language, and takes away in the end
     shared     of a kernel in Gluon: shared memory and warps of the program that runs (shared_memory.py), made when it asks
     num_warps  that a program has
@@ -48,7 +49,7 @@ class Running:
     def __init__(self):
         self.memory: Memory | None = None
         self.recorders: list = []
-        self.sampling = False
+        self.sampling = self.marking = False
         self.answers: dict[tuple[str, int], int] = {}
         self.seen: set | None = None
         self.scope = None

@@ -20,6 +20,8 @@ class Sampled(launches.Onlooker):
     silent   (file, line) of a store in each launch whose programs came to their stores and had every lane masked off
     """
 
+    marking = True
+
     def __init__(self, sample: int):
         self.sample = sample
         self._left = 0
@@ -43,6 +45,9 @@ class Sampled(launches.Onlooker):
         if access.kind != "load":
             self._stored = self._stored or access.lanes > 0
             self._masked = self._masked or (file, line)
+
+    def wrapped(self, fault) -> None:
+        raise fault
 
     def end(self) -> None:
         if self._masked and not self._stored:

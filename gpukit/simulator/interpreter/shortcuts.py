@@ -10,7 +10,9 @@ from __future__ import annotations
 import numpy as np
 import triton.language as tl
 
+from gpukit.simulator.interpreter import running
 from gpukit.simulator.interpreter.running import interpreter_module
+from gpukit.simulator.interpreter.wrapped import marked
 
 _SIGNED = (tl.int32, tl.int64)
 _FLOATS = (tl.float16, tl.float32, tl.float64)
@@ -57,6 +59,8 @@ def _operator(plain, function, reflected: bool = False, truth: bool = False):
         if type_ is None or right is None:
             return plain(self, other)
         data = function(right, left) if reflected else function(left, right)
+        if running.now is not None and running.now.marking:
+            data = marked(data, function, right, left) if reflected else marked(data, function, left, right)
         if truth:
             dtype = tl.int1
             type_ = block_type(dtype, type_.shape) if type_.__class__ is block_type else dtype

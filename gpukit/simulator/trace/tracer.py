@@ -173,6 +173,9 @@ class _Recorder:
         if str(fault) not in self.launch.assumed:
             self.launch.assumed.append(str(fault))
 
+    def wrapped(self, fault) -> None:
+        """An offset begins at 0 again: it is counted where it leads."""
+
     def starts(self, linear: int) -> np.ndarray | None:
         """Where the first accesses of a program of the window begin, if they are those of the others."""
         return self.launch.recording.starts(linear)
