@@ -326,6 +326,7 @@ def _rate_cases(rng: Random) -> list[Case]:
         case(
             "a little above the arithmetic peak", odd(2000, 3000), odd(2000, 3000), odd(2000, 3000), 2, "compute", 1.04
         ),
+        case("8 bits, odd sizes", odd(500, 900), odd(1000, 1500), odd(300, 500), 1, "memory", 0.9),
         Case("exactly at the peak", (1000, 1000, 1000, 2, 2.0, 1.0, 4800.0)),
         Case("exactly at the peak of memory", (1000, 1000, 1000, 2, 2.0, 989.0, 3.0)),
         case("one millionth above the arithmetic peak", 2048, 2048, 2048, 2, "compute", 1 + 1e-6),

@@ -51,6 +51,7 @@ def _pair_cases(rng: Random) -> list[Case]:
         # Written one after the other, 11 ends as 1 does, and 23 begins as 2 does.
         case("numbers that begin or end as those of the pair", [[1, 2], [11, 2], [1, 23], [31, 24]], [n, 2, 1, 1], 256),
         case("no pair more than once", [[d, e], [c, a, f]], [1, 1], 256),
+        case("a pair that is often in a piece that never occurs", [[a, b] * 4, [d, c]], [0, 1], 256),
         case("numbers beyond those of letters", [[2_000_000, a], [b, 2_000_000, a]], [n, 1], 3_000_000),
     ]
 
@@ -180,6 +181,9 @@ def _rate_cases(rng: Random) -> list[Case]:
         at(steps // 3, "without a warm-up", "no-warm-up", warmup=0),
         at(3, "nothing but a warm-up", "rising", steps=10, warmup=10),
         at(10, "nothing but a warm-up, after it", "end", steps=10, warmup=10),
+        at(0, "no step at all", "end", steps=0, warmup=0),
+        at(0, "a warm-up of one step", "rising", warmup=1),
+        at(1, "after a warm-up of one step", warmup=1),
     ]
 
 
@@ -194,15 +198,15 @@ def _rate(step: int, steps: int, warmup: int, peak: float, final: float, fault: 
         if fault == "one more amount":
             return peak * (step + 1) / (warmup + 1)
         if fault == "between":
-            return peak * step / (warmup - 1)
+            return peak * step / max(warmup - 1, 1)
         rising = (step + first) / warmup
         if fault == "falls in the warm-up":
             return peak * rising * (lowest + (1 - lowest) * (1 + math.cos(math.pi * step / steps)) / 2)
         return peak * rising
     if fault == "falls from step 0":
-        way = step / steps
+        way = step / max(steps, 1)
     else:
-        way = (step - warmup) / (steps if fault == "over all steps" else max(steps - warmup, 1))
+        way = (step - warmup) / max(steps if fault == "over all steps" else steps - warmup, 1)
     if step >= steps and fault == "0 at the end":
         return 0.0
     if fault == "one step on":
@@ -447,6 +451,8 @@ def _ring_cases(rng: Random) -> list[Case]:
     step(8 * n + 5, 8, "fsdp", micro=2, weight=4, gradient=2)
     step(8 * n, 1, "fsdp", micro=2)
     step(64 * n, 64, "fsdp", weight=1, gradient=4, reshard=False)
+    step(1, 4, "ddp", gradient=1)
+    step(0, 4, "fsdp")
     return made
 
 

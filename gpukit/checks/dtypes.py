@@ -326,7 +326,7 @@ def _stall_cases(rng: Random) -> list[Case]:
             case(f"just above 1 in {k} bits ({name})", 1 + 2.0**-k, k),
             case(f"just below 1 in {k} bits ({name})", 1 - 2.0 ** -(k + 1), k),
         ]
-    return cases
+    return [*cases, *(case(f"{step!r} in 1 bit", step, 1) for step in (1.0, 1.5, 0.75, 5e-324))]
 
 
 ACCUMULATE = FunctionExercise(
@@ -452,6 +452,7 @@ def _stochastic_cases(rng: Random) -> list[Case]:
         *cases,
         case("0 to 10 bits, u 0", 0.0, 10, 0.0, tags="zero"),
         case("-1 to 7 bits, u 0 (exact)", -1.0, 7, 0.0, tags="negative"),
+        *(case(f"{value!r} to 1 bit, u {u}", value, 1, u) for value, u in ((1.25, 0.4), (1.25, 0.6), (1.75, 0.4))),
         case("1e-290 to 10 bits, u 0.5", 1e-290, 10, 0.5),
         # Subnormal in float64: its bits lie elsewhere, and there are fewer of them.
         *(

@@ -49,6 +49,7 @@ def _einsum_cases(rng: Random) -> list[Case]:
         # The result's text contains the name of an axis that the result lacks.
         case(f"b d, d d_out -> b d_out  {_sizes(inside)}", "b d, d d_out -> b d_out", inside),
         case("m k, k n -> m n  m=1, k=1, n=9", "m k, k n -> m n", {"m": 1, "k": 1, "n": 9}),
+        case(", i -> i  i=11 (a number times a vector)", ", i -> i", {"i": 11}),
         case("m k, k n -> m n  more than a float holds exactly", "m k, k n -> m n", dict.fromkeys("mkn", 2**19 + 1)),
         case("m k, k n -> m n  more than 64 bits hold", "m k, k n -> m n", dict.fromkeys("mkn", 3 << 20)),
     ]
@@ -318,6 +319,7 @@ def _audit_cases(rng: Random) -> list[Case]:
         small(False, 64),
         one("all sizes 1", 1, 1, 1, 1, 1, False, 1, 1),
         one("one layer, odd sizes", 1, 3, 5, 7, 11, True, 3, 13),
+        one("no layer", 0, 6, 10, 14, 11, False, 3, 13),
     ]
 
 
@@ -601,6 +603,7 @@ def _roofline_cases(rng: Random) -> list[Case]:
         ("slow lanes", 4096 + rng.randrange(100), 256, 1024, 2, (989.4, 0.9, 4800.0)),
         ("slow arithmetic, fast memory", 1000 + rng.randrange(100), 64, 256, 2, (2.0, 1.0, 4800.0)),
         ("one token in int8, odd sizes", 1, 2 * rng.randrange(50, 500) + 1, 2 * rng.randrange(50, 500) + 1, 1, a100),
+        ("all sizes 1", 1, 1, 1, 1, t4),
     ):
         for fused in (False, True):
             shown = (

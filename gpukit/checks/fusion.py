@@ -89,6 +89,7 @@ def _accesses_cases(rng: Random) -> list[Case]:
         case("an input that is needed too", {"y": ["x", "r"]}, [["y"]], ["x", "y"]),
         case("a kernel listed from its end", {"a": ["x"], "b": ["a"], "y": ["b", "x"]}, [["y", "b", "a"]], ["y"]),
         case("a result for two kernels", {"u": ["x"], "v": ["u"], "w": ["u"]}, [["u"], ["v"], ["w"]], ["v", "w"]),
+        case("nothing is needed in the end", {"u": ["x"], "y": ["u"], "z": ["u"]}, [["u", "y"], ["z"]], []),
         case("sigmoids, all kept", _SIGMOIDS, [["s1", "s2", "y"], ["ds2", "ds1", "dx"]], ["y", "dx"]),
         case("sigmoids, computed again", _AGAIN, [["s1", "s2", "y"], list(_AGAIN)[3:]], ["y", "dx"]),
         *(case(f"random graph {i}", *_random_graph(rng)) for i in (1, 2, 3)),

@@ -420,6 +420,7 @@ def _speed_cases(rng: Random) -> list[Case]:
             float(rng.randrange(900, 8000)),
         )
         cases.append(case(name, *args, tags=tags))
+    cases.append(case("one layer, one head of size 1, one token", 10**6, 16, 1, 1, 1, 16, 1, 0, 1, 1000.0))
     return cases
 
 

@@ -291,9 +291,11 @@ def _smoothing_cases(rng: Random) -> list[Case]:
 def _column_cases(rng: Random) -> list[Case]:
     make = _Inputs(rng, scale=2)
 
-    def tokens(M: int, D: int, V: int, chunk: int, scale: float = 1.0, note: str = "", dtype: str = "float64") -> Case:
+    def tokens(
+        M: int, D: int, V: int, chunk: int, scale: float = 1.0, note: str = "", dtype: str = "float64", column: int = -1
+    ) -> Case:
         x, weight = make.normal(M, D).double() * scale, make.normal(V, D).double() / D**0.5
-        column = rng.randrange(V)
+        column = rng.randrange(V) if column < 0 else column
         if note == "a class of negative logits":
             x, weight[column] = x.abs() + 1, -1 - weight[column].abs()
         x, weight = (tensor.to(getattr(make.torch, dtype)) for tensor in (x, weight))
@@ -307,8 +309,8 @@ def _column_cases(rng: Random) -> list[Case]:
         tokens(41, 4, 600, 4),
         tokens(103, 8, 300, 5),
         tokens(63, 8, 300, 4, scale=500, note="large logits"),
-        tokens(6, 8, 100, 8),
-        tokens(1, 8, 100, 1),
+        tokens(6, 8, 100, 8, note="the first class", column=0),
+        tokens(1, 8, 100, 1, note="the last class", column=99),
         tokens(60, 4, 400, 1),  # a column of one row is contiguous, so that not every way to copy copies it
         tokens(60, 4, 400, 4, note="a class of negative logits", dtype="float32"),  # here .float() copies nothing
     ]
@@ -344,6 +346,7 @@ def _chunked_cases(rng: Random) -> list[Case]:
         tokens(61, 4, 300, 4, 7, ignored=(5, 6, 40, 59)),
         tokens(30, 8, 300, 1, 299, ignored=(0, 29), scale=500),
         tokens(5, 6, 50, 8, ignored=(2,)),
+        tokens(31, 4, 200, 4, 0, ignored=(3, 4, 5, 30)),
         tokens(96, 64, 6, 3),  # dx is larger than everything else that is needed
     ]
 

@@ -37,12 +37,16 @@ def _gpt2_cases(rng: Random) -> list[Case]:
         some(False),
         case("one layer of width 1", 10, 3, 1, 1, False, tags="untied"),
         case("one token, one position, odd width", 1, 1, 13, 2, True, tags="tied"),
+        case("no layer and no position", 97, 0, 12, 0, False, tags="untied"),
     ]
 
 
 def _gpt2(vocab: int, positions: int, h: int, layers: int, tied: bool) -> int:
-    config = models.Config("GPT-2", vocab, h, layers, heads=1, positions=positions, tied_embeddings=tied, biases="all")
-    return models.parameters(config).total
+    def total(n: int) -> int:
+        config = models.Config("GPT-2", vocab, h, n, heads=1, positions=positions, tied_embeddings=tied, biases="all")
+        return models.parameters(config).total
+
+    return total(layers) if layers else 2 * total(1) - total(2)
 
 
 def _gpt2_but(error: Callable[[int, int, int, int, bool], int]) -> Callable[..., int]:
@@ -117,14 +121,18 @@ def _llama_cases(rng: Random) -> list[Case]:
         some(12, 1, rng.choice((16, 64, 96)), 8 * rng.randrange(20, 300), True),
         some(24, 8, rng.choice((32, 80, 128)), 8 * rng.randrange(20, 300), False),
         case("one of everything, heads of 3, h = 5", 1, 5, 1, 1, 1, 3, 1, True, tags="mha tied own-head-size"),
+        case("no layer, the other sizes 1", 1, 1, 0, 1, 1, 1, 1, False, tags="mha untied"),
     ]
 
 
 def _llama(vocab: int, h: int, layers: int, heads: int, kv_heads: int, head_size: int, ffn: int, tied: bool) -> int:
-    config = models.Config(
-        "Llama", vocab, h, layers, heads, kv_heads, head_size, ffn, glu=True, tied_embeddings=tied, norm="rmsnorm"
-    )
-    return models.parameters(config).total
+    def total(n: int) -> int:
+        config = models.Config(
+            "Llama", vocab, h, n, heads, kv_heads, head_size, ffn, glu=True, tied_embeddings=tied, norm="rmsnorm"
+        )
+        return models.parameters(config).total
+
+    return total(layers) if layers else 2 * total(1) - total(2)
 
 
 def _llama_but(error: Callable[..., int]) -> Callable[..., int]:
@@ -729,6 +737,7 @@ def _serve_cases(rng: Random) -> list[Case]:
         ),
         case("sequences of one token, a page each", 10**9, 10**8, 3, 5, 1, 7, 1, 16, tags="gqa open-page"),
         case("pages of one token", 10**9, 10**8, 3, 5, 5, 7, 12_347, 1),
+        case("one token, one layer, one head of size 1, a page each", 2 * 10**5 + 1003, 10**5, 1, 1, 1, 1, 1, 1),
     ]
 
 

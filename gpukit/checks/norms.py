@@ -80,6 +80,12 @@ class _Inputs(Inputs):
         variance made of large squares has not."""
         return (self.normal(*shape) * 0.7 + mean).half()
 
+    def pairs(self, M: int, times: int = 1) -> Tensor:
+        """float32 rows of two numbers around 1024, both `times` times, a power of 2. Their mean, and their distances from it, have so
+        few digits that float32 holds them in whatever order they are computed, PyTorch's too. Their squares have more: who
+        takes the variance from squares that were rounded to float32 is wrong, also where the sums are in float64."""
+        return ((self.normal(M, 2) * 64).round() / 64 + 1024).repeat(1, times)
+
     def about_zero(self, n: int) -> Tensor:
         """The hard rows in float32 whose mean is near 0, and one whose numbers are all alike. Far from 0 a mean in float32 has
         an error of its own, which PyTorch's may escape by chance: such rows are in 16 bits. So is the one of threes, whose sum
@@ -144,6 +150,7 @@ def _layer_cases(rng: Random) -> list[Case]:
         case(make.far(4, 256, mean=1000), tags="far large", note="around 1000"),
         case(make.far(4, 300, mean=-900), tags="far large", note="around -900"),
         case(_outlier(normal(2, 512), 1), tags="outlier", note="the first one far above the others"),
+        case(make.pairs(16), tags="far", note="two numbers around 1024, of few digits"),
     ]
 
 
@@ -180,6 +187,7 @@ def _welford_cases(rng: Random) -> list[Case]:
         case(make.far(4, 512, mean=1000), 128, tags="far large", note="around 1000"),
         case(_outlier(normal(2, 2048), 1), 256, tags="outlier", note="the first one far above the others"),
         case(_outlier(normal(2, 2048), 32), 32, tags="outlier", note="the first block far above the others"),
+        case(make.pairs(16, 2), 2, tags="far", note="blocks of two numbers around 1024, all alike and of few digits"),
         # 65,536 elements before a block of 32,768: the product of the two is no int32.
         case(
             normal(1, 3 << 15, dtype="float16") + (make.torch.arange(3 << 15) >> 16),

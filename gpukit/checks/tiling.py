@@ -37,6 +37,9 @@ def _traffic_cases(rng: Random) -> list[Case]:
         ("a short K", 2048, 1024, 16, 256, 128, 1),
         ("a short M, many columns of tiles", 16, 4096, 256, 64, 128, 2),
         ("a short N, many rows of tiles", 4096, 32, 256, 64, 128, 2),
+        ("all sizes 1", 1, 1, 1, 1, 1, 1),
+        ("one element of C", 1, 1, 9, 16, 32, 4),
+        ("one product for each element of C", 40, 70, 1, 16, 32, 2),
     ):
         tags = "ragged" if M % BM or N % BN else ""
         name = f"C [{M}, {N}], K {K}, tiles {BM} x {BN}, {itemsize} bytes each ({what})"
@@ -209,6 +212,8 @@ def _waves_cases(rng: Random) -> list[Case]:
         ("a T4", rng.randrange(1001, 1999, 2), rng.randrange(1001, 1999, 2), 128, 64, 40, 1),
         ("a tall C", rng.randrange(20_001, 29_999, 2), rng.randrange(129, 255, 2), 256, 128, 148, 1),
         ("thin", 17, rng.randrange(5001, 9999, 2), 16, 128, 58, 3),
+        ("one element, a GPU of one SM", 1, 1, 16, 32, 1, 1),
+        ("an element a tile", 3, 7, 1, 1, 1, 2),
     ):
         name = f"C [{M}, {N}], tiles {BM} x {BN}, {sms} SMs x {per_sm} ({what})"
         cases.append(case(name, M, N, BM, BN, sms, per_sm))
@@ -295,6 +300,9 @@ def _align_cases(rng: Random) -> list[Case]:
         ("bytes, odd", rng.randrange(1001, 1999, 2), 1, 32),
         ("short", 3, 2, 16),
         ("float64", rng.randrange(101, 199, 2), 8, 16),
+        ("one element a row", 1, 2, 16),
+        ("as wide as the alignment", rng.randrange(101, 199, 2), 8, 8),
+        ("one byte, no alignment", 1, 1, 1),
     ):
         name = f"rows of {N} x {itemsize} bytes, alignment {alignment} bytes ({what})"
         cases.append(case(name, N, itemsize, alignment))
@@ -374,6 +382,9 @@ def _grouped_cases(rng: Random) -> list[Case]:
             tags = "short-group" if in_last or group > num_m else ""
             name = f"{num_m} x {num_n} tiles, GROUP_M {group}, program {'ABCD'[i]}"
             cases.append(case(name, pid, num_m, num_n, group, tags=tags))
+    for pid, num_m, num_n, group in ((0, 1, 1, 1), (0, 1, 1, 4), (4, 6, 1, 4), (5, 1, 6, 2)):
+        name = f"{num_m} x {num_n} tiles, GROUP_M {group}, program {pid}"
+        cases.append(case(name, pid, num_m, num_n, group, tags="short-group" if num_m % group else ""))
     return cases
 
 
@@ -432,6 +443,8 @@ def _occupancy_cases(rng: Random) -> list[Case]:
     for what, num_warps, registers, shared, sm in (
         ("A100, nothing shared, few registers", 4, 32, 0, _A100),
         ("an SM with little shared memory, nothing shared", 1, 16, 0, (64, 65536, 16_384)),
+        ("an SM of one warp, one register", 1, 1, 0, (1, 65536, 16_384)),
+        ("an SM with registers for one thread less than a warp has", 1, 1, 0, (64, 31, 16_384)),
         ("A100, shared memory is short", 4, 64, 49_152, _A100),
         ("A100, one fits", 8, 128, 98_304, _A100),
         ("A100, registers are short", 8, 168, 16_384, _A100),

@@ -9,8 +9,23 @@ import torch
 
 from gpukit import course, integrity
 from gpukit.grading import registry
+from gpukit.grading.exercise import FunctionExercise
 
 KERNELS = [exercise for exercise in registry.exercises().values() if exercise.kernel]
+FUNCTIONS = [e for e in registry.exercises().values() if isinstance(e, FunctionExercise) and not e.setup]
+# Whole numbers of plain functions that no case has at 1 or below: bits of a format, sizes of a GPU or in bytes, edges of blocks
+# whose memory is bounded, the number of a new token.
+NEVER_ONE = {
+    "capstone.pair": {"new"},
+    "dtypes.decode": {"exponent_bits"},
+    "flash_attention.recompute": {"BLOCK"},
+    "flash_attention.tiles": {"BLOCK"},
+    "kv_cache.speed": {"weights", "weight_bits", "cache_bits"},
+    "matmul.tiles": {"BLOCK"},
+    "memory.recompute": {"input_bytes", "block_bytes"},
+    "memory.serve": {"gpu_bytes", "parameters"},
+    "tiling.occupancy": {"sm_registers", "sm_shared_bytes"},
+}
 ROOT = course.root(__file__)
 
 
@@ -60,6 +75,20 @@ def test_what_forward_keeps_for_backward_is_bounded(exercise):
         )
     source = integrity.solution(exercise.concept, ROOT)
     assert re.search(rf'^def {exercise.function}\(.*?""".*?Forward keeps .*?"""', source, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("exercise", FUNCTIONS, ids=lambda exercise: exercise.id)
+def test_each_count_is_tried_at_its_smallest(exercise):
+    """A plain function meets each whole number at 1 or below, and each list with one item or none."""
+    source = ast.parse(integrity.solution(exercise.concept, ROOT))
+    function = next(x for x in source.body if isinstance(x, ast.FunctionDef) and x.name == exercise.function)
+    columns = zip(*(case.args for case in exercise.cases(random.Random(1))), strict=False)
+    never = set()
+    for name, values in zip((arg.arg for arg in function.args.args), columns, strict=False):
+        sizes = [len(value) if isinstance(value, list) else value for value in values]
+        if all(type(size) is int for size in sizes) and min(sizes) > 1:
+            never.add(name)
+    assert never - {"addresses", "words"} == NEVER_ONE.get(exercise.id, set())  # a warp has 32 lanes
 
 
 @pytest.mark.parametrize("exercise", [e for e in KERNELS if e.traffic], ids=lambda exercise: exercise.id)
