@@ -23,8 +23,8 @@ def benchmark(device, run: Callable[[], None]) -> float:
 
     run() launches one kernel of 10 µs or more, always on the same data, and returns at once. Inside a model this data would come from device
     memory, because other layers have used the L2 in the meantime. The first call of run() compiles the kernel. A GPU that
-    was idle runs slowly until it has worked for 5 ms. Now and then another program disturbs a run, which then takes several
-    times as long. The time that the host needs for its own part does not count.
+    was idle runs slowly until it has worked for 5 ms. Now and then another program disturbs a run, or a few in a row, which
+    then take several times as long. The time that the host needs for its own part does not count.
     """
     raise NotImplementedError("benchmarking.benchmark")  # your code here
 
@@ -104,6 +104,7 @@ def honest(device, program: Callable, x_bytes: int) -> float:
     x is a buffer of x_bytes, made by device.random or device.zeros. What counts is the time for random numbers that the
     program has not seen before and that are not in the L2. The program may use any stream, keep what it has computed, or
     be faster on easy numbers. Its first call compiles. This GPU runs slowly until it has worked for 30 ms, and now and then a
-    run is disturbed and takes several times as long. Programs take 400 µs or more, so the few µs of the host do not matter.
+    run, or a few in a row, are disturbed and take several times as long. Programs take 400 µs or more, so the few µs of the
+    host do not matter.
     """
     raise NotImplementedError("benchmarking.honest")  # your code here

@@ -94,7 +94,9 @@ class SimulatedGpu:
     jitter: float = 0.04  # of a kernel's time, to both sides
     disturbed_every: int = 9  # of so many runs of a kernel one takes
     disturbed: float = 3.0  # times as long; 0 runs: never
+    together: int = 1  # so many of them in a row, and then none for as many times longer
     phase: int = 0  # which run of the pattern of jitter and disturbances a kernel begins with
+    flush_jitter: float = 0.0  # as jitter, of the time of a flush and of a fill
     zeros: float = 1.0  # a kernel's time on a buffer of zeros, which flips fewer bits and lets the clock rise
     counts: Counts = field(default_factory=Counts)
     lanes: list[Span] = field(default_factory=list)
@@ -106,6 +108,8 @@ class SimulatedGpu:
         self._busy_us = 0.0
         self._in_l2: dict[int, tuple[Buffer, int]] = {}  # by use, the latest last
         self._runs: dict[str, int] = {}
+        self._unmarked: dict[str, int] = {}  # runs before the first mark
+        self._fillings = 0
 
     def launch(self, name: str, *buffers: Buffer, stream: str = "stream 0", least_us: float = 0.0) -> None:
         """Queue a kernel. It takes what memory takes for the bytes, from the L2 as far as they are in it."""
@@ -116,8 +120,10 @@ class SimulatedGpu:
         took = least_us + sum(self._touch(buffer) for buffer in buffers)
         took *= self.zeros if any(buffer.zeros for buffer in buffers) else 1.0
         place = run + self.phase
-        took *= 1.0 + self.jitter * (2.0 * (place * _GOLDEN % 1.0) - 1.0)
-        if self.disturbed_every and place % self.disturbed_every == 4:
+        took *= _unsteady(self.jitter, place)
+        # Those in a row begin at the first mark anew: how many runs came before it does not decide which of them are disturbed.
+        place -= self._unmarked.get(name, 0) if self.together > 1 else 0
+        if self.disturbed_every and (place - 4) % (self.disturbed_every * self.together) < self.together:
             took *= self.disturbed
         self._enqueue(name, "kernel", took, stream)
 
@@ -130,12 +136,12 @@ class SimulatedGpu:
 
     def flush(self) -> None:
         self.counts.flushes += 1
-        self._enqueue("flush", "flush", 2 * self.l2_bytes / self.dram_gbps / 1e3, "stream 0")
+        self._enqueue("flush", "flush", self._filling_us(2 * self.l2_bytes), "stream 0")
         self._in_l2.clear()
 
     def fill(self, buffer: Buffer) -> Buffer:
         """Queue the kernel that writes a new buffer, which leaves it in the L2."""
-        self._enqueue("fill", "fill", buffer.nbytes / self.dram_gbps / 1e3, "stream 0")
+        self._enqueue("fill", "fill", self._filling_us(buffer.nbytes), "stream 0")
         self._keep(buffer, buffer.nbytes)
         return buffer
 
@@ -146,7 +152,8 @@ class SimulatedGpu:
         self._span("host", "synchronize", "wait", start, self._now_us)
 
     def mark(self) -> Event:
-        self.counts.warm_us = self.counts.warm_us if self.counts.events else self._busy_us
+        if not self.counts.events:
+            self.counts.warm_us, self._unmarked = self._busy_us, dict(self._runs)
         self.counts.events += 1
         self._now_us += self.mark_us
         happens = max(self._now_us, self._free_us.get("stream 0", 0.0)) + self.mark_gpu_us
@@ -163,6 +170,10 @@ class SimulatedGpu:
         return least_us + sum(buffer.nbytes for buffer in buffers) / self.dram_gbps / 1e3
 
     # -- inside
+
+    def _filling_us(self, nbytes: int) -> float:
+        self._fillings += 1
+        return nbytes / self.dram_gbps / 1e3 * _unsteady(self.flush_jitter, self._fillings + self.phase)
 
     def _touch(self, buffer: Buffer) -> float:
         """The time for the buffer's bytes, and the buffer in the L2 after it."""
@@ -196,6 +207,11 @@ class SimulatedGpu:
 
     def _span(self, lane: str, name: str, kind: str, start_us: float, end_us: float) -> None:
         self.lanes.append(Span(lane, name, kind, start_us, end_us))
+
+
+def _unsteady(jitter: float, place: int) -> float:
+    """By what the time of a run is off, which is run number `place`."""
+    return 1.0 + jitter * (2.0 * (place * _GOLDEN % 1.0) - 1.0)
 
 
 class Device:
