@@ -35,7 +35,7 @@ def round_to(value: float, mantissa_bits: int) -> float:
     """The number nearest to `value` among 0 and all +-(1 + k / 2^mantissa_bits) x 2^e, where k and e are integers.
 
     If `value` is in the middle between two of them, the result is the one with the even k. `value` lies between -1e290 and
-    1e290, and mantissa_bits between 1 and 23. The exponent e has no limits here.
+    1e290, and may be as small as 5e-324; mantissa_bits lies between 1 and 23. The exponent e has no limits here.
     """
     # BEGIN SOLUTION
     fraction, exponent = math.frexp(value)  # value = fraction x 2^exponent, 1/2 <= |fraction| < 1
@@ -63,9 +63,9 @@ def stall(step: float, mantissa_bits: int) -> float:
 def round_stochastic(value: float, mantissa_bits: int, u: float) -> float:
     """One of the two neighbors of `value` among the numbers of round_to, or `value` itself if it is one of these numbers.
 
-    `value` lies between -1e290 and 1e290. u is a random number, uniform in [0, 1). The result is the neighbor further from
-    zero if u is less than the probability of that neighbor, and the other neighbor otherwise. The probability is such that
-    the result is `value` on average.
+    `value` lies between -1e290 and 1e290, and may be as small as 5e-324. u is a random number, uniform in [0, 1). The result
+    is the neighbor further from zero if u is less than the probability of that neighbor, and the other neighbor otherwise.
+    The probability is such that the result is `value` on average.
     """
     # BEGIN SOLUTION
     fraction, exponent = math.frexp(abs(value))

@@ -35,7 +35,13 @@ def _out_of_phase(*cases: Case) -> list[Case]:
     """Nine cases with other runs disturbed in each: no run and no few runs in a row, whichever, are typical in all of them. A
     flush, too, takes a little longer or shorter each time."""
     return [
-        replace(found, args=({"flush_jitter": 0.08, "together": _TOGETHER, "phase": _TOGETHER * i} | found.args[0], *found.args[1:]))
+        replace(
+            found,
+            args=(
+                {"flush_jitter": 0.08, "together": _TOGETHER, "phase": _TOGETHER * i} | found.args[0],
+                *found.args[1:],
+            ),
+        )
         for i, found in enumerate(cases)
     ]
 

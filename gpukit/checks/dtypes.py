@@ -10,6 +10,7 @@ from random import Random
 from gpukit.accounting import dtypes
 from gpukit.accounting.dtypes import FORMATS, Format
 from gpukit.grading.exercise import Case, FunctionExercise, Misconception
+from gpukit.grading.ideas import only
 from gpukit.grading.inputs import case
 
 # ------------------------------------------------------------------------------------------------------ dtypes.decode
@@ -259,6 +260,11 @@ def _round_cases(rng: Random) -> list[Case]:
         *(case(f"{value!r} to {k} bits", value, k) for value, k in ((1003 * 5e-324, 3), (77 * 5e-324, 4))),
         *(case(f"{value!r} to 1 bit", value, 1) for value in (1.0, 1.25, -1.25, 1.75, 2.5, 0.875)),
         *(case(f"4,095.5 x 2^{shift} to 11 bits", math.ldexp(4095.5, shift), 11) for shift in (-20, 3)),
+        # Numbers of the format, whose neighbors are nearer than those of fp64.
+        *(
+            case(f"{n * 5e-324!r} to {k} bits", n * 5e-324, k, tags="underflow")
+            for n, k in ((1, 10), (-3, 23), (41, 7))
+        ),
     ]
 
 
@@ -291,6 +297,7 @@ ROUND = FunctionExercise(
         Misconception("one-bit-more", gives=lambda value, k: _round(value, k + 1)),
         Misconception("decimal-digits", gives=lambda value, k: round(value, k)),
         Misconception("exponent-cut", gives=_round_log2_cut),
+        Misconception("spacing-underflows", when=only("underflow")),
     ),
 )
 
@@ -460,6 +467,10 @@ def _stochastic_cases(rng: Random) -> list[Case]:
             for count, k, u in ((1003, 3, 0.2), (1003, 3, 0.9), (77, 4, 0.1))
         ),
         case("-1e290 to 10 bits, u 0.5", -1e290, 10, 0.5, tags="negative"),
+        *(
+            case(f"{n * 5e-324!r} to {k} bits, u {u}", n * 5e-324, k, u, tags="underflow")
+            for n, k, u in ((1, 10, 0.0), (-3, 7, 0.6), (41, 10, 0.2))
+        ),
     ]
 
 
@@ -511,6 +522,7 @@ STOCHASTIC = FunctionExercise(
         ),
         Misconception("nearest/2", gives=_stochastic_around_nearest),
         Misconception("absolute-spacing", gives=_stochastic_fixed_point),
+        Misconception("spacing-underflows", when=only("underflow")),
     ),
 )
 

@@ -195,8 +195,9 @@ class FunctionExercise(Exercise):
         return gives(*outcome.case.args)
 
     def told_by(self, outcomes: list[Outcome]) -> list[Outcome]:
-        """All: an idea must also be right where the learner's function is."""
-        return outcomes
+        """All: an idea must also be right where the learner's function is. Where powers of 2 underflow, what somebody computes
+        depends on how it is written, and not on the idea alone."""
+        return [outcome for outcome in outcomes if "underflow" not in outcome.case.tags] or outcomes
 
     def fits(self, predicted: Any, outcome: Outcome) -> bool:
         return self.differs(outcome.reply.output, predicted) is None
