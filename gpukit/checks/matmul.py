@@ -407,6 +407,7 @@ def _order_cases(rng: Random) -> list[Case]:
         (3, 4, 16, 8, 16, "float32"),
         (4, 3, 32, 3, 32, "float32"),
         (8, 16, 32, 4, 16, "float16"),
+        (8, 16, 32, 2, 16, "float16"),
     ):
         tags = "short-group" if tiles_m % GROUP_M else ""
         note = f"{tiles_m} x {tiles_n} tiles of {BLOCK}, GROUP_M {GROUP_M}"
@@ -423,9 +424,16 @@ def _c_bytes(a: Tensor, b: Tensor, *_: int) -> int:
     return a.shape[0] * b.shape[1] * a.element_size()
 
 
+_OTHER_GROUPS = (
+    "{read:.0f} KiB come from memory, and groups of GROUP_M = 2 rows of tiles cannot do with less than 80: the tiles are computed in "
+    "groups of another size. GROUP_M is the caller's choice, who knows the L2; where does your kernel use it?"
+)
+
+
 def _order_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str] | None:
-    """64 KiB are what groups of 4 x 4 tiles read, 144 what rows of 16 do; a quarter more is somebody's own order."""
-    a, b, *_ = case.args
+    """64 KiB are what groups of 4 x 4 tiles read, 144 what rows of 16 do; a fifth more is somebody's own order. 80 KiB are what
+    groups of 2 rows read, and no order in such groups reads much less."""
+    a, b, GROUP_M, _ = case.args
     if a.shape[0] * b.shape[1] < 128 * 256:  # what little the others read fits into the L2, in any order
         return None
     read, enough = sum(launch.dram_read_bytes for launch in launches), 64 << 10
@@ -437,7 +445,9 @@ def _order_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str
             f"{loaded:,} bytes are loaded, where tiles of BLOCK = 16 load {tiles:,}: larger tiles help in any order. What does "
             "the order alone do?",
         )
-    if read <= 1.25 * enough:
+    if GROUP_M == 2:
+        return None if read >= 0.85 * (80 << 10) else ("group-size", _OTHER_GROUPS.format(read=read / 1024))
+    if read <= 1.2 * enough:
         return None
     return (
         "order",
