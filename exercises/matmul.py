@@ -46,6 +46,7 @@ def matmul(a: Tensor, b: Tensor, BLOCK: int) -> Tensor:
 
     A matrix may be transposed, its rows may lie apart, and a stride may be 0, as in a tensor that was expanded. Nothing may
     be copied. Bound: each matrix of a is loaded ceil(N / BLOCK) times, each of b ceil(M / BLOCK) times, c is stored once.
+    Lanes beyond the edge of a or b may be masked off, or load other rows and columns of the same matrix.
     """
     (batches, M, K), N = a.shape, b.shape[2]
     c = torch.empty(batches, M, N, dtype=a.dtype, device=a.device)

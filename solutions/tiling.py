@@ -57,7 +57,8 @@ def matmul(a: Tensor, b: Tensor, BLOCK: int) -> Tensor:
 
     Products are added up in float32. For float32 inputs pass input_precision="ieee" to tl.dot, because by default it rounds
     them to TF32.
-    Bound: a is loaded ceil(N / BLOCK) times, b ceil(M / BLOCK) times, and c is stored once.
+    Bound: a is loaded ceil(N / BLOCK) times, b ceil(M / BLOCK) times, and c is stored once. Lanes beyond the edge of a or b may
+    be masked off, or load other rows and columns.
     """
     M, K = a.shape
     N = b.shape[1]

@@ -597,6 +597,15 @@ def _epilogue_cases(rng: Random) -> list[Case]:
         tensors = (t.to(getattr(make.torch, dtype)) for t in (a, b, scale, make.torch.full((9, 20), 2.0**14)))
         return of(*tensors, 16, "large sums, of which the residual leaves little", "large-sums")
 
+    def taken_away() -> Case:
+        """Products around -512, and a residual that leaves some units of them: 16 bits would keep most of that."""
+        a, b = make.torch.full((9, 65), 2.0), make.torch.full((65, 20), 4.0)
+        a[:, -1], b[-1] = make.integers(-4, 5, 9) / 4, make.integers(-4, 5, 20) / 4
+        residual = 512.0 + make.integers(2, 9, 9, 20)
+        return of(
+            a, b, make.torch.full((20,), -1.0), residual, 16, "products of -512 and what lifts them above 0", "lifted"
+        )
+
     huge = make.signs(9, 1) * 2.0**60, make.signs(1, 20) * 2.0**60, make.signs(20) * 2.0**100, normal(9, 20)
     # The last one apart, never more rows than columns: whoever scales rows finds a number for each, and reads the diagnosis.
     return [
@@ -610,6 +619,7 @@ def _epilogue_cases(rng: Random) -> list[Case]:
         case(32, 32, 1, 16, tags="square"),
         of(*huge, 16, "products beyond float32", "beyond"),
         *map(sums, ("float16", "bfloat16", "float32")),
+        taken_away(),
         case(64, 64, 64, 32, tags="square"),
         narrow(33, 5, 17, tags="tall"),
     ]
@@ -640,6 +650,19 @@ def _epilogue_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, 
     )
 
 
+def _residual_left_out(evidence: Evidence) -> bool:
+    """What the residual lifts above 0 by some units is 0. Rounded to 16 bits it would be some units, too."""
+    lifted = [outcome for outcome in evidence.outcomes if outcome.wrong and "lifted" in outcome.case.tags]
+    return (
+        bool(lifted)
+        and ideas.only("lifted", "large-sums", "beyond")(evidence)
+        and all(
+            outcome.wrong.kind == "values" and bool((outcome.wrong.actual[outcome.wrong.expected >= 1] == 0).all())
+            for outcome in lifted
+        )
+    )
+
+
 EPILOGUE = KernelExercise(
     id="fusion.epilogue",
     function="epilogue",
@@ -657,6 +680,7 @@ EPILOGUE = KernelExercise(
     ),
     launch_rule=_epilogue_rule,
     misconceptions=(
+        Misconception("residual-left-out", when=_residual_left_out),
         Misconception("low-precision", when=ideas.rounded_sums),
         Misconception("scale-by-row", gives=_by_row),
         Misconception("residual-scaled", gives=lambda a, b, scale, residual, *_: ((a @ b + residual) * scale).relu()),

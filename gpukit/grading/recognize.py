@@ -20,6 +20,7 @@ TAGS = {
     "all-masked": "with a row of nothing but -inf",
     "beyond": "whose products or sums are beyond float32",
     "low": "with scores far below 0",
+    "lifted": "whose residual lifts what is far below 0 above it",
     "underflow": "that is as small as numbers get",
     "outlier": "that begins far from the rest of it",
     "high": "with scores of 1,000",
