@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from gpukit.grading.evidence import Evidence, Outcome
 
+_NOT_FINITE = Misconception("not-finite", when=ideas.only("special"))
+
 
 # --------------------------------------------------------------------------------------- what the exercises compute
 def _u(x: Tensor) -> Tensor:
@@ -142,6 +144,7 @@ def _bias_cases(rng: Random) -> list[Case]:
             normal(5, 60, scale=0.05) + 1, normal(60, scale=0.05) + 0.4, 4, 32, tags="turn", note="x + bias around 1.4"
         ),
         case(normal(64, 256), 32, 128),
+        case(make.stained(normal(4, 40)), 2, 32, tags="special", note="with a NaN"),
     ]
 
 
@@ -194,6 +197,7 @@ def _backward_cases(rng: Random) -> list[Case]:
         tensor_case(*_steep_slope(make), tags="digits", note="x + bias around -9.2"),
         case(normal(64, 256), tags="blocks"),
         tensor_case(*_idle(make), tags="blocks", note="a tile of zeros in dy, and one in x + bias"),
+        case(make.stained(normal(20, 40)), tags="blocks special", note="with a NaN"),
     ]
 
 
@@ -250,6 +254,7 @@ def _swiglu_cases(rng: Random) -> list[Case]:
         far_up,
         opens,
         halves(8, 512),  # the largest, whose bytes are counted: who copies the halves first must be seen
+        case(make.stained(normal(4, 40)), normal(4, 40), tags="special", note="with a NaN"),
     ]
 
 
@@ -338,6 +343,7 @@ BIAS = KernelExercise(
         writes=1,
     ),
     misconceptions=(
+        _NOT_FINITE,
         Misconception("tanh-form", gives=_of_h(_gelu_tanh)),
         Misconception("tanh-form", when=_tanh_in_16_bits),
         Misconception("bias-forgotten", gives=ideas.On(lambda x, bias, *blocks: (x, 0 * bias, *blocks), _of_h(_gelu))),
@@ -402,6 +408,7 @@ BACKWARD = KernelExercise(
         "digits of dbias. Where could each program leave a sum that nobody else touches?"
     ),
     misconceptions=(
+        _NOT_FINITE,
         Misconception("forward-first", when=lambda evidence: evidence.output == "y"),
         Misconception("first-term-only", gives=_slope(_cumulative)),
         Misconception("second-term-only", gives=_slope(lambda h: h * _density(h))),
@@ -456,6 +463,7 @@ SWIGLU = KernelExercise(
         saved=lambda gate, up, dy: nbytes(gate, up),
     ),
     misconceptions=(
+        _NOT_FINITE,
         Misconception("swapped", gives=lambda gate, up, dy: {"y": _swiglu(up, gate)}),
         Misconception("sigmoid-only", gives=lambda gate, up, dy: {"y": gate.sigmoid() * up}),
         Misconception("overflow", when=only("large", kind="nan")),

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from gpukit.grading.evidence import Evidence
     from gpukit.grading.messages import LaunchFacts
 
+_NOT_FINITE = Misconception("not-finite", when=ideas.only("special"))
+
 
 # ------------------------------------------------------------------------------------------------------------ inputs
 class _Matrices(Inputs):
@@ -173,6 +175,8 @@ def _strides_cases(rng: Random) -> list[Case]:
     a, b = normal(1, 32, 64), normal(1, 64, 16)
     a[:, :16], a[:, 16:, :32] = 0, 0
     cases.append(_case(a, b, 16, tags="zeros", note="tiles of zeros in a and in c"))
+    a, b = make.integers(-2, 3, 1, 20, 24).float(), make.integers(-2, 3, 1, 24, 18).float()
+    cases.append(_case(make.stained(a), b, 16, tags="special", note="a with a NaN"))
     return cases
 
 
@@ -215,6 +219,7 @@ STRIDES = KernelExercise(
     ],
     traffic=Traffic(reads=_products_read, writes=_products_bytes, memory=_products_bytes),  # memory: no copy of a or b
     misconceptions=(
+        _NOT_FINITE,
         Misconception("low-precision-sums", when=ideas.rounded_sums),
         Misconception(
             "a-contiguous", gives=ideas.On(lambda a, b, BLOCK: (ideas.as_if_contiguous(a), b, BLOCK), _a_times_b)
@@ -635,6 +640,8 @@ def _epilogue_cases(rng: Random) -> list[Case]:
     x, weight, bias = make.coarse(40, 32), make.coarse(64, 32, bits=5) / 4, make.coarse(64, bits=5)
     x[:32], bias[:32] = 0, 0
     cases.append(_case(x, weight, bias, tags="zeros", note="tiles of zeros in x and in bias"))
+    x, weight = make.integers(-2, 3, 4, 40).float(), make.integers(-2, 3, 20, 40).float()
+    cases.append(_case(make.stained(x), weight, make.coarse(20, bits=5), tags="special", note="x with a NaN"))
     return cases
 
 
@@ -672,6 +679,7 @@ EPILOGUE = KernelExercise(
     traffic=Traffic(reads=_linear_reads, writes=_linear_bytes, memory=_linear_bytes),
     launch_rule=ideas.in_registers("the tile is complete in registers when the loop ends: who needs it in memory?"),
     misconceptions=(
+        _NOT_FINITE,
         Misconception(
             "short-constant", gives=_after(lambda z, bias: 0.5 * (z + bias) * (1 + (0.7071 * (z + bias)).erf()))
         ),
@@ -737,6 +745,9 @@ def _int4_cases(rng: Random) -> list[Case]:
     scales = 2.0 ** -make.integers(1, 4, 3, 32).float()
     scales[1], packed[32:] = 0, 0x88
     cases.append(_case(x, packed, scales, tags="groups zeros", note="groups of 32, one of scale 0, one of weights 0"))
+    x, packed = make.stained(make.integers(-2, 3, 4, 64).float()), make.integers(0, 256, 32, 20, dtype="uint8")
+    scales = make.torch.ones(2, 20)
+    cases.append(_case(x, packed, scales, tags="groups special", note="groups of 32, x with a NaN"))
     return cases
 
 
@@ -801,6 +812,7 @@ INT4 = KernelExercise(
     huge=lambda: (far(1 << 20, 10_240), far(5120, 1 << 20, dtype="uint8"), far(80, 1 << 20)),
     traffic=Traffic(reads=_int4_reads, writes=_int4_bytes, memory=_int4_bytes),
     misconceptions=(
+        _NOT_FINITE,
         Misconception("low-precision-sums", when=ideas.rounded_sums),
         Misconception("halves-exchanged", gives=_int4_gives(low=1)),
         Misconception("no-offset", gives=_int4_gives(offset=0)),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 RMS_EPS = 1e-6
 LAYER_EPS = 1e-5
 
+_NOT_FINITE = Misconception("not-finite", when=ideas.only("special"))
+
 
 # --------------------------------------------------------------------------------------- what the exercises compute
 def _wide(x: Tensor) -> Tensor:
@@ -127,6 +129,7 @@ def _rms_cases(rng: Random) -> list[Case]:
         case(normal(2, 1025)),
         case(normal(5, 781), eps=0.1),
         _case(normal(2, 40), make.torch.zeros(40), RMS_EPS, tags="zeros", note="weights of 0"),
+        _case(make.stained(normal(4, 50)), make.normal(50), RMS_EPS, tags="special", note="with a NaN"),
     ]
 
 
@@ -151,6 +154,7 @@ def _layer_cases(rng: Random) -> list[Case]:
         case(make.far(4, 300, mean=-900), tags="far large", note="around -900"),
         case(_outlier(normal(2, 512), 1), tags="outlier", note="the first one far above the others"),
         case(make.pairs(16), tags="far", note="two numbers around 1024, of few digits"),
+        case(make.stained(normal(4, 50)), tags="special", note="with a NaN"),
     ]
 
 
@@ -195,6 +199,7 @@ def _welford_cases(rng: Random) -> list[Case]:
             tags="counts",
             note="two long blocks",
         ),
+        case(make.stained(normal(4, 50)), 16, tags="special", note="with a NaN"),
     ]
 
 
@@ -256,6 +261,7 @@ def _residual_cases(rng: Random) -> list[Case]:
         case(normal(2, 1000, dtype="bfloat16")),
         case(make.coarse(16, 8, dtype="float16", bits=6), note="x + residual exact", tags="once"),
         case(make.coarse(24, 10, dtype="bfloat16", bits=6), note="x + residual exact", tags="once"),
+        case(make.stained(normal(4, 50)), note="with a NaN", tags="special"),
     ]
 
 
@@ -357,6 +363,7 @@ RMS_NORM = KernelExercise(
         writes=lambda x, weight, eps: nbytes(x) + 4 * len(x),
     ),
     misconceptions=(
+        _NOT_FINITE,
         Misconception("no-weight", gives=ideas.On(lambda x, weight, eps: (x, 0 * weight + 1, eps), _rms_norm)),
         Misconception(
             "weight-per-row",
@@ -402,6 +409,7 @@ DETECTIVE = KernelExercise(
         reads=lambda x, weight, bias, *eps: nbytes(x) + len(x) * nbytes(weight, bias), writes=lambda x, *_: nbytes(x)
     ),
     misconceptions=(
+        _NOT_FINITE,
         Misconception("cancellation", when=_far_from_zero),
         Misconception("cancellation/2", when=only("outlier")),
         Misconception("padding-in-variance", gives=_weights(_padded_variance)),
@@ -515,6 +523,7 @@ WELFORD = KernelExercise(
     huge=lambda: (far(81920, 65536), 8192, 1e-5),
     traffic=Traffic(reads=lambda x, *_: 2 * nbytes(x) + 32 * len(x), writes=1),  # and a number or two for each row
     misconceptions=(
+        _NOT_FINITE,
         Misconception(
             "block-alone",
             gives=lambda x, BLOCK_N, eps=LAYER_EPS: ideas.each_block(lambda block: _normalized(block, eps), x, BLOCK_N),
@@ -704,6 +713,7 @@ RESIDUAL = KernelExercise(
         launches=2,
     ),
     misconceptions=(
+        _NOT_FINITE,
         Misconception("norm-of-x", gives=_handed_on(lambda x, residual, weight: (*_rms_norm(x, weight), x + residual))),
         Misconception(
             "u-is-x", gives=_handed_on(lambda x, residual, weight: (*_rms_norm(x + residual, weight), residual))

@@ -110,6 +110,12 @@ class Inputs:
         x[3, half], x[3, half - 1] = float("inf"), -float("inf")
         return x
 
+    def stained(self, x: Tensor) -> Tensor:
+        """A copy of x with a NaN in the middle of its second row: who made the mistake further up is to see it in the end."""
+        x = x.clone()
+        x.view(-1, x.shape[-1])[1, x.shape[-1] // 2] = float("nan")
+        return x
+
     def late(self, M: int, N: int, block: int) -> Tensor:
         """bfloat16 rows that begin with a block of numbers near 0.3 and rise by about 3 behind it: the difference of the two
         maxima has more digits than 16 bits hold. Short rows: what one rounded term loses, no other makes up for."""
