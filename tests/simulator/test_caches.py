@@ -243,6 +243,53 @@ def test_least_recently_used_is_exact():
     assert not lru.within(np.arange(30)).any() and lru.within(np.arange(30, 45)).all()
 
 
+@pytest.mark.parametrize("capacity", [40, 64, 300])
+def test_many_accesses_at_once_are_as_one_after_another(capacity):
+    """Or are refused where an access decides what a later one finds, and leave everything as it was."""
+    random, answered = np.random.default_rng(capacity), 0
+    together, alone = (levels.Lru(units=400, accesses=4000, capacity=capacity) for _ in range(2))
+    for _ in range(300):
+        sizes = random.integers(1, 6, random.integers(1, 9))
+        first = int(random.integers(0, 400))
+        own = [np.sort(random.choice(60, n, replace=False) + first) % 400 for n in sizes]
+        found = together.use_all(np.concatenate(own), sizes)
+        within = []
+        for units in own:
+            within.append(alone.within(units))
+            if found is None:
+                together.use(units)
+            alone.use(units)
+        if found is not None:
+            answered += 1
+            assert found[0].tolist() == np.concatenate(within).tolist()
+        assert (together.now, together.horizon, together.inside) == (alone.now, alone.horizon, alone.inside)
+        assert (together.stamp == alone.stamp).all()
+        later = slice(alone.horizon + 1, None)
+        assert (together.latest[later] == alone.latest[later]).all()
+    assert answered > 30
+
+
+@pytest.mark.parametrize("kib", [4, 16, 64])
+def test_l2_plays_many_accesses_as_one_after_another(kib):
+    random = np.random.default_rng(kib)
+    together, alone = (levels.L2(2048, 20_000, kib * 1024) for _ in range(2))
+    for _ in range(200):
+        asks = []
+        for _ in range(int(random.integers(1, 40))):
+            first = int(random.integers(0, 8000)) if random.random() < 0.5 else int(random.integers(0, 400))
+            sectors = np.unique(first + random.integers(0, 40, random.integers(1, 30)))
+            asks.append(
+                (random.random() < 0.4, *levels.by_line(sectors, random.integers(0, 33, sectors.size).astype(np.uint8)))
+            )
+        one_by_one = [int(alone._one(*ask)[0]) for ask in asks]
+        sizes, writes = np.array([lines.size for _, lines, *_ in asks]), np.array([write for write, *_ in asks])
+        columns = [np.concatenate(column) for column in zip(*(ask[1:] for ask in asks), strict=True)]
+        assert together.play(sizes, writes, *columns).tolist() == one_by_one
+    for name in ("uses", "fills", "dram_read", "dram_written", "dirtied"):
+        assert getattr(together, name) == getattr(alone, name), name
+    assert together.finish() == alone.finish() and together.dram_written == alone.dram_written > 0
+
+
 def test_programs_share_the_l1_of_their_sm_only():
     """Program p runs on SM p mod 132: of 264 programs that read one block, each SM's second finds it in L1."""
     x, y = torch.zeros(1024), torch.zeros(264)
@@ -295,7 +342,7 @@ def test_what_comes_back_too_late_is_read_again():
 
 def test_a_line_of_four_sectors_is_the_unit_of_room():
     """One sector of each line: it takes a whole line's room, and no more than its own bytes from DRAM."""
-    cache = levels.L2(4096, 100, round(128 * 128.9 / levels.L2_HOLDS))
+    cache = levels.L2(1024, 100, round(128 * 128.9 / levels.L2_HOLDS))
     every_fourth = np.arange(0, 1024, 4)
     assert cache.lru.capacity == 128
     # DRAM is read a pair of sectors at a time.
@@ -324,7 +371,7 @@ def test_a_sector_written_in_part_is_completed_in_the_end():
     assert parts.dram_read_bytes == pytest.approx(2 * MI + 32 * MI - waiting, rel=0.02)
     assert parts.dram_write_bytes == parts.dram_read_bytes - 2 * MI
 
-    cache = levels.L2(64, 10, MI)
+    cache = levels.L2(16, 10, MI)
     half = np.full(2, 16, dtype=np.uint8)
     cache.write(np.arange(2), half)
     cache.write(np.arange(2), half)  # the other half: nothing of it is needed from DRAM
@@ -481,7 +528,7 @@ def test_unused_addresses_take_no_memory():
     reach = np.array(
         [[0, -64, 0, 32], [step - 1, 0, 7, 40]]
     )  # the second begins before, the first reaches into the next
-    packed, size = waves._packed(start, reach)
+    packed, size = waves._packed(start, reach, recording.STORAGE_ALIGNMENT)
     assert packed.tolist() == [64, 64, 3 * step, 2 * step - 32] and size == 4 * step
 
 

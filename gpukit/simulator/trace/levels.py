@@ -11,7 +11,6 @@ from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
 
 LINE_SECTORS = 4
 LINE_BYTES = LINE_SECTORS * SECTOR_BYTES
-FETCH_SECTORS = 2  # what one read of DRAM brings
 # An address has so many places in L1 to be in. What else wants them is chance, so a line lasts a quarter of L1's size more
 # or less: two passes over 128 KiB miss 2.5% of an L1 of 248 KiB, over 256 KiB some 58%.
 L1_PLACES = 16
@@ -44,6 +43,7 @@ class Lru:
     def __init__(self, units: int, accesses: int, capacity: int):
         self.stamp = np.zeros(units, dtype=np.int32)  # memory that is never touched is never taken
         self.latest = np.zeros(accesses + 1, dtype=np.int64)
+        self._place = np.zeros(units, dtype=np.int32)
         self.capacity = max(1, capacity)
         self.now = self.horizon = self.inside = 0
 
@@ -68,6 +68,50 @@ class Lru:
         while self.inside > self.capacity:
             self.horizon += 1
             self.inside -= int(self.latest[self.horizon])
+
+    def use_all(self, units: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, list[np.ndarray | slice]] | None:
+        """Several accesses one after another, of `sizes` units each. Returns which units each finds `within`, and the places in
+        `units` where a unit is used for the first time in here, for the second, and so on. None, and nothing is used, where
+        one access decides what another finds: that takes fewer of them. One alone is always answered."""
+        if sizes.size == 1:
+            within = self.stamp[units] > self.horizon
+            self.use(units)
+            return within, [slice(None)]
+        total = units.size
+        if total > self.capacity:
+            return None
+        number = np.repeat(np.arange(self.now + 1, self.now + 1 + sizes.size), sizes)
+        before = self.stamp[units].astype(np.int64)
+        self._place[units] = np.arange(total)
+        meetings = [slice(None)]
+        if (self._place[units] != np.arange(total)).any():  # some are used more than once
+            order = np.argsort(units, kind="stable")
+            again = np.flatnonzero(np.diff(units[order]) == 0) + 1
+            before[order[again]] = number[order[again - 1]]
+            firsts = np.ones(total, dtype=bool)
+            firsts[again] = False
+            at = np.arange(total)
+            which = at - np.maximum.accumulate(np.where(firsts, at, 0))
+            meetings = [order[which == n] for n in range(int(which.max()) + 1)]
+        # Up to where the horizon goes at most: if nothing were found.
+        needed = self.inside + total - self.capacity
+        left = np.cumsum(self.latest[self.horizon + 1 : self.now + 1]) if needed > 0 else np.zeros(0, dtype=np.int64)
+        furthest = self.horizon + 1 + int(np.searchsorted(left, needed)) if needed > 0 else self.horizon
+        within = before > self.horizon
+        if (before[within] <= furthest).any():
+            return None
+        found = int(np.count_nonzero(within))
+        self.latest[self.now + 1 : self.now + 1 + sizes.size] = sizes
+        self.now += sizes.size
+        recent = self.latest[self.horizon : self.now + 1]
+        recent -= np.bincount(before[within] - self.horizon, minlength=recent.size)
+        for met in meetings:
+            self.stamp[units[met]] = number[met]
+        self.inside += total - found
+        if self.inside > self.capacity:
+            steps = int(np.searchsorted(left, self.inside - self.capacity)) + 1
+            self.horizon, self.inside = self.horizon + steps, self.inside - int(left[steps - 1])
+        return within, meetings
 
     def forget(self) -> None:
         self.horizon, self.inside = self.now, 0
@@ -98,6 +142,33 @@ class L1:
         return ~hit if hit.any() else None
 
 
+def by_line(sectors: np.ndarray, filled: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sorted sectors as the lines they are in. A line's four sectors are the four bytes of a uint32: of each line, SECTOR_BYTES
+    in the bytes of the sectors that are asked for, and the bytes `filled` of each (0 to SECTOR_BYTES, uint8)."""
+    lines = sectors // LINE_SECTORS
+    first = np.flatnonzero(np.diff(lines, prepend=lines[0] - 1))
+    place = (sectors % LINE_SECTORS * 8).astype(np.uint32)
+    asked = np.add.reduceat(_SECTOR << place, first)
+    if filled is None:
+        return lines[first], asked, np.zeros_like(asked)
+    return lines[first], asked, np.add.reduceat(filled.astype(np.uint32) << place, first)
+
+
+_SECTOR = np.uint32(SECTOR_BYTES)
+_WHOLE = np.uint32(SECTOR_BYTES * 0x01010101)  # a line whose sectors are all there, or all asked for
+_EVEN = np.uint32(SECTOR_BYTES * 0x00010001)  # the first sectors of its pairs, which one read of DRAM brings
+_SHIFT = SECTOR_BYTES.bit_length() - 1
+
+
+def _bytes(sectors: np.ndarray) -> np.ndarray:
+    """All bits of each of these sectors, given as SECTOR_BYTES in its byte."""
+    return (sectors >> _SHIFT) * np.uint32(0xFF)
+
+
+def _count(sectors: np.ndarray) -> int:
+    return int(np.bitwise_count(sectors).sum(dtype=np.int64))
+
+
 class L2:
     """The one L2: lines of four sectors, of each of which some bytes are there. All counts are in sectors.
 
@@ -106,67 +177,112 @@ class L2:
     fills                     lines that were brought in; `uses` those that were used
     """
 
-    def __init__(self, sectors: int, accesses: int, capacity_bytes: int):
-        lines = -(-sectors // LINE_SECTORS)
-        whole = capacity_bytes // (SECTOR_BYTES * LINE_SECTORS)
+    def __init__(self, lines: int, accesses: int, capacity_bytes: int):
+        whole = capacity_bytes // LINE_BYTES
         self.lru, self.patience = Lru(lines, accesses, int(whole * L2_HOLDS)), int(whole * L2_PARTS)
-        self.held = np.zeros(lines * LINE_SECTORS, dtype=np.uint8)  # bytes of each sector that are here
-        self.dirty = np.zeros(lines * LINE_SECTORS, dtype=bool)
-        self.since = np.zeros(lines * LINE_SECTORS, dtype=np.int32)  # in uses: when it was first written
+        # As by_line has them: bytes of each sector that are here, and SECTOR_BYTES where some are not in DRAM yet.
+        self.held = np.zeros(lines, dtype=np.uint32)
+        self.dirty = np.zeros(lines, dtype=np.uint32)
+        self.since = np.zeros((lines, LINE_SECTORS), dtype=np.int32)  # in uses: when it was first written
         self.uses = self.fills = self.dram_read = self.dram_written = self.dirtied = 0
-
-    def _touch(self, sectors: np.ndarray) -> None:
-        """Make room for these sectors, and complete those that were written in part long ago."""
-        lines = _distinct(sectors // LINE_SECTORS)
-        fresh = lines[~self.lru.within(lines)]
-        if fresh.size:
-            gone = (fresh[:, None] * LINE_SECTORS + np.arange(LINE_SECTORS)).reshape(-1)
-            self._write_back(gone[self.dirty[gone]])
-            self.held[gone] = 0
-        if fresh.size < lines.size:
-            waiting = sectors[self.dirty[_run(sectors)]]
-            self._write_back(waiting[self._late(waiting)])
-        self.lru.use(lines)
-        self.uses += lines.size
-        self.fills += fresh.size
-
-    def _late(self, dirty: np.ndarray) -> np.ndarray:
-        return (self.held[dirty] < SECTOR_BYTES) & (self.uses - self.since[dirty] > self.patience)
-
-    def _write_back(self, dirty: np.ndarray) -> None:
-        """Write these sectors to DRAM, their rest read from there before."""
-        self.dram_written += dirty.size
-        self.dram_read += int(np.count_nonzero(self.held[dirty] < SECTOR_BYTES))
-        self.held[dirty] = SECTOR_BYTES
-        self.dirty[dirty] = False
 
     def read(self, sectors: np.ndarray) -> int:
         """Sectors that had to come from DRAM: a pair at a time, less what is here whole."""
-        self._touch(sectors)
-        missing = sectors[self.held[_run(sectors)] < SECTOR_BYTES]
-        if not missing.size:
-            return 0
-        pairs = _distinct(missing // FETCH_SECTORS)
-        every = (pairs[:, None] * FETCH_SECTORS + np.arange(FETCH_SECTORS)).reshape(-1)
-        every = every[self.held[_run(every)] < SECTOR_BYTES]
-        self.held[_run(every)] = SECTOR_BYTES
-        self.dram_read += every.size
-        return every.size
+        return int(self._one(False, *by_line(sectors))[0])
 
     def write(self, sectors: np.ndarray, filled: np.ndarray) -> None:
         """Store to these sectors, `filled` bytes of each."""
-        self._touch(sectors)
-        at = _run(sectors)
-        self.held[at] = np.minimum(self.held[at] + filled, SECTOR_BYTES)
-        first = sectors[~self.dirty[at]]
-        self.dirtied += first.size
-        at = _run(first)
-        self.since[at] = self.uses
-        self.dirty[at] = True
+        self._one(True, *by_line(sectors, filled))
+
+    def _one(self, writes: bool, lines: np.ndarray, asked: np.ndarray, filled: np.ndarray) -> np.ndarray:
+        return self.play(np.array([lines.size]), np.array([writes]), lines, asked, filled)
+
+    def play(
+        self, sizes: np.ndarray, writes: np.ndarray, lines: np.ndarray, asked: np.ndarray, filled: np.ndarray
+    ) -> np.ndarray:
+        """Accesses one after another: the first asks for the first `sizes[0]` of `lines`, and so on, one at least; `writes` says
+        which are stores. Returns how many sectors had to come from DRAM for each.
+
+        What happens to a line depends on the accesses to it alone, once it is known which of these find it here. So all lines
+        go at a time: first as they are met for the first time, then those met a second time, and so on.
+        """
+        found = self.lru.use_all(lines, sizes)
+        if found is None:  # the first ones must be looked at before the others
+            half = sizes.size // 2
+            at = int(sizes[:half].sum())
+            return np.concatenate(
+                [
+                    self.play(sizes[:half], writes[:half], lines[:at], asked[:at], filled[:at]),
+                    self.play(sizes[half:], writes[half:], lines[at:], asked[at:], filled[at:]),
+                ]
+            )
+        within, meetings = found
+        ends = np.cumsum(sizes)
+        uses, writing = self.uses + np.repeat(ends, sizes), np.repeat(writes, sizes)
+        self.uses += int(ends[-1])
+        self.fills += lines.size - int(np.count_nonzero(within))
+        columns = within, uses - np.repeat(sizes, sizes), uses, np.where(writing, np.uint32(0), asked)
+        columns = lines, *columns, np.where(writing, asked, np.uint32(0)), filled
+        fetched = np.zeros(lines.size, dtype=np.uint8)
+        for met in meetings:
+            fetched[met] = self._meet(*(column[met] for column in columns))
+        return np.add.reduceat(fetched, ends - sizes, dtype=np.int64)
+
+    def _meet(self, lines, within, before, after, read, written, filled) -> np.ndarray:
+        """Different lines, each met by one access: whether L2 has it, the uses before and after this access, the sectors that
+        it reads and those it writes. Returns how many sectors of each had to be read for it."""
+        held, dirty = self.held[lines], self.dirty[lines]
+        # Of a line that is brought in, what was written before has left.
+        gone = np.where(within, np.uint32(0), dirty)
+        if gone.any():
+            self._write_back(gone, held)
+            dirty ^= gone
+        held[~within] = 0
+        # What was written in part long ago is completed.
+        waiting = dirty & (read | written) & ~held
+        if waiting.any():
+            late = self._late(waiting, lines, before)
+            self._write_back(late, held)
+            dirty ^= late
+            held = held & ~_bytes(late) | late
+        missing = read & ~held
+        pairs = missing | (missing & _EVEN) << np.uint32(8) | missing >> np.uint32(8) & _EVEN
+        fetched = pairs & ~held & _WHOLE
+        self.dram_read += _count(fetched)
+        held = held & ~_bytes(fetched) | fetched
+        if written.any():
+            total = held + filled
+            full = (total | total >> np.uint32(1)) & _WHOLE  # 32 to 64 bytes
+            held = full | total & ~_bytes(full)
+            first = written & ~dirty
+            self.dirtied += _count(first)
+            dirty |= first
+            waiting = first & ~held
+            for sector in range(LINE_SECTORS):
+                here = np.flatnonzero(waiting >> np.uint32(8 * sector) & _SECTOR)
+                self.since[lines[here], sector] = after[here]
+        self.held[lines], self.dirty[lines] = held, dirty
+        return np.bitwise_count(fetched)
+
+    def _late(self, waiting: np.ndarray, lines: np.ndarray, uses: np.ndarray | int) -> np.ndarray:
+        """Of sectors that were written in part, those of which that was long ago."""
+        late = np.zeros_like(waiting)
+        some = np.flatnonzero(waiting)
+        long_ago = (uses[some] if isinstance(uses, np.ndarray) else uses) - self.since[lines[some]].T > self.patience
+        for sector, ago in enumerate(long_ago):
+            late[some] |= waiting[some] & ago.astype(np.uint32) << np.uint32(8 * sector + _SHIFT)
+        return late
+
+    def _write_back(self, sectors: np.ndarray, held: np.ndarray) -> None:
+        """Write these sectors to DRAM, their rest read from there before."""
+        self.dram_written += _count(sectors)
+        self.dram_read += _count(sectors & ~held)
 
     def finish(self) -> int:
         """Write back what is no longer held, and what was written in part long ago; the dirty sectors that stay."""
-        dirty = np.flatnonzero(self.dirty)
-        gone = ~self.lru.within(dirty // LINE_SECTORS) | self._late(dirty)
-        self._write_back(dirty[gone])
-        return dirty.size - int(np.count_nonzero(gone))
+        lines = np.flatnonzero(self.dirty)
+        dirty, held = self.dirty[lines], self.held[lines]
+        gone = np.where(self.lru.within(lines), self._late(dirty & ~held, lines, self.uses), dirty)
+        self._write_back(gone, held)
+        self.held[lines], self.dirty[lines] = held & ~_bytes(gone) | gone, dirty ^ gone
+        return _count(dirty) - _count(gone)

@@ -7,6 +7,7 @@ sampled launch the first waves are put together from the programs that ran.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 from gpukit.hardware import Gpu
 from gpukit.simulator.interpreter.addresses import SECTOR_BYTES, touched
 from gpukit.simulator.trace.instructions import Forms, Way
-from gpukit.simulator.trace.levels import L1, L2, LINE_BYTES
+from gpukit.simulator.trace.levels import L1, L2, LINE_BYTES, LINE_SECTORS, by_line
 from gpukit.simulator.trace.recording import STORAGE_ALIGNMENT, Recording, Site
 
 _SAMPLED_SMS = 4  # SMs whose L1 is followed in a sampled launch
@@ -152,17 +153,17 @@ def _reach(recording: Recording) -> np.ndarray:
     return np.array(spans, dtype=np.int64).reshape(-1, 2).T
 
 
-def _packed(start: np.ndarray, reach: np.ndarray) -> tuple[np.ndarray, int]:
-    """The same addresses without the stretches that nobody uses, in steps of STORAGE_ALIGNMENT, and how many bytes they
-    then take. A sampled launch of large tensors uses little of them."""
-    first, last = (start + reach) // STORAGE_ALIGNMENT
+def _packed(start: np.ndarray, reach: np.ndarray, step: int) -> tuple[np.ndarray, int]:
+    """The same addresses without the stretches that nobody uses, in steps of so many bytes, and how many bytes they then
+    take. A sampled launch of large tensors uses little of them."""
+    first, last = (start + reach) // step
     lowest = int(first.min(initial=0))
     edges = np.zeros(int(last.max(initial=0)) - lowest + 2, dtype=np.int64)
     np.add.at(edges, first - lowest, 1)
     np.add.at(edges, last - lowest + 1, -1)
     used = np.cumsum(edges) > 0
     place = np.cumsum(used) - 1
-    return start + (place[first - lowest] - first) * STORAGE_ALIGNMENT, int(used.sum()) * STORAGE_ALIGNMENT
+    return start + (place[first - lowest] - first) * step, int(used.sum()) * step
 
 
 class _Dram(NamedTuple):
@@ -183,6 +184,55 @@ def _turns(program: np.ndarray, step: np.ndarray, stores: np.ndarray) -> np.ndar
     return step[first]
 
 
+_PAGE_BYTES = 4096
+_MOST_LINES = 1 << 16  # of accesses that L2 plays at once
+
+
+class _Asks:
+    """What accesses ask of L2, line by line. Those of one form that begin at the same sector of a line ask for the same."""
+
+    def __init__(self, play: Play, rows: np.ndarray, alike: np.ndarray):
+        which, base = play.which[rows], play.base[rows]
+        self.sites = play.sites[rows]
+        stores = np.array([kind == "store" for kind in play.kinds], dtype=bool)[self.sites]
+        self.writes = stores | (np.diff(rows, prepend=-1) == 0)  # an atomic that is there for the second time
+        keys = ((which * LINE_SECTORS + base % LINE_SECTORS) * 2 + self.writes) * (play.step.size + 1) + alike + 1
+        _, first, kind = np.unique(keys, return_index=True, return_inverse=True)
+        columns: list[list[np.ndarray]] = [
+            [np.zeros(0, dtype=np.int64)],
+            *([np.zeros(0, dtype=np.uint32)] for _ in "ab"),
+        ]
+        sizes = np.zeros(first.size, dtype=np.int64)
+        for number, i in enumerate(first.tolist()):
+            form, missing = play.forms[which[i]], play.l1_missed.get(int(alike[i]), slice(None))
+            sectors = (form.sectors + base[i] % LINE_SECTORS)[missing]
+            filled = form.filled[missing] if stores[i] else np.full(sectors.size, WHOLE)
+            found = by_line(sectors, filled)
+            sizes[number] = found[0].size
+            for column, own in zip(columns, found, strict=True):
+                column.append(own)
+        self._columns = [np.concatenate(column) for column in columns]
+        self._first, self._from = play.place[rows], (np.cumsum(sizes) - sizes)[kind]
+        self.sizes = sizes[kind]
+        self._ends = np.cumsum(self.sizes)
+
+    def parts(self, first: int, last: int) -> Iterator[slice]:
+        """The accesses from `first` to `last`, some at a time."""
+        while first < last:
+            most = self._ends[first] - self.sizes[first] + _MOST_LINES
+            end = min(last, max(first + 1, int(np.searchsorted(self._ends, most, side="right"))))
+            yield slice(first, end)
+            first = end
+
+    def lines(self, part: slice) -> list[np.ndarray]:
+        """Of these accesses: the lines, the sectors asked for and the bytes that are written, as L2.play takes them."""
+        sizes = self.sizes[part]
+        ends = np.cumsum(sizes)
+        at = np.arange(ends[-1]) + np.repeat(self._from[part] - (ends - sizes), sizes)
+        lines, asked, filled = (column[at] for column in self._columns)
+        return [lines + np.repeat(self._first[part], sizes), asked, filled]
+
+
 class Play:
     """The programs of a launch, played wave by wave, first through L1, then through L2."""
 
@@ -191,16 +241,19 @@ class Play:
         self.programs, self.sampled = recording.call.programs, recording.call.sampled is not None
         reach = _reach(recording)
         rows = _reconstructed(recording, reach) if self.sampled else _recorded(recording)
-        start, extent = _packed(rows.start, reach[:, forms.tiles[rows.row]])
+        reach = reach[:, forms.tiles[rows.row]]
+        start, extent = _packed(rows.start, reach, STORAGE_ALIGNMENT)
         self.sectors_in_memory = extent // SECTOR_BYTES
         self.program, self.step = rows.program, rows.step
         self.forms, which, _ = forms.of(rows.row, start)
-        self.which, self.base = which.tolist(), (start // SECTOR_BYTES).tolist()
+        self.which, self.base = which, start // SECTOR_BYTES
+        start, extent = _packed(start, reach, _PAGE_BYTES)  # L2 asks of an address only where in a line it is
+        self.place, self.lines_in_memory = start // LINE_BYTES, extent // LINE_BYTES
         self.kinds = [site.kind for site in recording.sites]
         through_l1 = np.array([s.kind == "load" and ways[s].through_l1 for s in recording.sites], dtype=bool)
-        sites = forms.sites[rows.row]
-        self.through_l1 = through_l1[sites]
-        stores = np.array([kind == "store" for kind in self.kinds], dtype=bool)[sites]
+        self.sites = forms.sites[rows.row]
+        self.through_l1 = through_l1[self.sites]
+        stores = np.array([kind == "store" for kind in self.kinds], dtype=bool)[self.sites]
         self.turn = _turns(self.program, self.step, stores)
         self.sm = self.program % gpu.sms
         self.spacing = max(1, gpu.sms // _SAMPLED_SMS) if self.sampled else 1
@@ -210,7 +263,8 @@ class Play:
             self.wave = min(self.wave, max(1, -(-self.known // 2)))
         self.l1_missed: dict[int, np.ndarray] = {}  # rows that found something in L1 -> which sectors they did not
 
-    def _sectors(self, i: int) -> np.ndarray:
+    def sectors(self, i: int) -> np.ndarray:
+        """That row i touches."""
         return self.forms[self.which[i]].sectors + self.base[i]
 
     def l1(self, capacity: int) -> np.ndarray:
@@ -224,7 +278,7 @@ class Play:
             if sm[i] != current:
                 current = sm[i]
                 cache.lru.forget()
-            sectors = self._sectors(i)
+            sectors = self.sectors(i)
             missing = cache.read(sectors)
             site = self.forms[self.which[i]].site
             read[site] += sectors.size
@@ -233,46 +287,51 @@ class Play:
                 self.l1_missed[i] = missing
         return np.divide(missed, read, out=np.ones_like(read), where=read > 0)
 
-    def _alike(self) -> list[int]:
+    def _alike(self) -> np.ndarray:
         """For each row, that of the nearest SM whose L1 was followed: of a program as far on, at the same step, with an
         access of the same form. -1 where there is none."""
         begins = np.flatnonzero(np.diff(self.program, prepend=-1))
         first = np.full(int(self.program.max(initial=-1)) + 1, -1)
         first[self.program[begins]] = begins
         row = first[self.program - self.sm % self.spacing]
-        which, there = np.array(self.which), np.minimum(row + self.step, self.step.size - 1)
-        same = (row >= 0) & (self.step[there] == self.step) & (which[there] == which) & self.through_l1
-        return np.where(same, there, -1).tolist()
+        there = np.minimum(row + self.step, self.step.size - 1)
+        same = (row >= 0) & (self.step[there] == self.step) & (self.which[there] == self.which) & self.through_l1
+        return np.where(same, there, -1)
+
+    def _asked_of_l2(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of rows in their order those that L2 sees, and for each the row of the SM whose L1 says what it lacks, or -1. Where
+        programs load the same at the same time, it sees one of them. An atomic is there twice: it reads, and then it writes."""
+        alike = self._alike()[rows]
+        missed = np.full(self.step.size, -1)  # how many sectors, where that is known
+        missed[[*self.l1_missed]] = [np.count_nonzero(missing) for missing in self.l1_missed.values()]
+        alike = np.where((alike >= 0) & (missed[alike] >= 0), alike, -1)
+        kinds = np.array(self.kinds)[self.sites[rows]]
+        times = 1 + (kinds == "atomic")
+        times[(alike >= 0) & (missed[alike] == 0)] = 0
+        whole = np.flatnonzero((kinds == "load") & (alike < 0))
+        turn = np.cumsum(np.diff(self.turn[rows], prepend=-1) != 0)
+        columns = self.base[rows[whole]], self.which[rows[whole]], turn[whole]
+        order = np.lexsort(columns)
+        again = np.logical_and.reduce([np.diff(column[order], prepend=-1) == 0 for column in columns])
+        times[whole[order[again]]] = 0
+        return np.repeat(rows, times), np.repeat(alike, times)
 
     def l2(self, capacity: int) -> _Dram:
         """What passes between L2 and DRAM. Where only the first waves are known, each later one is taken to be like the
         last of these."""
         waves = self.program // self.wave
-        cache = L2(self.sectors_in_memory, 2 * self.step.size, capacity)
+        cache = L2(self.lines_in_memory, 2 * self.step.size, capacity)
         read = np.zeros(len(self.kinds))
         before = (read, 0, 0, 0)  # when the last wave began
-        done: set[tuple[int, int]] = set()
-        turn = wave = -1
-        alike = self._alike()
-        for i in np.lexsort((self.step, self.program, self.turn, waves)).tolist():
-            if waves[i] != wave:
-                wave, before = waves[i], (read.copy(), cache.dram_read, cache.dirtied, cache.fills)
-            if self.turn[i] != turn:
-                turn = self.turn[i]
-                done.clear()
-            form = self.forms[self.which[i]]
-            kind, sectors, missing = self.kinds[form.site], self._sectors(i), self.l1_missed.get(alike[i])
-            if missing is not None:
-                sectors = sectors[missing]
-            else:
-                access = self.which[i], self.base[i]
-                if kind == "load" and access in done:  # another program reads the same at the same time
-                    continue
-                done.add(access)
-            if kind != "store":
-                read[form.site] += cache.read(sectors)
-            if kind != "load":
-                cache.write(sectors, form.filled if kind == "store" else WHOLE)
+        rows, alike = self._asked_of_l2(np.lexsort((self.step, self.program, self.turn, waves)))
+        asks = _Asks(self, rows, alike)
+        wave = -1
+        for wave in np.unique(waves).tolist():
+            before = (read.copy(), cache.dram_read, cache.dirtied, cache.fills)
+            first, last = np.searchsorted(waves[rows], [wave, wave + 1]).tolist()
+            for part in asks.parts(first, last):
+                fetched = cache.play(asks.sizes[part], asks.writes[part], *asks.lines(part))
+                read += np.bincount(asks.sites[part], fetched, minlength=read.size)
         left = cache.finish()
         completed = cache.dram_read - read.sum()
         if self.known == self.programs:
