@@ -474,12 +474,32 @@ def begins(x_ptr, index_ptr, y_ptr, HOW: tl.constexpr, BLOCK: tl.constexpr):
     offs = row * 8 * BLOCK + column * BLOCK + tl.arange(0, BLOCK)
     if HOW == "gathered":
         offs += tl.load(index_ptr + row)
+    if HOW == "picked" or HOW == "branched":
+        index = tl.load(index_ptr + row * 8 + column)
+        if HOW == "branched":
+            if index > 9:
+                row = row * 0
+        own = x_ptr + row * 8 * BLOCK + index * 2
+        tl.store(y_ptr + row + 64 * column, tl.load(own, mask=(index >= 0) & (index < 50)))
+    if HOW == "counted":
+        index = tl.sum(tl.arange(0, 4) + tl.load(index_ptr + row), 0)
+        tl.store(y_ptr + row, tl.load(x_ptr + index))
     live = offs < 8 * BLOCK * (tl.num_programs(1) - 1) + 8 * BLOCK - 4
     tl.store(y_ptr + offs, tl.load(x_ptr + offs, mask=live) + tl.load(x_ptr + offs, mask=live), mask=live)
 
 
 @pytest.mark.parametrize(
-    ("how", "expected"), [("rows", True), ("grouped", True), ("scattered", False), ("gathered", False)]
+    ("how", "expected"),
+    [
+        ("rows", [True]),
+        ("grouped", [True]),
+        ("scattered", [False]),
+        ("picked", [True]),
+        # A block of places, a branch and a sum of a block are not followed.
+        ("gathered", []),
+        ("branched", []),
+        ("counted", []),
+    ],
 )
 def test_where_programs_begin_is_told_from_a_few_where_it_can_be(how, expected, monkeypatch):
     """What is noted is the same as if each of them had run; the last ones of each axis, whose masks are others, run."""
@@ -488,14 +508,15 @@ def test_where_programs_begin_is_told_from_a_few_where_it_can_be(how, expected, 
     def launch():
         x, y = (torch.empty(64 * 8 * 64 + 64, device="meta") for _ in range(2))
         with gpukit.trace(sample=2) as t:
-            begins[(8, 64)](x, torch.arange(64).flip(0), y, HOW=how, BLOCK=64, num_warps=32)
+            index = torch.arange(512) * 37 % (61 if how == "picked" else 64) - int(how == "picked")
+            begins[(8, 64)](x, index, y, HOW=how, BLOCK=64, num_warps=32)
         recording = t.launches[0].recording
         columns = np.stack([np.array(c) for c in (recording.program, recording.site, recording.tile, recording.start)])
         return columns[:, np.argsort(columns[0], kind="stable")].tolist(), recording.cut
 
     monkeypatch.setattr(Recording, "infer", lambda *given: said.append(infer(*given)) or said[-1])
     told = launch()
-    assert said == ([expected] if how != "gathered" else [])
+    assert said == expected
     monkeypatch.setattr(Recording, "infer", lambda *given: False)
     assert told == launch()
 

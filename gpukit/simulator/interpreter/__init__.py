@@ -1,7 +1,7 @@
 """Triton's interpreter made safe and right; differences_from_a_gpu.md lists what is fixed and what stays different.
 
 layer         `install()`, and the list of Triton's names that are replaced; autoload calls it when Triton is imported
-executor      one launch: its arguments, its programs; running is what the parts know of it meanwhile, digits how a kernel counts them
+executor      one launch: its arguments, its programs; running is what the parts know of it meanwhile, digits how a kernel counts them, and integers what it makes of those it reads
 memory_ops    loads, stores and atomics
 addresses     where the lanes of one of them point: tiles, runs, sectors
 bounds        which memory is legal, who wrote it, who raced; faults are the exceptions

@@ -128,10 +128,13 @@ class Access:
     tile        the lanes as a grid, None where they are none
     via         how a GPU moves it: "lsu" (the SM's ordinary way), "tma" (a descriptor)
     line        of the kernel's text, if anybody asked; else 0
+    position    which access of its program it is, where only the beginnings of programs are looked at
+    guided      what its place depends on there (integers.py)
     """
 
     def __init__(self, kind: str, pointers: np.ndarray, live: np.ndarray | None, width: int, via: str = "lsu"):
         self.kind, self.pointers, self.width, self.via, self.line = kind, pointers, width, via, 0
+        self.position, self.guided = 0, None
         if live is not None:
             live = live.astype(bool, copy=False)
             if live.all():

@@ -250,7 +250,7 @@ def _inferred(call: Call, window: int, rest: list[int], lookers: list, ran: set[
         begin(linear)
         return lookers[0].starts(linear)
 
-    axes = radices(window, starts)
+    axes = None if running.now.lost else radices(window, starts)
     if axes is None:
         return False
     probes = [linear for linear in rest if linear in ran]
@@ -262,7 +262,9 @@ def _inferred(call: Call, window: int, rest: list[int], lookers: list, ran: set[
         begin(linear)
     probes = [linear for linear in probes if linear not in edges]
     others = [linear for linear in rest if linear not in ran]
-    return bool(others) and all([recorder.inferred(axes, probes, others) for recorder in lookers])
+    if running.now.lost or not others:
+        return False
+    return all([recorder.inferred(axes, probes, others) for recorder in lookers])
 
 
 _PROBES = 32

@@ -9,6 +9,7 @@ from gpukit.simulator.interpreter.addresses import Access
 from gpukit.simulator.interpreter.arithmetic import is_bf16
 from gpukit.simulator.interpreter.executor import PARAMETER, launch
 from gpukit.simulator.interpreter.frames import frames_inside, user_frames, where
+from gpukit.simulator.interpreter.integers import Read, guided, plain_array, read
 from gpukit.simulator.interpreter.numerics import bf16_bits, bf16_floats
 from gpukit.simulator.interpreter.running import interpreter_module
 from gpukit.simulator.interpreter.unknown import Unknown, must_be_known, unknown
@@ -32,7 +33,11 @@ def _admit(kind: str, ptrs, mask, width: int) -> Access:
         for handle, what in ((ptrs, "address"), (mask, "mask")):
             if handle is not None and handle.data.__class__ is Unknown:
                 must_be_known(handle.data, f"the {what} of this {kind}")
-    access = Access(kind, ptrs.data, None if mask is None else mask.data, width, via)
+    guide, pointers, live = None, ptrs.data, None if mask is None else mask.data
+    if running.now.seen is not None:
+        guide = guided(len(running.now.seen), pointers, live)
+        pointers, live = plain_array(pointers), plain_array(live)
+    access = Access(kind, pointers, live, width, via)
     memory = running.now.memory
     memory.admit(access, ptrs.attr.get(PARAMETER))
     if access.lanes and Wrapped in (ptrs.data.__class__, None if mask is None else mask.data.__class__):
@@ -45,6 +50,7 @@ def _admit(kind: str, ptrs, mask, width: int) -> Access:
             place = kind, file, line, access.parameter
             if place in running.now.seen:
                 raise running.Enough
+            access.position, access.guided = len(running.now.seen), guide
             running.now.seen.add(place)
         for recorder in running.now.recorders:
             recorder.access(access, memory.linear, file, line)
@@ -88,11 +94,12 @@ def _width(ptrs) -> int:
 
 
 def load_with_other(plain):
-    """Triton asks `if other` where it means whether there is one. In its interpreter a single number is as true as its value,
-    so that other=0 would be none."""
+    """Triton asks `if other` and `if mask` where it means whether there is one. In its interpreter a single number is as true as
+    its value, so that other=0 would be none."""
 
     def load(self, ptr, mask, other, *rest, **kwargs):
-        one = running.now is not None and other is not None and getattr(ptr.handle, "data", np.zeros(2)).size == 1
+        given = other is not None or mask is not None
+        one = running.now is not None and given and getattr(ptr.handle, "data", np.zeros(2)).size == 1
         if not one:
             return plain(self, ptr, mask, other, *rest, **kwargs)
         truth = tl.core.tensor.__bool__
@@ -119,14 +126,27 @@ def masked_load(plain):
             if running.now.sampling and (
                 ptrs.get_element_ty().is_floating() or access.buffer is None or access.buffer.imaginary
             ):
+                if running.now.seen is not None and not ptrs.get_element_ty().is_floating():
+                    running.now.lost = True
                 zeros = _zeros(ptrs)
                 if access.lanes and running.now.seen is None:  # the others show only where their accesses begin
                     why = "not read" if ptrs.get_element_ty().is_floating() else "no values"
                     zeros.data = unknown(zeros.data, access.parameter.name, why)
                 return zeros
-        return plain(self, ptrs, mask, other, *rest, **kwargs)
+        loaded = plain(self, ptrs, mask, other, *rest, **kwargs)
+        if running.now is not None and running.now.seen is not None:
+            _follow(loaded, access, mask)
+        return loaded
 
     return create_masked_load
+
+
+def _follow(loaded, access: Access, mask) -> None:
+    """An integer was read by a program that only shows where its accesses begin."""
+    if loaded.data.size > 1 or running.now.in_gluon:
+        running.now.lost = True
+    else:
+        loaded.data = read(loaded.data, access.position, access.guided is None and access.lanes == 1)
 
 
 def _outside(ptrs, alike: bool = False):
@@ -166,6 +186,8 @@ def masked_store(plain):
 
 def int_to_ptr(plain):
     def create_int_to_ptr(self, val, dst_ty):
+        if running.now is not None and isinstance(val.data, Read):  # a table of addresses
+            running.now.lost = True
         pointers = plain(self, val, dst_ty)
         if running.now is not None:
             pointers.data = running.now.memory.where_copied(pointers.data)

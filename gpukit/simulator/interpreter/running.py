@@ -43,6 +43,7 @@ class Running:
     in_gluon   the kernel is in Gluon, and so is what it calls
     bound      ids of the globals whose names have been given their meaning
     answers    how often each line has gone by the answer of an atomic, which a sampled launch does not know
+    lost       a program of a sampled launch did something with an integer that it read which integers.py does not follow
     seen       where this program made accesses, if it is to end as soon as it makes one a second time; else None
     """
 
@@ -51,6 +52,7 @@ class Running:
         self.recorders: list = []
         self.sampling = self.marking = False
         self.answers: dict[tuple[str, int], int] = {}
+        self.lost = False
         self.seen: set | None = None
         self.scope = None
         self.shared = None

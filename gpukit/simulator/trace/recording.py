@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpukit.simulator.interpreter.addresses import Access, Tile, touched
+from gpukit.simulator.interpreter.integers import Guided, evaluate, from_memory, numbers, outline
 from gpukit.simulator.interpreter.running import Call
 
 STORAGE_ALIGNMENT = 1 << 21
@@ -44,6 +45,37 @@ class Irregular:
     live: np.ndarray | None
 
 
+class _Lines:
+    """What numbers that go up by so much with each digit of a program's number (digits.radices) in `probes` are in `others`."""
+
+    def __init__(self, radices: list[int], probes: list[int], others: list[int]):
+        self._known, self._wanted = self._places(radices, probes), self._places(radices, others)
+
+    @staticmethod
+    def _places(radices: list[int], programs: list[int]) -> np.ndarray:
+        """[programs, 1 + digits]: 1, and the digits of their numbers."""
+        linear, found = np.array(programs, dtype=np.int64), []
+        for n in radices:
+            found.append(linear % n)
+            linear = linear // n
+        return np.stack([np.ones_like(found[0]), *found], axis=1)
+
+    def follow(self, values: np.ndarray) -> np.ndarray | None:
+        """Of [probes, n] numbers the [others, n]; None if they go up otherwise."""
+        if values.dtype.kind not in "iu":
+            return (
+                np.broadcast_to(values[0], (len(self._wanted), *values.shape[1:]))
+                if (values == values[0]).all()
+                else None
+            )
+        exact = values.astype(np.int64)
+        steps = np.rint(np.linalg.lstsq(self._known.astype(float), (exact - exact[0]).astype(float), rcond=None)[0])
+        steps = steps.astype(np.int64)
+        if (self._known @ steps + exact[0] != exact).any():
+            return None
+        return (self._wanted @ steps + exact[0]).astype(values.dtype)
+
+
 @dataclass
 class Recording:
     """What one launch touched: accesses in the order in which they ran. Row i: program[i] made an access of site[i]; its lanes are those of
@@ -57,6 +89,7 @@ class Recording:
     site: array = field(default_factory=lambda: array("q"))
     tile: array = field(default_factory=lambda: array("q"))
     start: array = field(default_factory=lambda: array("q"))
+    position: array = field(default_factory=lambda: array("q"))  # which access of its program, as far as Access has it
     dots: bool = False  # whether it ran any tl.dot
     complete: bool = True  # False: more irregular lanes than are kept
     extent: int = 0  # bytes of the imaginary memory in use
@@ -67,6 +100,9 @@ class Recording:
         self.answers: dict = {}  # of the cache model, by GPU
         self._bases: dict[int, int] = {}
         self._known: dict[object, int] = {}
+        self._buffers: dict[int, object] = {}  # by site
+        # By program, of the accesses that depend on integers which it reads: what on, and the row, or -1 where no lane was live.
+        self._guided: dict[int, list[tuple[Guided, int]]] = {}
         self._lanes = 0
 
     def __eq__(self, other) -> bool:
@@ -108,55 +144,115 @@ class Recording:
             self.irregular.append(Irregular(access.offsets, access.live))
         self.program.append(program)
         self.site.append(self._number(site, self.sites))
+        self._buffers[self.site[-1]] = access.buffer
         self.tile.append(number)
         self.start.append(start)
+        self.position.append(access.position)
+
+    def guide(self, access: Access, program: int) -> None:
+        """Note, after `add` if it has a live lane, what the place of an access depends on."""
+        self._guided.setdefault(program, []).append((access.guided, len(self) - 1 if access.lanes else -1))
+
+    def _unguided(self, first: int) -> tuple[np.ndarray, ...]:
+        """Of the rows from `first` on whose place depends on no integer that was read: programs, sites, tiles, starts, positions.
+        Programs that ran whole do not say on what theirs depend, but where they make these accesses, the others do."""
+        guided = [row for own in self._guided.values() for _, row in own if row >= 0]
+        columns = self.program, self.site, self.tile, self.start, self.position
+        rows = [np.array(column, dtype=np.int64) for column in columns]
+        kept = np.arange(len(self)) >= first
+        kept[guided] = False
+        kept[: self.whole] &= ~np.isin(rows[1][: self.whole], rows[1][guided])
+        return tuple(column[kept] for column in rows)
 
     def starts(self, program: int) -> np.ndarray | None:
         """The addresses at which the accesses of a program of a sampled launch begin, as many as the first program that did not
-        run whole has; None if they are of other sites than that one's, or there are none."""
+        run whole has, without those that depend on integers which it reads; None if they are of other sites than that one's, or
+        there are none."""
         if len(self) == self.whole:
             return None
-        programs, sites, starts = (np.array(c, dtype=np.int64) for c in (self.program, self.site, self.start))
-        reference = sites[self.whole :][programs[self.whole :] == programs[self.whole]]
+        programs, sites, _, starts, _ = self._unguided(0)
+        reference = sites[np.flatnonzero(programs == self.program[self.whole])]
         own = np.flatnonzero(programs == program)[: reference.size]
         return starts[own] if np.array_equal(sites[own], reference) else None
 
     def infer(self, radices: list[int], probes: list[int], others: list[int]) -> bool:
         """Note the accesses of the programs `others` of a sampled launch as those of `probes` say, if these make the same ones,
-        each at an address that goes up by so much with each digit of the program's number (digits.radices). Else nothing is
-        noted, and it is False."""
-        columns = [np.array(c, dtype=np.int64)[self.whole :] for c in (self.program, self.site, self.tile, self.start)]
-        program, site, tile, start = columns
+        each at an address that goes up by so much with each digit of the program's number (digits.radices), or that it makes of
+        such numbers and of the integers that it reads. Else nothing is noted, and it is False."""
+        program, *columns = self._unguided(self.whole)
         rows = [np.flatnonzero(program == probe) for probe in probes]
         if not all(own.size == rows[0].size for own in rows) or len({probe in self.cut for probe in probes}) > 1:
             return False
-        table = np.stack(rows)  # [probes, accesses]
-        sites, tiles, starts = site[table], tile[table], start[table]
-        if (sites != sites[0]).any() or (tiles != tiles[0]).any() or (tiles < 0).any():
+        sites, tiles, starts, positions = (column[np.stack(rows)] for column in columns)  # [probes, accesses]
+        if any((same != same[0]).any() for same in (sites, tiles, positions)) or (tiles < 0).any():
             return False
-
-        def places(programs: list[int]) -> np.ndarray:
-            """[programs, 1 + digits]: 1, and the digits of their numbers."""
-            linear, found = np.array(programs, dtype=np.int64), []
-            for n in radices:
-                found.append(linear % n)
-                linear = linear // n
-            return np.stack([np.ones_like(found[0]), *found], axis=1)
-
-        known = places(probes)
-        steps = np.rint(np.linalg.lstsq(known.astype(float), (starts - starts[0]).astype(float), rcond=None)[0])
-        steps = steps.astype(np.int64)
-        if (known @ steps + starts[0] != starts).any():
+        lines = _Lines(radices, probes, others)
+        moved = lines.follow(starts)
+        if moved is None:
             return False
-        moved = places(others) @ steps + starts[0]
-        for number, own in zip(others, moved.tolist(), strict=True):
-            self.program.extend([number] * len(own))
-            self.site.extend(sites[0].tolist())
-            self.tile.extend(tiles[0].tolist())
-            self.start.extend(own)
+        live = np.ones(moved.shape, dtype=bool)
+        found = self._follow(
+            lines, probes, dict(zip(positions[0].tolist(), zip(sites[0].tolist(), moved.T, strict=True), strict=True))
+        )
+        if found is None:
+            return False
+        own = [positions[0], sites[0], tiles[0]]
+        for position, site, tile, start, here in found:
+            own = [np.append(column, value) for column, value in zip(own, (position, site, tile), strict=True)]
+            moved, live = np.column_stack([moved, start]), np.column_stack([live, here])
+        order = np.argsort(own[0])
+        live = live[:, order]
+        for column, values in (
+            (self.program, np.broadcast_to(np.array(others)[:, None], live.shape)),
+            (self.site, np.broadcast_to(own[1][order], live.shape)),
+            (self.tile, np.broadcast_to(own[2][order], live.shape)),
+            (self.start, moved[:, order]),
+            (self.position, np.broadcast_to(own[0][order], live.shape)),
+        ):
+            column.extend(values[live].tolist())
         if probes[0] in self.cut:
             self.cut.update(others)
         return True
+
+    def _follow(
+        self, lines: _Lines, probes: list[int], places: dict[int, tuple[int, np.ndarray]]
+    ) -> list[tuple] | None:
+        """Of each access whose place depends on integers: its position, site and tile, where it begins in the programs that have
+        not run, and whether it has a live lane there. `places` has the site and the beginnings of the others by position. None
+        where that cannot be told."""
+        each = [self._guided.get(probe, []) for probe in probes]
+
+        def reads(position: int, dtype: np.dtype) -> np.ndarray:
+            site, starts = places[position]
+            buffer = self._buffers[site]
+            return from_memory(starts - self.base(buffer) + buffer.base, dtype)
+
+        found = []
+        for alike in zip(*each, strict=False):
+            guide = alike[0][0]
+            outlines = {(g.position, outline(g.address), outline(g.mask)) for g, _ in alike}
+            own = [
+                lines.follow(np.concatenate(n)[None].T)
+                for n in zip(*(numbers((g.address, g.mask)) for g, _ in alike), strict=True)
+            ]
+            rows = [row for _, row in alike if row >= 0]
+            if len(outlines) > 1 or any(values is None for values in own) or not rows:
+                return None
+            if len({(self.site[row], self.tile[row]) for row in rows}) > 1:
+                return None
+            site, tile = self.site[rows[0]], self.tile[rows[0]]
+            buffer, width = self._buffers[site], self.sites[site].width
+            own = [values[:, 0] for values in own]
+            address = evaluate(guide.address, own, reads).astype(np.int64)
+            here = np.broadcast_to(evaluate(guide.mask, own, reads), address.shape)
+            if (
+                tile < 0
+                or buffer.legal.mask is not None
+                or ((address < buffer.low) | (address + width > buffer.high))[here].any()
+            ):
+                return None
+            found.append((guide.position, site, tile, address - buffer.base + self.base(buffer), here))
+        return found if len({len(own) for own in each}) == 1 else None
 
     def units(self, row: int, unit: int) -> np.ndarray:
         """The distinct units of `unit` bytes that row touches, sorted."""

@@ -94,6 +94,8 @@ class _Recorder:
         row, site = known
         if access.lanes:
             launch.recording.add(access, linear, site)
+        if access.guided is not None:
+            launch.recording.guide(access, linear)
         if self.role == "window":
             return
         row.count += 1
@@ -182,8 +184,8 @@ class _Recorder:
 
     def inferred(self, radices: list[int], probes: list[int], others: list[int]) -> bool:
         """Whether it is known from the first accesses of `probes` where those of `others` begin; then they are noted, and these
-        programs need not run. A program that reads integers may go where no other one goes."""
-        return not self._reads_integers() and self.launch.recording.infer(radices, probes, others)
+        programs need not run."""
+        return self.launch.recording.infer(radices, probes, others)
 
     def _reads_integers(self) -> bool:
         for site in self.launch.recording.sites:
