@@ -21,6 +21,7 @@ from gpukit import benchmark, dispatch, hardware, launches, tables
 from gpukit.accounting import roofline
 from gpukit.kernels._device import stood_in_for
 from gpukit.op import Cost, Op
+from gpukit.simulator.interpreter.sampled import Sampled
 from gpukit.simulator.prediction.predict import Prediction, Step, predict
 
 DTYPES = {name: getattr(torch, long) for name, long in benchmark.DTYPES.items()}
@@ -255,7 +256,8 @@ def predict_op(op: Op, shape: tuple[int, ...], dtype: torch.dtype, gpu: hardware
                 raise ValueError(f"{wrong}: it takes {takes} sizes, and these are {len(shape)}") from None
             raise ValueError(f"{wrong}: {error}") from None
         try:
-            call = op.build(kernel, inputs) if op.build else lambda: kernel(*inputs)
+            with Sampled(1):  # what is launched to prepare the call makes floats, which have no values here
+                call = op.build(kernel, inputs) if op.build else lambda: kernel(*inputs)
             return predict(call, gpu=gpu)
         except (TypeError, IndexError) as error:
             raise ValueError(f"{wrong}: {error}") from None

@@ -166,7 +166,8 @@ def _turns(compiled: Compiled, loops, around, ran) -> tuple[dict[assembly.Loop, 
         known = set.intersection(*(set(steps[loop]) for loop in siblings))
         known = {place for place in known if lines[siblings[0]][place]}
         if known:
-            place = max(known, key=lambda place: lines[siblings[0]][place] / steps[siblings[0]][place])
+            # Of several that say the most the first one, in each process the same.
+            place = max(sorted(known), key=lambda place: lines[siblings[0]][place] / steps[siblings[0]][place])
             passes, in_a_turn = lines[siblings[0]][place], {loop: steps[loop][place] for loop in siblings}
         else:
             passes = max(_passes(loop, loops, bodies, lines) for loop in siblings)
