@@ -250,6 +250,51 @@ def test_instructions_of_a_loop_whose_loads_are_copies():
     assert found.opcodes["FFMA"] + found.opcodes.get("FMUL", 0) == pytest.approx(64 * 64 * 64 / 128, rel=0.05)
 
 
+@triton.jit
+def largest_in_turn(x_ptr, y_ptr, K: tl.constexpr, N: tl.constexpr):
+    offs = tl.arange(0, N)
+    x = tl.load(x_ptr + offs)
+    for k in range(K):
+        tl.store(y_ptr + k, tl.max(x, 0))
+        x = tl.where(offs == tl.argmax(x, 0), -float("inf"), x)
+
+
+def test_instructions_of_reductions_that_a_loop_begins_with():
+    """Triton 3.6 and 3.7 do not say who called tl.max, and what comes before its instructions is not in the loop."""
+    x, y = torch.arange(256.0), torch.empty(8)
+    (counts,) = counted(lambda: largest_in_turn[(1,)](x, y, K=8, N=256, num_warps=1))
+    compiled = compile(largest_in_turn, x, y, K=8, N=256, num_warps=1)
+    listed = sum(mix.unit(i) == "shuffle" for i in compiled.instructions)
+    assert listed >= 15, "5 for each maximum, its place and the number there"
+    assert len(mix.assembly.loops(compiled.instructions)) == 1
+    assert mix.mix(compiled, counts).units["shuffle"] == 8 * listed, (
+        "a loop's own line is passed once more than its body"
+    )
+
+
+@triton.jit
+def sums_of_stretches(x_ptr, y_ptr, P, apart, STRETCHES: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in range(STRETCHES):
+        for start in range(0, P, BLOCK):
+            total += tl.load(x_ptr + i * apart + start + offs, mask=start + offs < P, other=0.0)
+    tl.store(y_ptr + offs, total)
+
+
+@pytest.mark.parametrize("blocks", [4, 6, 7])
+def test_instructions_of_a_loop_in_a_loop_of_which_some_turns_are_left_over(blocks):
+    """ptxas makes four passes of the inner loop a turn, and what is left over stands behind it, in the outer loop."""
+    P, apart = 512 * blocks - 8, 512 * blocks
+    x, y = torch.ones(16 * apart), torch.empty(512)
+    (counts,) = counted(lambda: sums_of_stretches[(1,)](x, y, P, apart, STRETCHES=16, BLOCK=512))
+    compiled = compile(sums_of_stretches, x, y, P, apart, STRETCHES=16, BLOCK=512)
+    found = mix.mix(compiled, counts)
+    assert len(mix.assembly.loops(compiled.instructions)) >= 2
+    assert found.bytes["global"] == pytest.approx((16 * blocks + 1) * 512 / 4 * 4, rel=0.01)  # of one of four warps
+    assert found.units["fma"] == pytest.approx(16 * blocks * 4, rel=0.15)
+
+
 # ---- the arithmetic, by hand --------------------------------------------------------------------------------------
 
 

@@ -125,18 +125,35 @@ def weights(compiled: Compiled, executions: Executions | None) -> list[float]:
     ran = _ran(compiled, executions)
     loops = assembly.loops(instructions)
     around = [assembly.innermost(loops, i) for i in range(len(instructions))]
+    for i in _on_lines_from_outside(instructions, around):
+        ran[i] = None
     turns, left_over = _turns(compiled, loops, around, ran)
     out = []
-    for instruction, loop, times in zip(instructions, around, ran, strict=True):
-        most = turns[loop] if loop else left_over.get(instruction.own_frames, 1.0)
+    for i, (instruction, loop, times) in enumerate(zip(instructions, around, ran, strict=True)):
+        most = turns[loop] if loop else 1.0
+        begin, once = left_over.get((loop, instruction.own_frames), (0, most))
+        most = once if i >= begin else most
         out.append(most if times is None else min(most, times))
     return out
+
+
+def _on_lines_from_outside(instructions, around) -> list[int]:
+    """Instructions of a loop that do not say on whose behalf Triton's own code runs, and were given the line of an instruction
+    before the loop (Instruction.own_frames): it says nothing of how often they run."""
+    found, lender = [], 0
+    for i, (instruction, loop) in enumerate(zip(instructions, around, strict=True)):
+        if set(instruction.own_frames) <= set(instruction.frames):
+            lender = i
+        elif loop and lender < loop.start:
+            found.append(i)
+    return found
 
 
 def _ran(compiled: Compiled, executions: Executions) -> list[float | None]:
     """For each instruction how often its source line ran; None where that is not known. Triton 3.6 keeps only the
     innermost line of a call, which then stands for all calls together."""
     first_lines = statements(compiled.functions)
+    executions = _passes_of_headers(compiled.functions, executions)
     anywhere: Counter = Counter()
     for frames, times in executions.items():
         anywhere[frames[:1]] += times
@@ -150,8 +167,31 @@ def _ran(compiled: Compiled, executions: Executions) -> list[float | None]:
     return found
 
 
-def _turns(compiled: Compiled, loops, around, ran) -> tuple[dict[assembly.Loop, float], dict[tuple, float]]:
-    """Loop -> how often its body runs in a program; place of an unrolled loop -> how often a copy outside it runs.
+def _passes_of_headers(functions, executions: Executions) -> Executions:
+    """The same, but that the line of a `for` or `while` ran as often as its body, and not once more each time it ended."""
+    bodies = {
+        (file, line + node.lineno - 1): (file, line + node.body[0].lineno - 1)
+        for file, source, line in functions
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.For | ast.While)
+    }
+
+    def passes(frames) -> float:
+        if frames[0] not in bodies:
+            return executions[frames]
+        body = (bodies[frames[0]], *frames[1:])
+        if body not in executions:
+            return 0.0
+        return (
+            executions[body] - passes(body) if body[0] in bodies else executions[body]
+        )  # an inner loop: how often it ended
+
+    return {frames: passes(frames) for frames in executions}
+
+
+def _turns(compiled: Compiled, loops, around, ran) -> tuple[dict[assembly.Loop, float], dict[tuple, tuple[int, float]]]:
+    """Loop -> how often its body runs in a program; (loop around it or None, place) of an unrolled loop -> from which
+    instruction on there are copies of its body, and how often one runs.
 
     A body is one pass of a source loop, or several where a loop was unrolled; a load or store whose size is known tells
     how many. What came from one source loop shares its passes: ptxas makes of it a loop that takes several steps at a
@@ -160,17 +200,21 @@ def _turns(compiled: Compiled, loops, around, ran) -> tuple[dict[assembly.Loop, 
     own = {loop: [i for i, l in enumerate(around) if l is loop] for loop in loops}
     bodies = {loop: [compiled.instructions[i] for i in own[loop]] for loop in loops}
     lines = {loop: {compiled.instructions[i].own_frames: ran[i] for i in own[loop]} for loop in loops}
+    nested = {
+        l: set().union(*(lines[o] for o in loops if o != l and l.start <= o.start and o.end <= l.end)) for l in loops
+    }
     turns, left_over = {}, {}
     for siblings in _siblings(loops, bodies):
         steps = {loop: _passes_in_a_turn(compiled, bodies[loop]) for loop in siblings}
         known = set.intersection(*(set(steps[loop]) for loop in siblings))
         known = {place for place in known if lines[siblings[0]][place]}
+        known -= set().union(*(nested[loop] for loop in siblings))
         if known:
             # Of several that say the most the first one, in each process the same.
             place = max(sorted(known), key=lambda place: lines[siblings[0]][place] / steps[siblings[0]][place])
             passes, in_a_turn = lines[siblings[0]][place], {loop: steps[loop][place] for loop in siblings}
         else:
-            passes = max(_passes(loop, loops, bodies, lines) for loop in siblings)
+            passes = max(_passes(bodies[loop], lines[loop], nested[loop]) for loop in siblings)
             in_a_turn = {loop: _steps_of_the_counter(compiled, loop, lines[loop]) for loop in siblings}
         most = max(in_a_turn.values())
         for n in sorted(set(in_a_turn.values()), reverse=True):
@@ -180,13 +224,22 @@ def _turns(compiled: Compiled, loops, around, ran) -> tuple[dict[assembly.Loop, 
             passes -= n * each
         if most > 1:  # what is left over has copies of the body outside the loops, each run or skipped
             places = {place for loop in siblings for place in lines[loop]}
-            outside = sum(
-                loop is None and i.own_frames in places for i, loop in zip(compiled.instructions, around, strict=True)
-            )
             main = next(loop for loop in siblings if in_a_turn[loop] == most)
+            outer = _outer(main, loops)
+            begin = main.end if outer else 0  # before a loop in a loop stands what is made ready for it
+            outside = sum(
+                loop == outer and i.own_frames in places
+                for i, loop in zip(compiled.instructions[begin:], around[begin:], strict=True)
+            )
             copies = min(most - 1, max(1, round(outside * most / len(bodies[main]))))
-            left_over |= dict.fromkeys(places, passes / copies)
+            left_over |= {(outer, place): (begin, passes / copies) for place in places}
     return turns, left_over
+
+
+def _outer(loop: assembly.Loop, loops) -> assembly.Loop | None:
+    """The loop that a loop is in."""
+    around = [l for l in loops if l != loop and l.start <= loop.start and loop.end <= l.end]
+    return max(around, key=lambda l: l.depth, default=None)
 
 
 _MOVERS = ("LDG", "STG", "LDGSTS", "UTMALDG", "HGMMA", "HMMA")  # what tells one loop from another
@@ -244,12 +297,10 @@ def _steps_of_the_counter(compiled: Compiled, loop: assembly.Loop, lines) -> int
     return max(1, assembly.counter_step(compiled.instructions, loop) // once) if once else 1
 
 
-def _passes(loop: assembly.Loop, loops, bodies, lines) -> float:
+def _passes(body, lines, nested) -> float:
     """Where no load or store tells: the passes of the innermost source line in a loop. The lines of an inner loop lie
     around it too (what the pipeliner put before and after it) and do not count."""
-    inside = [l for l in loops if l is not loop and loop.start <= l.start and l.end <= loop.end]
-    nested = set().union(*(lines[l] for l in inside))
-    counts = Counter(lines[loop][i.own_frames] for i in bodies[loop] if i.own_frames not in nested)
+    counts = Counter(lines[i.own_frames] for i in body if i.own_frames not in nested)
     counts.pop(None, None)
     enough = max(1, sum(counts.values()) // 50)
     return max((times for times, n in counts.items() if n >= enough), default=1.0)
