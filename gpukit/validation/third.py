@@ -5,6 +5,10 @@ gpukit validate --predict    afterwards, on any machine: the model's times and t
 
 The first writes third_raw.csv and third_counters.json into gpukit/results/<gpu>/, the second third.csv and
 third_traffic.csv, which `gpukit validate` shows before all else.
+
+The rows of the H100 were predicted once it was measured (2026-11-27), and are kept as they were. They showed two mistakes in how
+often instructions of a loop run (those of tl.max, and those for what an inner loop leaves over), which were fixed afterwards
+(gpukit/simulator/prediction/mix.py): predicting again writes what the fixed model says, and that model has seen the set.
 """
 
 from __future__ import annotations
