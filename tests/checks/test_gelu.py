@@ -31,7 +31,7 @@ def test_cases_hold_what_breaks_kernels(exercise):
     tags = set().union(*(case.tags for case in cases))
     assert {"float32", "float16", "bfloat16", "large"} <= tags
     assert any(case.args[0].shape[-1] & (case.args[0].shape[-1] - 1) for case in cases)
-    everything = torch.cat([case.args[0].float().reshape(-1) for case in cases])
+    everything = torch.cat([case.args[0].float().reshape(-1) for case in cases if "special" not in case.tags])
     assert everything.min() < -180 and everything.max() > 180
     assert max(case.args[0].numel() for case in cases) <= 1 << 15
 
