@@ -268,7 +268,7 @@ DETECTIVE = KernelExercise(
     cases=_detective_cases,
     reference=_bias_relu,
     # Long rows; and short ones, whose number no float32 holds.
-    huge=lambda: [(far(5 << 30 >> k, 1 << k, dtype="float32"), far(1 << k, dtype="float32")) for k in (16, 5)],
+    huge=lambda: [(far(7 << 30 >> k, 1 << k, dtype="float32"), far(1 << k, dtype="float32")) for k in (16, 5)],
     # The bias is asked for once an element; in the last block by lanes past the end as well, which is no mistake.
     traffic=Traffic(reads=lambda x, bias: 2 * nbytes(x) + 1024 * bias.element_size(), writes=1, memory=1),
     launch_rule=_whole_sectors("how far apart in memory are the elements of lanes 0 and 1?"),

@@ -346,7 +346,7 @@ def _chunked_cases(rng: Random) -> list[Case]:
         tokens(61, 4, 300, 4, 7, ignored=(5, 6, 40, 59)),
         tokens(30, 8, 300, 1, 299, ignored=(0, 29), scale=500),
         tokens(5, 6, 50, 8, ignored=(2,)),
-        tokens(31, 4, 200, 4, 0, ignored=(3, 4, 5, 30)),
+        tokens(62, 4, 300, 4, 0, ignored=(3, 4, 5, 61)),
         tokens(96, 64, 6, 3),  # dx is larger than everything else that is needed
     ]
 
