@@ -227,12 +227,10 @@ def generated(exercise: Exercise, source: str) -> list[Answer]:
             if any(keyword.arg == "mask" for keyword in call.keywords):
                 made[f"{what}-{number}-without-its-mask"] = (REJECTED, _without_mask(source, call))
     if exercise.huge:
-        text = source[first:last]
-        widened = [found.span() for found in re.finditer(r"(?<=\btl\.)int64\b", text)]
-        in_code = [span for span in widened if "#" not in text[: span[0]].rpartition("\n")[2]]
-        for number, (begin, end) in enumerate(in_code, 1):
-            changed = f"{source[: first + begin]}uint32{source[first + end :]}"
-            made[f"int64-{number}-is-uint32"] = (REJECTED, changed)
+        places = (span(source, node) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute))
+        widened = sorted(place for place in places if first <= place[0] < last and source[slice(*place)] == "tl.int64")
+        for number, (begin, end) in enumerate(widened, 1):
+            made[f"int64-{number}-is-uint32"] = (REJECTED, f"{source[:begin]}tl.uint32{source[end:]}")
     return [
         Answer(exercise.id, name, diagnosis, text, f"generated for {exercise.id}")
         for name, (diagnosis, text) in made.items()
