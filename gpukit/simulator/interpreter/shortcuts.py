@@ -37,6 +37,7 @@ def bind(scope) -> None:
     for name, function in _COMPARISONS.items():
         scope.set_attr(tl.tensor, f"__{name}__", _operator(getattr(tl.tensor, f"__{name}__"), function, truth=True))
     scope.set_attr(tl.tensor, "__add__", _with_pointers(tl.tensor.__add__))
+    scope.set_attr(tl.core, "_unwrap_if_constexpr", _unwrapped(tl.core._unwrap_if_constexpr))
 
 
 def _operator(plain, function, reflected: bool = False, truth: bool = False):
@@ -80,6 +81,19 @@ def _with_pointers(plain):
         return plain(self, other) if type_ is None else tensor(builder.create_addptr(self.handle, other.handle), type_)
 
     return add
+
+
+def _unwrapped(plain):
+    """The value of a constant, and everything else as it is. Triton asks this of each argument of each operation, and looks first
+    whether it is a list."""
+    constant = tl.constexpr
+    others = {tl.tensor, tl.dtype, tl.pointer_type, tl.block_type, bool, int, float, str, type(None)}
+
+    def unwrap(o):
+        kind = o.__class__
+        return o if kind in others else o.value if kind is constant else plain(o)
+
+    return unwrap
 
 
 def _type_of_both(left, right, dtype):
