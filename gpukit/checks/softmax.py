@@ -460,7 +460,7 @@ STRIDED = KernelExercise(
     # Each offset alone is beyond 2^32: that of a column, of c, of b, of a. A stride that is itself beyond comes in 64 bits.
     huge=lambda: [
         (far(2, 81920, 65536, transposed=True),),
-        *((far(*shape, 65536),) for shape in ((1, 1, 81920), (1, 81920, 1), (81920, 1, 1))),
+        *((far(*shape, 65536),) for shape in ((1, 1, 81920), (1, 49152, 2), (49152, 2, 1))),
     ],
     traffic=Traffic(reads=1, writes=1),
     misconceptions=(
