@@ -22,7 +22,7 @@ def rows():
 
     def count(programs: int, how: str) -> int:
         if (programs, how) not in known:
-            speed.rows(1, how)()  # what the first launch of a process imports and compiles
+            speed.rows(programs, how)()  # what the first launch of a process imports and compiles
             known[programs, how] = calls(speed.rows(programs, how))
         return known[programs, how]
 
