@@ -477,6 +477,7 @@ TRANSPOSE = KernelExercise(
     id="coalescing.transpose",
     function="transpose",
     cases=_transpose_cases,
+    contiguous=True,
     reference=lambda x: x.t().contiguous(),
     huge=lambda: (far(81920, 65536),),
     traffic=Traffic(reads=1, writes=1, memory=1),

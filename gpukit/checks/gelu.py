@@ -452,6 +452,7 @@ SWIGLU = KernelExercise(
     id="gelu.swiglu",
     function="swiglu",
     cases=_swiglu_cases,
+    contiguous=True,
     reference=_swiglu,
     huge=lambda: (far(81920, 65536), far(81920, 65536), far(81920, 65536)),
     gradients=2,

@@ -204,6 +204,7 @@ STRIDES = KernelExercise(
     id="matmul.strides",
     function="matmul",
     cases=_strides_cases,
+    contiguous=True,
     returns=("c",),
     reference=_a_times_b,
     # A column of b begins, and a row of c, beyond 2^31 elements.

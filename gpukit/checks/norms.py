@@ -814,6 +814,7 @@ ROPE = KernelExercise(
     id="norms.rope",
     function="rope",
     cases=_rope_cases,
+    contiguous=True,
     reference=_rope,
     huge=lambda: [  # the offset of h, of b, of t and of a column alone is beyond 2^32
         (x, far(x.shape[2], 64), far(x.shape[2], 64), x)

@@ -456,6 +456,7 @@ STRIDED = KernelExercise(
     id="softmax.strided",
     function="softmax_strided",
     cases=_strided_cases,
+    contiguous=True,
     reference=ideas.reference("softmax.library", 1),
     # Each offset alone is beyond 2^32: that of a column, of c, of b, of a. A stride that is itself beyond comes in 64 bits.
     huge=lambda: [

@@ -228,6 +228,7 @@ OUTER_ADD = KernelExercise(
     id="triton_basics.outer_add",
     function="outer_add",
     cases=_outer_cases,
+    contiguous=True,
     reference=_outer,
     # Many rows and columns; and rows so long that those of one tile do not fit into 2^31 elements, as long as a grid lets them be.
     huge=lambda: [(far(65536), far(81920), 16, 64), (far(64), far(65535 * 1024), 64, 1024)],
@@ -298,6 +299,7 @@ MUL_RELU = KernelExercise(
     id="triton_basics.mul_relu",
     function="mul_relu",
     cases=_mul_relu_cases,
+    contiguous=True,
     reference=_mul_relu,
     huge=lambda: [
         (far(65536, 81920, transposed=not way), far(81920), far(65536, 81920, transposed=way)) for way in (False, True)

@@ -125,6 +125,10 @@ class Exercise:
         return next(remarks, "")
 
 
+_NOT_CONTIGUOUS = (
+    "{} is to be contiguous, and of shape {} has strides {}. Where the elements lie in memory is a part of the result: who reads it "
+    "next may go by addresses. Which call makes the tensor that is returned, and which shape does it give it?"
+)
 _ROUNDED_EARLY = (
     "for the last digits: a number is rounded to 16 bits before the last step. Convert to float32 what you load, compute with "
     "that, and let the store alone round"
@@ -266,6 +270,7 @@ class TensorExercise(Exercise):
     gradients  how many leading arguments get a gradient. 0: the function is called and its results compared.
                n > 0: the last argument of each case is dy, the upstream gradient; y and the n gradients are compared
     returns    what the docstring calls the results; without it they are y, or y[0], y[1], which reads like an element of y
+    contiguous  whether the docstring promises so of the first result
     launch_rule  (case, launches) -> (label, sentence) if the launches break a rule of the exercise, else None
     huge       () -> the arguments of one more call, or a list of several, some of them wire.Imaginary, of more than 2^31
                elements. A few programs run on addresses alone: an offset that was computed in 32 bits leaves its tensor
@@ -274,6 +279,7 @@ class TensorExercise(Exercise):
     reference: Callable[..., Any] = field(kw_only=True)
     gradients: int = 0
     returns: tuple[str, ...] = ()
+    contiguous: bool = False
     launch_rule: Callable[[Case, tuple[LaunchFacts, ...]], tuple[str, str] | None] | None = None
     huge: Callable[[], tuple[Any, ...] | list[tuple[Any, ...]]] | None = None
 
@@ -352,6 +358,10 @@ class TensorExercise(Exercise):
         )
 
     def broken_rule(self, case: Case, reply: Reply) -> tuple[str, str] | None:
+        if self.contiguous:
+            name, result = next(iter(reply.outputs.items()))
+            if not result.is_contiguous():
+                return "not-contiguous", _NOT_CONTIGUOUS.format(name, list(result.shape), list(result.stride()))
         if "once" in case.tags:
             wide, single = (compare.doubled(case.args, dtype) for dtype in ("float64", "float32"))
             truths, singles = (compare.reference(self.reference, args, self.gradients) for args in (wide, single))
