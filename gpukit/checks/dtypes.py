@@ -248,6 +248,8 @@ def _round_cases(rng: Random) -> list[Case]:
             ("tie", number(k, 0.5, -4, 4), "tie"),
             ("tie", number(k, -0.5, -4, 4), "tie"),
             ("negative tie", -number(k, -0.5, -4, 4), "negative tie"),
+            ("a hair below a tie", math.nextafter(number(k, 0.5, -4, 4), 0), "hair"),
+            ("a hair above a tie", math.nextafter(number(k, -0.5, -4, 4), math.inf), "hair"),
             ("exact", number(k, 0, -6, 6), ""),
             ("just below a power of 2", math.ldexp(2 - 2.0 ** -(k + 3), rng.randint(-6, 6)), ""),
         ):
@@ -297,6 +299,7 @@ ROUND = FunctionExercise(
         Misconception("one-bit-more", gives=lambda value, k: _round(value, k + 1)),
         Misconception("decimal-digits", gives=lambda value, k: round(value, k)),
         Misconception("exponent-cut", gives=_round_log2_cut),
+        Misconception("ties-by-tolerance", when=only("hair")),
         Misconception("spacing-underflows", when=only("underflow")),
     ),
 )
@@ -449,6 +452,8 @@ def _stochastic_cases(rng: Random) -> list[Case]:
             cases.append(case(f"{below!r} to {k} bits, u {u} (just below a power of 2)", below, k, u))
         exact = math.ldexp(2**k + rng.randrange(2**k), rng.randint(-5, 3) - k)
         cases += [case(f"{exact!r} to {k} bits, u {u} (exact)", exact, k, u) for u in (0.0, 0.3, 0.999)]
+        hair = math.nextafter(exact, math.inf)
+        cases.append(case(f"{hair!r} to {k} bits, u 0 (a hair above a neighbor)", hair, k, 0.0, tags="hair"))
         quarter = math.ldexp(2**k + rng.randrange(2**k) + 0.25, rng.choice((-6, 4)) - k)
         cases += [
             case(f"{exact!r} to {k} bits, u {_LAST!r} (exact)", exact, k, _LAST),
@@ -522,6 +527,7 @@ STOCHASTIC = FunctionExercise(
         ),
         Misconception("nearest/2", gives=_stochastic_around_nearest),
         Misconception("absolute-spacing", gives=_stochastic_fixed_point),
+        Misconception("near-is-exact", when=only("hair")),
         Misconception("spacing-underflows", when=only("underflow")),
     ),
 )
