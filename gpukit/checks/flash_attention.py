@@ -850,7 +850,7 @@ def _window_cases(rng: Random) -> list[Case]:
     def case(q: Tensor, k: Tensor, v: Tensor, window: int, note: str = "") -> Case:
         T_q, T_k = q.shape[1], k.shape[1]
         tags = " unequal" * (T_q != T_k) + " unseen" * (T_q > T_k) + " many-blocks" * (T_k > 1000)
-        tags += " low" * note.endswith("-163,840") + _TAGS.get(note, "") + " wide" * (window > 2**30)
+        tags += " low" * note.endswith("-163,840") + _TAGS.get(note, "") + " endless" * (window > 2**30)
         front = [max(i + T_k - T_q - window + 1, 0) for i in range(T_q)]  # the first key that each query sees
         tags += " first-block" * any(front[i] // 16 > front[i // 32 * 32] // 16 for i in range(T_q))
         return _case(q, k, v, window, tags=tags, note=listed(f"window {window}", note))
@@ -909,7 +909,7 @@ WINDOW = KernelExercise(
     misconceptions=(
         *_SHORTCUTS,
         _STALE_MAXIMUM,
-        Misconception("window-wraps", when=only("wide")),
+        Misconception("window-wraps", when=only("endless")),
         Misconception("no-window", gives=lambda q, k, v, w: _masked(q, k, v)),
         *_finite(32),
         *_one_off(1),
