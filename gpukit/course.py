@@ -151,7 +151,7 @@ class Functions:
             sys.modules[spec.name] = module
             exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
             if _GAP.search(source):
-                for value in list(vars(module).values()):
+                for value in vars(module).values():
                     _refuse_if_unwritten(value)
             self._loaded, self._module = (path, source), module
         try:

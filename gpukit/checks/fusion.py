@@ -166,7 +166,6 @@ ACCESSES = FunctionExercise(
 
 
 # ------------------------------------------------------------------------------------------------------ fusion.sin_cos
-_NOT_FINITE = Misconception("not-finite", when=ideas.only("special"))
 
 
 def _sin_cos_cases(rng: Random) -> list[Case]:
@@ -221,7 +220,7 @@ SIN_COS = KernelExercise(
         Misconception("one-term", gives=lambda x, a, b, *_: a * x.sin() ** 2),
         Misconception("one-term", gives=lambda x, a, b, *_: b * x.cos() ** 2),
         Misconception("program-id", when=_only_first(lambda x, a, b, block: block)),
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
     ),
 )
 
@@ -305,7 +304,7 @@ GATE = KernelExercise(
         Misconception("normalised-first", gives=lambda x: (x / x.sum(-1, keepdim=True)).sigmoid()),
         Misconception("mean", gives=lambda x: _gate(x) * x.shape[-1]),
         Misconception("overflow", gives=_overflowing_gate),
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
         Misconception("lost-digits", when=ideas.only("tiny", "kinds", "special")),
         Misconception("program-id", when=_only_first(lambda x: x.shape[-1])),
         Misconception("block-too-small", when=lambda evidence: evidence.kind == "nan" and evidence.tag("long")),
@@ -561,7 +560,7 @@ RECOMPUTE = KernelExercise(
                 "dx": _sigmoids_backward(lambda x, s1, s2, y: _slope(s2) * _slope(s1) * _slope(y))(x, dy)["dx"] / dy
             },
         ),
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
         Misconception("inverted", when=_inverted_sigmoids),
         _BLOCK_0,
     ),
@@ -741,7 +740,7 @@ DETECTIVE = KernelExercise(
         Misconception("clamped", gives=lambda x, cap: x.clamp(-cap, cap)),
         Misconception("not-capped", gives=lambda x, cap: (x / cap).tanh()),
         _BLOCK_0,
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
     ),
 )
 

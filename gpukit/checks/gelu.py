@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from gpukit.grading.evidence import Evidence, Outcome
 
-_NOT_FINITE = Misconception("not-finite", when=ideas.only("special"))
-
 
 # --------------------------------------------------------------------------------------- what the exercises compute
 def _u(x: Tensor) -> Tensor:
@@ -343,7 +341,7 @@ BIAS = KernelExercise(
         writes=1,
     ),
     misconceptions=(
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
         Misconception("tanh-form", gives=_of_h(_gelu_tanh)),
         Misconception("tanh-form", when=_tanh_in_16_bits),
         Misconception("bias-forgotten", gives=ideas.On(lambda x, bias, *blocks: (x, 0 * bias, *blocks), _of_h(_gelu))),
@@ -408,7 +406,7 @@ BACKWARD = KernelExercise(
         "digits of dbias. Where could each program leave a sum that nobody else touches?"
     ),
     misconceptions=(
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
         Misconception("forward-first", when=lambda evidence: evidence.output == "y"),
         Misconception("first-term-only", gives=_slope(_cumulative)),
         Misconception("second-term-only", gives=_slope(lambda h: h * _density(h))),
@@ -464,7 +462,7 @@ SWIGLU = KernelExercise(
         saved=lambda gate, up, dy: nbytes(gate, up),
     ),
     misconceptions=(
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
         Misconception("swapped", gives=lambda gate, up, dy: {"y": _swiglu(up, gate)}),
         Misconception("sigmoid-only", gives=lambda gate, up, dy: {"y": gate.sigmoid() * up}),
         Misconception("overflow", when=only("large", kind="nan")),

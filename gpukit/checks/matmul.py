@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gpukit.grading.evidence import Evidence
     from gpukit.grading.messages import LaunchFacts
 
-_NOT_FINITE = Misconception("not-finite", when=ideas.only("special"))
-
 
 # ------------------------------------------------------------------------------------------------------------ inputs
 class _Matrices(Inputs):
@@ -220,7 +218,7 @@ STRIDES = KernelExercise(
     ],
     traffic=Traffic(reads=_products_read, writes=_products_bytes, memory=_products_bytes),  # memory: no copy of a or b
     misconceptions=(
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
         Misconception("low-precision-sums", when=ideas.rounded_sums),
         Misconception(
             "a-contiguous", gives=ideas.On(lambda a, b, BLOCK: (ideas.as_if_contiguous(a), b, BLOCK), _a_times_b)
@@ -680,7 +678,7 @@ EPILOGUE = KernelExercise(
     traffic=Traffic(reads=_linear_reads, writes=_linear_bytes, memory=_linear_bytes),
     launch_rule=ideas.in_registers("the tile is complete in registers when the loop ends: who needs it in memory?"),
     misconceptions=(
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
         Misconception(
             "short-constant", gives=_after(lambda z, bias: 0.5 * (z + bias) * (1 + (0.7071 * (z + bias)).erf()))
         ),
@@ -813,7 +811,7 @@ INT4 = KernelExercise(
     huge=lambda: (far(1 << 20, 10_240), far(5120, 1 << 20, dtype="uint8"), far(80, 1 << 20)),
     traffic=Traffic(reads=_int4_reads, writes=_int4_bytes, memory=_int4_bytes),
     misconceptions=(
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
         Misconception("low-precision-sums", when=ideas.rounded_sums),
         Misconception("halves-exchanged", gives=_int4_gives(low=1)),
         Misconception("no-offset", gives=_int4_gives(offset=0)),

@@ -14,6 +14,11 @@ from gpukit.grading.inputs import case
 
 
 # -------------------------------------------------------------------------------------------------------- memory.gpt2
+def _of_layers(layers: int, total: Callable[[int], int]) -> int:
+    """total(layers), which grows by as much with each layer; a models.Config has one at least."""
+    return total(layers) if layers else 2 * total(1) - total(2)
+
+
 def _gpt2_cases(rng: Random) -> list[Case]:
     def some(tied: bool) -> Case:
         vocab, positions = rng.randrange(200, 60_000), rng.choice((64, 100, 512, 2048))
@@ -46,7 +51,7 @@ def _gpt2(vocab: int, positions: int, h: int, layers: int, tied: bool) -> int:
         config = models.Config("GPT-2", vocab, h, n, heads=1, positions=positions, tied_embeddings=tied, biases="all")
         return models.parameters(config).total
 
-    return total(layers) if layers else 2 * total(1) - total(2)
+    return _of_layers(layers, total)
 
 
 def _gpt2_but(error: Callable[[int, int, int, int, bool], int]) -> Callable[..., int]:
@@ -132,7 +137,7 @@ def _llama(vocab: int, h: int, layers: int, heads: int, kv_heads: int, head_size
         )
         return models.parameters(config).total
 
-    return total(layers) if layers else 2 * total(1) - total(2)
+    return _of_layers(layers, total)
 
 
 def _llama_but(error: Callable[..., int]) -> Callable[..., int]:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 RMS_EPS = 1e-6
 LAYER_EPS = 1e-5
 
-_NOT_FINITE = Misconception("not-finite", when=ideas.only("special"))
-
 
 # --------------------------------------------------------------------------------------- what the exercises compute
 def _wide(x: Tensor) -> Tensor:
@@ -363,7 +361,7 @@ RMS_NORM = KernelExercise(
         writes=lambda x, weight, eps: nbytes(x) + 4 * len(x),
     ),
     misconceptions=(
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
         Misconception("no-weight", gives=ideas.On(lambda x, weight, eps: (x, 0 * weight + 1, eps), _rms_norm)),
         Misconception(
             "weight-per-row",
@@ -409,7 +407,7 @@ DETECTIVE = KernelExercise(
         reads=lambda x, weight, bias, *eps: nbytes(x) + len(x) * nbytes(weight, bias), writes=lambda x, *_: nbytes(x)
     ),
     misconceptions=(
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
         Misconception("cancellation", when=_far_from_zero),
         Misconception("cancellation/2", when=only("outlier")),
         Misconception("padding-in-variance", gives=_weights(_padded_variance)),
@@ -523,7 +521,7 @@ WELFORD = KernelExercise(
     huge=lambda: (far(81920, 65536), 8192, 1e-5),
     traffic=Traffic(reads=lambda x, *_: 2 * nbytes(x) + 32 * len(x), writes=1),  # and a number or two for each row
     misconceptions=(
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
         Misconception(
             "block-alone",
             gives=lambda x, BLOCK_N, eps=LAYER_EPS: ideas.each_block(lambda block: _normalized(block, eps), x, BLOCK_N),
@@ -713,7 +711,7 @@ RESIDUAL = KernelExercise(
         launches=2,
     ),
     misconceptions=(
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
         Misconception("norm-of-x", gives=_handed_on(lambda x, residual, weight: (*_rms_norm(x, weight), x + residual))),
         Misconception(
             "u-is-x", gives=_handed_on(lambda x, residual, weight: (*_rms_norm(x + residual, weight), residual))

@@ -402,7 +402,6 @@ def _row(terms: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------ shared wrong ideas
-_NOT_FINITE = Misconception("not-finite", when=only("special"))
 
 
 def _common(lanes: Callable[..., int]) -> tuple[Misconception, ...]:
@@ -446,7 +445,7 @@ FUSED = KernelExercise(
         Misconception("lost-digits", gives=_scaled_before_subtracting),
         Misconception("program-id", when=_only_row_0),
         Misconception("block-too-small", when=lambda evidence: evidence.tag("long")),
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
     ),
 )
 
@@ -470,7 +469,7 @@ STRIDED = KernelExercise(
         Misconception("output-strides", gives=lambda x: ideas.stored_like(x, x.softmax(-1))),
         Misconception("leading-order", gives=_first_index_fastest),
         *_common(_row_padding),
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
     ),
 )
 
@@ -506,7 +505,7 @@ ONLINE = KernelExercise(
             "lost-digits/2",  # the same idea, where another order of rounding hides the formula
             when=only("large", kind="values"),
         ),
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
     ),
 )
 
@@ -568,7 +567,7 @@ PERSISTENT = KernelExercise(
         Misconception("program-id", when=_only_row_0),
         Misconception("rows-skipped", when=lambda evidence: evidence.tag("many-rows")),
         *_common(_row_padding),
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
     ),
 )
 

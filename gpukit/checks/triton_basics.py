@@ -102,7 +102,6 @@ def _special(x: Tensor, *rest: Any, note: str = "") -> Case:
     return _blocked(x, *rest, note=listed(note, "with infinities and NaN"), tags="special")
 
 
-_NOT_FINITE = Misconception("not-finite", when=only("special"))
 _ONE_BLOCK = Misconception("one-block", when=lambda evidence: evidence.kind == "nan" and evidence.tag("blocks"))
 
 
@@ -147,7 +146,7 @@ ADD_CONSTANT = KernelExercise(
         _ONE_BLOCK,
         Misconception("no-constant", gives=lambda x, c, BLOCK: x.clone()),
         Misconception("sign", gives=lambda x, c, BLOCK: x - c),
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
     ),
 )
 
@@ -179,7 +178,7 @@ VECTOR_ADD = KernelExercise(
         Misconception("grid-floor", gives=lambda x, y, BLOCK: _nan_from(x + y, len(x) // BLOCK * BLOCK)),
         _ONE_BLOCK,
         Misconception("same-input", gives=lambda x, y, BLOCK: x + x),
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
     ),
 )
 
@@ -240,7 +239,7 @@ OUTER_ADD = KernelExercise(
         Misconception("grid-axes", gives=_axes_swapped),
         Misconception("one-block", gives=_first_columns),
         Misconception("one-block/2", gives=_first_rows),
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
     ),
 )
 
@@ -381,7 +380,7 @@ ROW_SUM = KernelExercise(
         Misconception("row-stride", gives=_rows_a_block_apart),
         Misconception("program-id", gives=lambda x, BLOCK_N: _sum(x[:1]).expand(len(x))),
         Misconception("low-precision-sum", when=_only_16_bits("cancel", "bfloat16", "large")),
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
     ),
 )
 
@@ -449,7 +448,7 @@ DOT = KernelExercise(
             fill=lambda evidence: {"lanes": padding(len(evidence.case.args[0]), evidence.case.args[2])},
         ),
         Misconception("low-precision-sum", when=_only_16_bits("float16", "bfloat16", "large")),
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
     ),
 )
 
@@ -514,7 +513,7 @@ PREFIX_SUM = KernelExercise(
         Misconception("exclusive", gives=lambda x, BLOCK_N: x.cumsum(-1) - x),
         Misconception("tail-block", when=lambda evidence: evidence.kind == "nan" and evidence.tag("partial")),
         Misconception("low-precision-sum", when=_only_16_bits("large", "bfloat16", "float16")),
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
     ),
 )
 
@@ -798,7 +797,7 @@ DETECTIVE_SLOW = KernelExercise(
     misconceptions=(
         Misconception("grid-axes", gives=_diagonal),
         _ONE_BLOCK,
-        _NOT_FINITE,
+        ideas.NOT_FINITE,
     ),
 )
 
@@ -825,7 +824,7 @@ DETECTIVE_RACE = KernelExercise(
     reference=_neighbour_mean,
     traffic=Traffic(reads=2, writes=1),
     launch_rule=_not_alone,
-    misconceptions=(_ONE_BLOCK, _NOT_FINITE),
+    misconceptions=(_ONE_BLOCK, ideas.NOT_FINITE),
 )
 
 EXERCISES = [

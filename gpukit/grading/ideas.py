@@ -8,11 +8,12 @@ from importlib import import_module
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+from gpukit.grading.exercise import Case, Misconception
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from gpukit.grading.evidence import Evidence, Outcome
-    from gpukit.grading.exercise import Case
     from gpukit.grading.messages import LaunchFacts
 
 
@@ -203,6 +204,10 @@ def wrong_rows(outcome: Outcome) -> Tensor:
     allowed = 16 * torch.finfo(outcome.wrong.actual.dtype).eps * (size.amax(-1, keepdim=True) if size.ndim else size)
     wrong = ~((yours == right) | ((yours - right).abs() <= allowed))
     return wrong.any(-1) if wrong.ndim > 1 else wrong
+
+
+# What makes an infinity or a NaN of an input a number.
+NOT_FINITE = Misconception("not-finite", when=only("special"))
 
 
 def only_rows(where: Callable[..., Tensor], kind: str = "") -> Callable[[Evidence], bool]:

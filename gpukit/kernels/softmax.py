@@ -325,9 +325,8 @@ def softmax_bwd(y: Tensor, dy: Tensor, log: bool = False) -> Tensor:
         return dx
     N, dtype = y.shape[-1], y.dtype
     resident = _is_resident(N, dtype)
-    y, dy = y.contiguous(), as_rows(dy, copy_interleaved=not resident)
+    y, dy = as_rows(y.contiguous()), as_rows(dy, copy_interleaved=not resident)
     M, strides = dy.shape[0], dy.stride()
-    y = y if y.ndim == 2 else y.view(M, N)
     if resident:
         config = _resident_config(N, dtype)
         programs = -(-M // config["BLOCK_M"])

@@ -266,10 +266,8 @@ _PARTS = {
     "everything else": style.READS,
 }
 
-
-Stretches = dict[
-    str, list[tuple[float, float, float]]
-]  # by what kernels are part of: start, length, kernels' time in it, ms
+# By what kernels are part of: start, length and the kernels' own time of each stretch, in ms.
+Stretches = dict[str, list[tuple[float, float, float]]]
 
 
 def _timeline() -> dict[str, Stretches]:

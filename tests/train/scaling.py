@@ -201,21 +201,35 @@ def communication(name: str) -> str:
     return next((kind for part, kind in KINDS.items() if part in name), "other communication")
 
 
-def stretches(
+def grouped(
     record: profiling.Profile, what: Callable[[str], str] = communication, bridged_us: float = BRIDGED_US
-) -> list[dict]:
-    """When the kernels of each kind ran, in ms since the first kernel: rows what, start_ms, ms. what: the kind by the name."""
-    begin, found = min(span.start_us for span in record.kernels), {}
+) -> dict[str, list[list[profiling.Span]]]:
+    """The kernels of each kind, which `what` tells by the name, in stretches: those between which there is no longer gap."""
+    found: dict[str, list[list[profiling.Span]]] = {}
+    ends: dict[str, float] = {}
     for span in sorted(record.kernels, key=lambda span: span.start_us):
-        of_kind = found.setdefault(what(span.name), [])
-        if of_kind and span.start_us - of_kind[-1][1] < bridged_us:
-            of_kind[-1][1] = max(of_kind[-1][1], span.end_us)
+        kind = what(span.name)
+        of_kind = found.setdefault(kind, [])
+        if of_kind and span.start_us - ends[kind] < bridged_us:
+            of_kind[-1].append(span)
+            ends[kind] = max(ends[kind], span.end_us)
         else:
-            of_kind.append([span.start_us, span.end_us])
+            of_kind.append([span])
+            ends[kind] = span.end_us
+    return found
+
+
+def stretches(groups: dict[str, list[list[profiling.Span]]]) -> list[dict]:
+    """When the kernels of each kind ran, in ms since the first kernel: rows what, start_ms, ms."""
+    begin = min(stretch[0].start_us for of_kind in groups.values() for stretch in of_kind)
     return [
-        {"what": what, "start_ms": f"{(start - begin) / 1e3:.2f}", "ms": f"{(end - start) / 1e3:.2f}"}
-        for what, of_kind in found.items()
-        for start, end in of_kind
+        {
+            "what": what,
+            "start_ms": f"{(stretch[0].start_us - begin) / 1e3:.2f}",
+            "ms": f"{(max(span.end_us for span in stretch) - stretch[0].start_us) / 1e3:.2f}",
+        }
+        for what, of_kind in groups.items()
+        for stretch in of_kind
     ]
 
 
@@ -242,7 +256,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.row:
         row = measured(args.presets[0], args.engines[0], args.steps, args.device, args.traces)
         if row:
-            _write(Path(args.row), [row])
+            write(Path(args.row), [row])
         return 0
 
     if args.draw:
@@ -251,8 +265,8 @@ def main(argv: list[str] | None = None) -> int:
             run = dict(
                 zip(("preset", "engine", "gpus"), trace.name.removesuffix(".json.gz").split("~")[1:], strict=True)
             )
-            rows += [{**run, **row} for row in stretches(profiling.load(trace))]
-        _write(args.out, rows, [*rows[0]])
+            rows += [{**run, **row} for row in stretches(grouped(profiling.load(trace)))]
+        write(args.out, rows, [*rows[0]])
         return 0
     failed = 0
     for preset in args.presets:
@@ -271,7 +285,7 @@ def main(argv: list[str] | None = None) -> int:
                 row = next(r for r in rows if _key(r) == _key(row))
                 print("  ".join(f"{name} {row[name]}" for name in COLUMNS[:-5] if row[name]), flush=True)
                 if out:
-                    _write(out, rows)
+                    write(out, rows)
     return 1 if failed else 0
 
 
@@ -312,7 +326,7 @@ def _read(file: Path) -> list[dict]:
         return list(csv.DictReader(lines))
 
 
-def _write(file: Path, rows: list[dict], columns: Sequence[str] = COLUMNS) -> None:
+def write(file: Path, rows: list[dict], columns: Sequence[str] = COLUMNS) -> None:
     with open(file, "w", newline="") as lines:
         writer = csv.DictWriter(lines, columns, restval="", lineterminator="\n")
         writer.writeheader()

@@ -96,7 +96,7 @@ def test_a_step_as_stretches():
         profiling.Span("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "kernel", 1800, 400, lane=1),
         profiling.Span("adamw", "kernel", 2400, 100), profiling.Span("aten::mm", "op", 0, 9000),
     ]  # fmt: skip
-    rows = scaling.stretches(profiling.Profile(tuple(spans), "H100"))
+    rows = scaling.stretches(scaling.grouped(profiling.Profile(tuple(spans), "H100")))
     assert [tuple(row.values()) for row in rows] == [
         ("computation", "0.00", "1.00"), ("computation", "1.40", "0.10"), ("all-reduce", "0.80", "0.40"),
     ]  # fmt: skip

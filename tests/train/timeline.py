@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity
 
 from gpukit import benchmark, profiling
 from gpukit.train import data, ladder, presets
-from tests.train.scaling import _write, stretches
+from tests.train.scaling import grouped, stretches, write
 
 RUNGS = {"naive": 8, "bf16 weights": 1}  # and the passes that the batch takes
 KINDS = {
@@ -40,15 +40,11 @@ def rows(rung: str, record: profiling.Profile) -> list[dict]:
     kernels = sorted(record.kernels, key=lambda span: span.start_us)
     first = next(i for i, span in enumerate(kernels) if kind(span.name) == "matrix products")
     step = dataclasses.replace(record, spans=tuple(kernels[first:]))
-    found = stretches(step, kind, bridged_us=step.span_us / 2000)
-    for row in found:
-        begin = step.spans[0].start_us + 1e3 * float(row["start_ms"])
-        within = (begin - 5, begin + 1e3 * float(row["ms"]))  # start_ms is rounded to 10 us
-        took = (
-            s.duration_us for s in step.spans if kind(s.name) == row["what"] and within[0] <= s.start_us < within[1]
-        )
-        row["kernels_ms"] = f"{sum(took) / 1e3:.2f}"
-    return [{"rung": rung, **row} for row in found]
+    groups = grouped(step, kind, bridged_us=step.span_us / 2000)
+    took = [sum(span.duration_us for span in stretch) for of_kind in groups.values() for stretch in of_kind]
+    return [
+        {"rung": rung, **row, "kernels_ms": f"{us / 1e3:.2f}"} for row, us in zip(stretches(groups), took, strict=True)
+    ]
 
 
 def recorded(rung: str, passes: int) -> profiling.Profile:
@@ -82,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
         print("needs a GPU", file=sys.stderr)
         return 2
     out = args.out or benchmark.RESULTS / benchmark.gpu_key(torch.cuda.get_device_name()) / "ladder-timeline.csv"
-    _write(out, [row for rung, record in records.items() for row in rows(rung, record)], COLUMNS)
+    write(out, [row for rung, record in records.items() for row in rows(rung, record)], COLUMNS)
     return 0
 
 

@@ -182,9 +182,8 @@ def _passes_of_headers(functions, executions: Executions) -> Executions:
         body = (bodies[frames[0]], *frames[1:])
         if body not in executions:
             return 0.0
-        return (
-            executions[body] - passes(body) if body[0] in bodies else executions[body]
-        )  # an inner loop: how often it ended
+        # Where the body begins with an inner loop, its header ran once more each time that loop ended.
+        return executions[body] - (passes(body) if body[0] in bodies else 0)
 
     return {frames: passes(frames) for frames in executions}
 

@@ -63,11 +63,8 @@ class _Lines:
     def follow(self, values: np.ndarray) -> np.ndarray | None:
         """Of [probes, n] numbers the [others, n]; None if they go up otherwise."""
         if values.dtype.kind not in "iu":
-            return (
-                np.broadcast_to(values[0], (len(self._wanted), *values.shape[1:]))
-                if (values == values[0]).all()
-                else None
-            )
+            alike = (values == values[0]).all()
+            return np.broadcast_to(values[0], (len(self._wanted), *values.shape[1:])) if alike else None
         exact = values.astype(np.int64)
         steps = np.rint(np.linalg.lstsq(self._known.astype(float), (exact - exact[0]).astype(float), rcond=None)[0])
         steps = steps.astype(np.int64)
