@@ -55,6 +55,17 @@ def _seeded():
         sys.modules["torch"].manual_seed(_TORCH_SEED)
 
 
+@pytest.fixture(autouse=True)
+def _settings_are_put_back():
+    """What a test leaves changed makes another one fail that happens to run after it in the same process."""
+    yield
+    if torch := sys.modules.get("torch"):
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_default_dtype() == torch.float32
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert torch.is_grad_enabled()
+
+
 def _why_no_gpu() -> str:
     """Why kernels do not run on a GPU here, or "" if they do."""
     if os.environ.get("TRITON_INTERPRET") == "1":

@@ -14,7 +14,8 @@ import csv
 import gc
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -270,6 +271,19 @@ def _kept(_, operator, *arguments, **named):
     return CheckpointPolicy.MUST_SAVE if expensive else CheckpointPolicy.PREFER_RECOMPUTE
 
 
+@contextmanager
+def float32_products(precision: str) -> Iterator[None]:
+    """torch.set_float32_matmul_precision for a while: it is the process's, and what the caller does later must not round."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 class Trained:
     """A model, its optimizer and the sequences, as a rung has them: `step()` trains once and returns the loss."""
 
@@ -299,8 +313,6 @@ class Trained:
             contexts = partial(create_selective_checkpoint_contexts, _kept)
             for block in self.model.blocks:
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
-        # "high" lets float32 products round to TF32; bf16 products are the same either way.
-        torch.set_float32_matmul_precision("highest" if way.precision == "fp32" else "high")
         mode = "reduce-overhead" if way.graphs else None
         self.called = torch.compile(self.model, mode=mode) if way.compiled else self.model
         self.optimizer = optimizer.adamw(
@@ -317,17 +329,19 @@ class Trained:
         from gpukit.train.data import to_device
 
         total = torch.zeros((), device=self.device)
-        for _ in range(self.way.passes):
-            inputs, targets = (to_device(tensor, self.device) for tensor in next(self.batches))
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.way.precision == "autocast"):
-                loss = self.called(inputs, targets)
-                if not self.checked:
-                    check_first(loss, lambda: self.model(inputs, targets))  # noqa: B023
-                    self.checked = True
-                loss = loss / self.way.passes
-            loss.backward()
-            total += loss.detach()
-        self.update(self.optimizer, self.schedule.rate(self.number), self.settings, norm_wanted=False)
+        # "high" lets float32 products round to TF32; bf16 products are the same either way.
+        with float32_products("highest" if self.way.precision == "fp32" else "high"):
+            for _ in range(self.way.passes):
+                inputs, targets = (to_device(tensor, self.device) for tensor in next(self.batches))
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.way.precision == "autocast"):
+                    loss = self.called(inputs, targets)
+                    if not self.checked:
+                        check_first(loss, lambda: self.model(inputs, targets))  # noqa: B023
+                        self.checked = True
+                    loss = loss / self.way.passes
+                loss.backward()
+                total += loss.detach()
+            self.update(self.optimizer, self.schedule.rate(self.number), self.settings, norm_wanted=False)
         self.number += 1
         return total
 
