@@ -38,12 +38,13 @@ test: ## run every test, the saved notebooks included
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/gpukit nb clean --check
-	$(PYTEST) tests -n 3 --dist worksteal --durations=15 $(ARGS)
+	$(PYTEST) -m "not prove" tests -n 3 --dist worksteal --durations=15 $(ARGS)
 
 prove: ## run notebooks on the solutions, known answers on the checks
 	$(SETUP) --extra dev --last-step "proving the checks"
 	$(BIN)/python -m pytest --nbval notebooks --gpukit-impl=solutions --gpukit-seed=1 -n 2
-	$(BIN)/python -W error::UserWarning -m tests.train.ranks memory_in_bf16
+	$(PYTEST) -m prove tests -n 2
+	$(BIN)/python -W error::UserWarning -m tests.train.ranks memory memory_in_bf16 traffic
 	$(BIN)/python -m tests.classroom.proved -j 2
 	$(BIN)/gpukit integrity --jobs 2 --seeds 3 --mutants some
 

@@ -20,6 +20,7 @@ def test_every_public_name_is_used():
         assert {*names} - {*re.findall(rf"\b{module}\.(\w+)", text)} == set()
 
 
+@pytest.mark.prove
 def test_mypy_finds_the_mistakes_that_are_marked_and_no_other():
     pytest.importorskip("mypy", reason="mypy is not installed; make test installs it")
     options = ["--follow-imports=silent", "--warn-unused-ignores", f"--cache-dir={ROOT / 'build' / 'mypy'}"]

@@ -68,6 +68,7 @@ def differing(folder: Path, expected: dict[str, tuple[str, ...]]) -> dict[str, t
     return found
 
 
+@pytest.mark.prove
 def test_a_class_of_sixty_is_graded_as_expected_also_after_a_kill(tmp_path):
     expected = synthetic.make(tmp_path)
     assert len(expected) == 60

@@ -39,6 +39,7 @@ def right(name: str) -> str:
     return (ROOT / "solutions" / f"{name}.py").read_text()
 
 
+@pytest.mark.prove
 def test_a_term_as_written(tmp_path):
     handed_in, where = tmp_path / "handed-in", environment(tmp_path)
     for name in ("start", "memory"):  # Ada, in a folder

@@ -478,6 +478,7 @@ for D, dtype in ((64, torch.bfloat16), (128, torch.float16)):
 """
 
 
+@pytest.mark.prove
 def test_hopper_kernels_compile_without_a_gpu(tmp_path):
     compile_for_hopper(FOR_HOPPER, tmp_path)
     spilled = spilled_beside_products(tmp_path)

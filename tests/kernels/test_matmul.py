@@ -140,6 +140,7 @@ for dtype, activation in ((torch.bfloat16, ""), (torch.float16, "gelu")):
 """
 
 
+@pytest.mark.prove
 def test_gluon_compiles_without_a_gpu(tmp_path):
     assert compile_for_hopper(FOR_HOPPER, tmp_path) == [0] * 4
 

@@ -41,6 +41,7 @@ def test_first_exercise_from_wrong_to_right(person):
     person.screenshot("start-5-whole", whole=True)
 
 
+@pytest.mark.prove
 def test_a_flipped_bit_changes_the_value(person):
     person.open("notebooks/01_dtypes.ipynb")
     person.run_all()
