@@ -8,6 +8,7 @@ import triton
 
 from gpukit import cli
 from gpukit.validation import counters, halves, report, simulated_counts, third, times, traffic
+from gpukit.validation.fourth_set import CASES as FOURTH
 from gpukit.validation.new_kernels import CASES as OLDER
 from gpukit.validation.third_set import CASES
 
@@ -15,16 +16,18 @@ needs_the_interpreter = pytest.mark.skipif(not triton.knobs.runtime.interpret, r
 
 
 @needs_the_interpreter
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *FOURTH])
 def test_a_kernel_computes_what_pytorch_does(name):
     torch.manual_seed(0)
-    assert CASES[name].build("cpu", **CASES[name].small).wrong() == ""
+    case = (CASES | FOURTH)[name]
+    assert case.build("cpu", **case.small).wrong() == ""
 
 
-def test_no_kernel_is_of_a_kind_that_the_model_was_fixed_by():
-    kinds = {case.kind for case in CASES.values()}
-    assert len(CASES) >= 24 and len(kinds) >= 12
-    assert not kinds & {case.kind for case in OLDER.values()} and not CASES.keys() & OLDER.keys()
+@pytest.mark.parametrize("cases, older", [(CASES, OLDER), (FOURTH, OLDER | CASES)], ids=["third", "fourth"])
+def test_no_kernel_is_of_a_kind_that_the_model_was_fixed_by(cases, older):
+    kinds = {case.kind for case in cases.values()}
+    assert len(cases) >= 24 and len(kinds) >= 12
+    assert not kinds & {case.kind for case in older.values()} and not cases.keys() & older.keys()
 
 
 def test_nothing_is_predicted_before_it_is_measured():
