@@ -206,9 +206,12 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     added.add_argument("--misses", action="store_true", help="only the rows outside their bars")
     once = added.add_mutually_exclusive_group()
     once.add_argument(
-        "--measure", action="store_true", help="on a GPU: time and count the third set, which nobody has predicted"
+        "--measure",
+        action="store_true",
+        help="on a GPU: time and count the newest set of kernels, which nobody has predicted",
     )
-    once.add_argument("--predict", action="store_true", help="predict what --measure has measured of the third set")
+    once.add_argument("--predict", action="store_true", help="predict what --measure has measured of it")
+    added.add_argument("--set", metavar="NAME", help="an older set to measure or predict, such as third")
 
     memory_command(command("memory", _pencil, "say what a training step, or serving, holds on each GPU, and why"))
     flops_command(command("flops", _pencil, "say what a training run takes: FLOPs, days, GPU-hours, and why"))
@@ -658,12 +661,16 @@ def _cheatsheet(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    from gpukit.validation import report, third
+    from gpukit.validation import report, unseen
 
+    if args.set is not None and not (args.measure or args.predict):
+        return _refuse("--set goes with --measure or --predict")
+    if args.set not in (None, *unseen.SETS):
+        return _refuse(f"--set must be one of {', '.join(unseen.SETS)}, got {args.set!r}")
     if args.measure:
-        return third.measure()
+        return unseen.measure(args.set or unseen.NEWEST)
     if args.predict:
-        return third.predict()
+        return unseen.predict(args.set or unseen.NEWEST)
     if args.gpu is None:
         return report.show(report.recorded(), not args.misses, missing=False)
     try:

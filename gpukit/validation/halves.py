@@ -3,7 +3,7 @@
 A coin decided before anything of them was measured or predicted: a kernel is held back where the SHA-256 of its name, as a
 number, is odd, and open where it is even. The model was first fixed on open kernels alone, and was off by 10.9% in the median
 and 130% at worst on the half held back of an H100. Then that half was looked at too, so that its figures no longer say what
-the model does on kernels it has not seen: those of the third set will (third.py). Bars stay on the half held back, and on
+the model does on kernels it has not seen: those of the sets after it do (unseen.py). Bars stay on the half held back, and on
 each GPU by itself.
 
 The kernels: gpukit.validation.new_kernels. Recorded in gpukit/results/<gpu>/halves.csv and halves_traffic.csv.
@@ -21,12 +21,12 @@ from gpukit.validation import times, traffic
 HALVES = ("held", "open")
 LOOKED_AT = (
     "This half was held back until 2026-11-27 (10.9% in the median, 130% at worst on an H100). The model has since been fixed by "
-    "it, so it no longer stands for kernels that the model has not seen: the third set does."
+    "it, so it no longer stands for kernels that the model has not seen: the sets after it do."
 )
 TITLES = {"held": "KERNELS HELD BACK", "open": "OPEN KERNELS"}
 # The largest |predicted / measured - 1| allowed: in the median, of nine kernels in ten, and of all.
 BARS = {"median": 0.08, "90th percentile": 0.25, "worst": 0.35}
-# (case, gpu) -> why its time is off by more than BARS["worst"], here and in the third set.
+# (case, gpu) -> why its time is off by more than BARS["worst"], here and in the sets of unseen.py.
 REASONS: dict[tuple[str, str], str] = {
     ("sines, powers and error functions of 32 Mi fp32", "h100-sxm"): (
         "of the 1,466 instructions that were counted 381 stand behind branches which these numbers do not take, most for sines of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gpukit.validation import halves, third, times, traffic
+from gpukit.validation import halves, times, traffic, unseen
 
 _TABLES = [table for kernels in (times.KERNELS, traffic.KERNELS) for _, table in kernels.values()]
 
@@ -20,13 +20,14 @@ def show(gpus: list[str], everything: bool, missing: bool) -> int:
     """Print all tables of these GPUs; `missing`: name the tables that do not exist. Returns 1 if nothing was found, if the times held
     back are outside a bar, or if another row is outside its bar without a reason; the open half is only shown."""
     found, wrong = False, False
-    for line in third.state(gpus):
-        print(f"{line}\n")
+    for name in unseen.SETS:
+        for line in unseen.state(gpus, name):
+            print(f"{line}\n")
     for title, read, text, fails in _parts(gpus):
         try:
             rows = read()
         except FileNotFoundError as error:
-            if missing and "THIRD SET" not in title:  # of which third.state has spoken
+            if missing and " SET, " not in title:  # of which unseen.state has spoken
                 print(f"{title}\nnothing is recorded: {error}\n")
             continue
         found = True
@@ -39,16 +40,17 @@ def show(gpus: list[str], everything: bool, missing: bool) -> int:
 
 def _parts(gpus: list[str]) -> Iterator[tuple[str, Callable, Callable, Callable]]:
     """Title, what reads the rows, what makes a text of them, and what says that they fail."""
-    for gpu in gpus:
-        on = f"simulated and measured on {gpu}"
-        path = traffic.RESULTS / gpu / traffic.KERNELS[third.SET][1]
-        yield (
-            f"TIMES OF THE THIRD SET, {on}",
-            lambda gpu=gpu: times.read(gpu, third.SET),
-            halves.text,
-            lambda rows: bool(halves.outside(rows)),
-        )
-        yield f"TRAFFIC OF THE THIRD SET, {on}", lambda path=path: traffic.read(path), traffic.text, _unexplained
+    for name in unseen.SETS:
+        for gpu in gpus:
+            of = f"OF THE {name.upper()} SET, simulated and measured on {gpu}"
+            path = traffic.RESULTS / gpu / traffic.KERNELS[name][1]
+            yield (
+                f"TIMES {of}",
+                lambda gpu=gpu, name=name: times.read(gpu, name),
+                halves.text,
+                lambda rows: bool(halves.outside(rows)),
+            )
+            yield f"TRAFFIC {of}", lambda path=path: traffic.read(path), traffic.text, _unexplained
     for which in halves.HALVES:
         for gpu in gpus:
             on = f"simulated and measured on {gpu}"

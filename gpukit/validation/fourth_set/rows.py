@@ -95,9 +95,9 @@ def normalize_channels(x_ptr, sum_ptr, square_ptr, w_ptr, y_ptr, P, C, ROWS: tl.
 
 
 @case(
-    "batch norm and ReLU, 100,352 pixels of 256 channels bf16, four launches",
+    "batch norm and ReLU, 401,408 pixels of 256 channels bf16, four launches",
     NORMS,
-    dict(P=32 * 56 * 56, C=256, rows=256),
+    dict(P=128 * 56 * 56, C=256, rows=1024),
     dict(P=512, C=64, rows=16),
 )
 def _(device, P, C, rows):

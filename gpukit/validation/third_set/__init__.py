@@ -1,10 +1,10 @@
-"""Kernels that nobody has predicted: of kinds that both older sets lack, all of them held back.
+"""Kernels that nobody had predicted when they were measured: of kinds that both older sets lack, all of them held back.
 
 The half of gpukit.validation.new_kernels that had been held back was looked at when the model was fixed by it, so it can no
-longer say how true the model is on what it has not seen. These can, as long as they are measured before they are predicted:
+longer say how true the model is on what it has not seen. These could, until the model was fixed by them as well: fourth_set takes their place.
 
-    gpukit validate --measure    on a GPU: times and counters, into gpukit/results/<gpu>/
-    gpukit validate --predict    afterwards, anywhere: what the model says of what was measured
+    gpukit validate --measure --set third    on a GPU: times and counters, into gpukit/results/<gpu>/
+    gpukit validate --predict --set third    afterwards, anywhere: what the model says of what was measured
 
 case           the register of the set
 rows           sorts, scans, positions of maxima, statistics of channels
