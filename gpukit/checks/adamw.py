@@ -22,7 +22,8 @@ class _Inputs(Inputs):
     def states(self, n: int, scale: float = 1.0) -> tuple[Tensor, ...]:
         """p, g, m and v [n] of a run that is under way, with gradients of about `scale`; in every ninth element nothing has
         ever moved, the next one is a thousand times as large, and the one behind it as much smaller."""
-        p, g, m, v = self.normal(n), *(self.normal(n, scale=scale * share) for share in (1, 1 / 3, 1))
+        p = self.apart(n) if n < 5 else self.normal(n)
+        g, m, v = (self.normal(n, scale=scale * share) for share in (1, 1 / 3, 1))
         for x in (g, m, v):
             x[8::9] = 0
             x[9::9] *= 1000
@@ -615,7 +616,8 @@ def _train_cases(rng: Random) -> list[Case]:
         }[q]
         gradients = make.normal(steps, n)
         gradients[:, 3::7] = 0
-        args = (make.normal(n), make.normal(n), gradients, turns, stop, rng.choice((0.01, 0.02)), wd)
+        p, q_before = (make.apart(n) if n < 5 else make.normal(n) for _ in range(2))
+        args = (p, q_before, gradients, turns, stop, rng.choice((0.01, 0.02)), wd)
         stopped = stop < steps
         end = f"stopped after {stop}" if stopped else "never stopped"
         name = listed(f"p [{n}]", f"{steps} steps", f"q {q}", end, f"weight decay {wd:g}" if wd else "")

@@ -56,6 +56,12 @@ class Inputs:
             .to(getattr(self.torch, dtype))
         )
 
+    def apart(self, *shape: int) -> Tensor:
+        """Normal noise in float32 with a hole around 0: no number is less than 1 in size. A result of few numbers has no larger
+        one beside it whose digits count for the tolerance, so what it is made of must not cancel."""
+        x = self.normal(*shape, scale=1.0)
+        return x + self.torch.where(x < 0, -1.0, 1.0)
+
     def like(self, x: Tensor, *shape: int) -> Tensor:
         """What goes with x, such as a weight or an upstream gradient: noise of spread 1 in x's dtype, of x's shape unless
         another is given."""
