@@ -296,13 +296,13 @@ def {function}(*args):
 
 
 def _keeps_results(exercise: KernelExercise, source: str) -> str:
-    """The right results of the first call with such shapes, and the same ones again in a later call."""
+    """The right results of the first call with such tensors, by where they lie, and the same ones again in a later call."""
     body = """
 _kept = {}
 
 
 def {function}(*args):
-    call = str([(x.shape, x.dtype) for x in args if isinstance(x, torch.Tensor)])
+    call = str([(x.data_ptr(), x.shape, x.dtype) for x in args if isinstance(x, torch.Tensor)])
     if call not in _kept:
         _kept[call] = _of_solution(*args)
     return _kept[call]

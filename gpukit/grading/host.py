@@ -22,6 +22,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ HOST_OPS = (
     )
 )
 _MOST_NUMBERS = 1 << 17  # of one upload: tables, not tensors
+_MOST_AGAIN = 1 << 24  # bytes of an argument whose memory is kept for the next call
 _PLAIN_DEEPCOPY = torch.Tensor.__deepcopy__
 _TRAINED = torch.zeros((), requires_grad=True)
 
@@ -91,6 +93,35 @@ def _blank(shape, stride, offset: int, nbytes: int, dtype: torch.dtype, device: 
     return poison(torch.empty(nbytes // dtype.itemsize, dtype=dtype, device=device)).as_strided(shape, stride, offset)
 
 
+class Places:
+    """Where the arguments of calls lie: an argument of so many bytes lies where that of an earlier call lay, so that neither its
+    address nor its shape says what is in it. A cache of results that goes by them is wrong in the next call."""
+
+    def __init__(self):
+        self._memory: dict[tuple[int, int], torch.Tensor] = {}
+
+    def storage(self, place: int, nbytes: int) -> torch.UntypedStorage:
+        """One of its own in the memory of argument `place`, beside those of earlier calls."""
+        if nbytes > _MOST_AGAIN:
+            return torch.empty(nbytes, dtype=torch.uint8).untyped_storage()
+        memory = self._memory.setdefault((place, nbytes), torch.empty(nbytes, dtype=torch.uint8))
+        return torch.from_numpy(memory.numpy()).untyped_storage()
+
+    def copied(self, args: Any) -> Any:
+        """The arguments, with their tensors there."""
+        numbers = count()
+
+        def tensor(value: Any) -> Any:
+            if type(value) is not torch.Tensor or value.layout != torch.strided or value.device.type != "cpu":
+                return value
+            old = value.untyped_storage()
+            new = self.storage(next(numbers), old.nbytes())
+            new.copy_(old)
+            return value.new_empty(0).set_(new, value.storage_offset(), value.shape, value.stride())
+
+        return mapped(tensor, args)
+
+
 def _made(value: Any) -> Any:
     """A tensor of which the judge has told what it looks like; anything else as it is."""
     if isinstance(value, wire.Imaginary):
@@ -127,6 +158,7 @@ class Recorder(dispatch.Mode):
         self.commands: list[list] = []
         self._known: dict[int, tuple[StorageWeakRef, str, int, int]] = {}  # reference, id, address, bytes
         self._count = self._case = 0
+        self._places = Places()
         self._given: tuple = ()  # the arguments of this case and of the one before, as layouts
         self._earlier: tuple = ()
 
@@ -142,12 +174,18 @@ class Recorder(dispatch.Mode):
 
     def arguments(self, args: tuple) -> tuple:
         """The tensors of the next case: they have the layouts in `args` and hold no data."""
-        numbers = iter(range(1 << 30))
+        numbers = count()
 
         def tensor(value: Any) -> Any:
-            made = _made(value)
+            number = next(numbers) if isinstance(value, (wire.Layout, wire.Imaginary)) else 0
+            if isinstance(value, wire.Layout):
+                memory = torch.empty(0, dtype=getattr(torch, value.dtype))
+                memory.set_(self._places.storage(number, value.nbytes // memory.itemsize * memory.itemsize))
+                made = poison(memory).as_strided(value.shape, value.stride, value.offset)
+            else:
+                made = _made(value)
             if isinstance(made, torch.Tensor):
-                self._remember(made, f"a{self._case}.{next(numbers)}")
+                self._remember(made, f"a{self._case}.{number}")
             return made
 
         self._given, self._earlier = args, self._given
@@ -286,7 +324,7 @@ class Recorder(dispatch.Mode):
     def _number(self, value: Any) -> Any:
         """A number, or the place in a storage that it is the address of."""
         if type(value) is int and value > 1 << 20:
-            for _, name, address, nbytes in self._known.values():
+            for _, name, address, nbytes in reversed(self._known.values()):  # an argument may lie where an earlier one lay
                 if address and address <= value < address + nbytes:
                     return ["address", name, value - address]
         return value
