@@ -363,23 +363,20 @@ def _grid_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str]
     return None
 
 
+def _huge_many() -> list[tuple]:
+    """A tensor that begins beyond 2^32 elements, and one whose last block is so far from its first."""
+    return [
+        (*(far(n, dtype="float32"),) * 4, [start], [n - start], [0.1], 1, 1e-3, 0.9, 0.99, 1e-8, BLOCK)
+        for n, start, BLOCK in ((5 << 30, (5 << 30) - 2048, 1024), (3 << 30, 0, 1 << 16))
+    ]
+
+
 MANY = KernelExercise(
     id="adamw.many",
     function="adamw_many",
     cases=_many_cases,
     reference=_many,
-    huge=lambda: (
-        *(far(5 << 30, dtype="float32"),) * 4,
-        [(5 << 30) - 2048],
-        [2048],
-        [0.1],
-        1,
-        1e-3,
-        0.9,
-        0.99,
-        1e-8,
-        1024,
-    ),
+    huge=_huge_many,
     in_place=(0, 2, 3),
     torch_ops=frozenset({"lift_fresh"}),
     traffic=Traffic(  # and a few words of the tables for each program

@@ -18,7 +18,7 @@ from gpukit.grading.inputs import Inputs, far, listed, nbytes, tensor_case
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.evidence import Evidence
+    from gpukit.grading.evidence import Evidence, Outcome
     from gpukit.grading.messages import LaunchFacts
 
 
@@ -424,6 +424,18 @@ def _product_of_sums(x: Tensor, y: Tensor, BLOCK: int) -> Tensor:
     return sum(sums).reshape(1)
 
 
+def _rounded_products(evidence: Evidence) -> bool:
+    """Products that were rounded to 16 bits, and then added up without any loss."""
+    import torch
+
+    def told(outcome: Outcome) -> bool:
+        x, y, _ = outcome.case.args
+        guess = (x * y).double().sum().reshape(1)
+        return x.dtype.itemsize == 2 and torch.allclose(outcome.wrong.actual.double(), guess, rtol=1e-5, atol=0)
+
+    return evidence.kind == "values" and all(told(outcome) for outcome in evidence.outcomes if outcome.wrong)
+
+
 DOT = KernelExercise(
     id="triton_basics.dot",
     function="dot",
@@ -447,6 +459,7 @@ DOT = KernelExercise(
             gives=lambda x, y, BLOCK: (_sum(x * y) + padding(len(x), BLOCK)).reshape(1),
             fill=lambda evidence: {"lanes": padding(len(evidence.case.args[0]), evidence.case.args[2])},
         ),
+        Misconception("low-precision-sum/2", when=_rounded_products),
         Misconception("low-precision-sum", when=_only_16_bits("float16", "bfloat16", "large")),
         ideas.NOT_FINITE,
     ),
