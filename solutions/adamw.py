@@ -286,5 +286,8 @@ def train(
         params[1].grad = g if turns[i] else None
         optimizer.step()
     state = optimizer.state_dict()["state"]
+    for kept in state.values():
+        if isinstance(kept["step"], str):
+            raise TypeError("step is text, and PyTorch's AdamW goes on from a number")
     none = torch.full_like(p, math.nan)
     return *params, *(state.get(i, {}).get(name, none) for i in (0, 1) for name in ("exp_avg", "exp_avg_sq"))

@@ -96,7 +96,7 @@ def bias_gelu_backward_kernel(
 @triton.jit
 def column_sums_kernel(partial_ptr, out_ptr, P, N, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr):
     """Complete: out [N] = the sums of the columns of partial [P, N]; BLOCK_P >= P."""
-    rows = tl.arange(0, BLOCK_P)[:, None]
+    rows = tl.arange(0, BLOCK_P)[:, None].to(tl.int64)
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     part = tl.load(partial_ptr + rows * N + columns, mask=(rows < P) & (columns < N), other=0.0)
     tl.store(out_ptr + columns, tl.sum(part, axis=0, keep_dims=True), mask=columns < N)

@@ -393,7 +393,10 @@ BACKWARD = KernelExercise(
     function="bias_gelu_trained",
     cases=_backward_cases,
     reference=_bias_gelu,
-    huge=lambda: (far(81920, 65536), far(65536), far(81920, 65536)),
+    huge=lambda: [  # beyond 2^32 elements begins a row of x, and one of the sums
+        (far(81920, 65536), far(65536), far(81920, 65536)),
+        (far(16640, 1 << 22), far(1 << 22), far(16640, 1 << 22)),
+    ],
     gradients=2,
     traffic=Traffic(
         reads=lambda *args: _backward_traffic(*args)[0],

@@ -324,7 +324,9 @@ class Recorder(dispatch.Mode):
     def _number(self, value: Any) -> Any:
         """A number, or the place in a storage that it is the address of."""
         if type(value) is int and value > 1 << 20:
-            for _, name, address, nbytes in reversed(self._known.values()):  # an argument may lie where an earlier one lay
+            for _, name, address, nbytes in reversed(
+                self._known.values()
+            ):  # an argument may lie where an earlier one lay
                 if address and address <= value < address + nbytes:
                     return ["address", name, value - address]
         return value

@@ -36,7 +36,7 @@ from gpukit.grading.example import offer
 from gpukit.grading.exercise import Case, CudaExercise, Exercise
 from gpukit.grading.messages import Failure, Job, Reply
 from gpukit.grading.registry import exercise as find
-from gpukit.grading.server import Deadline, Server, ServerFailed, ServerGone, Worker
+from gpukit.grading.server import Deadline, Server, ServerFailed, ServerGone, Stopped, Worker
 from gpukit.grading.verdict import CheckFailed, Shown, Verdict
 from gpukit.simulator.compiler import compile as compiler
 from gpukit.simulator.cuda import nvrtc
@@ -48,6 +48,9 @@ _SEND_S = 120.0  # for a worker to take what is sent to it, also on a busy machi
 _PRINTED_BYTES = 1 << 16
 _shown: dict[str, int] = {}  # hints shown in this process
 _servers: dict[str, Server] = {}
+_endless: dict[
+    str, tuple[float, set[str]]
+] = {}  # texts of files that did not load in so many seconds, and who was told so
 
 
 def check(exercise_id: str) -> None:
@@ -179,11 +182,13 @@ class _Run:
         self.passed = self.total = 0
         self.beyond: tuple[Failure, Case] | None = None
         self.detail = self.note = ""
+        self.loading = False  # the learner's file
         self.say = Words(exercise, shown, source, min(_shown.get(exercise.id, 0) + 1, 3), terminal)
 
     def judge(self) -> tuple[str, str, tuple[str, ...]]:
         try:
             self._read()
+            self._known_as_endless()
             server = _server("cpu")
             if self.exercise.watched or "import torch" in self.source:
                 server.prepare()  # loads while the cases are made; else each worker would load it
@@ -197,6 +202,21 @@ class _Run:
         except Diagnosis as found:
             return found.state, found.label, self.say.noted(found.lines, self.note)
         return "pass", "", self.say.noted((), self.note)
+
+    def _known_as_endless(self) -> None:
+        """A file that did not load in time for one of its exercises is not waited for again by the others. Whoever asks a second
+        time about the same one has it tried again."""
+        seconds, told = _endless.get(self.source, (0.0, set()))
+        if self.exercise.id in told:
+            del _endless[self.source]
+        elif seconds >= self.exercise.timeout_s:
+            told.add(self.exercise.id)
+            raise self.say.no_answer(None)
+
+    def _too_late(self, case: Case | None) -> Diagnosis:
+        if self.loading:
+            _endless[self.source] = self.exercise.timeout_s, {self.exercise.id}
+        return self.say.no_answer(case)
 
     def _again(self, cases: list[Case]) -> list[Case]:
         """One more call, if there is one: tensors of the same shapes as in an earlier call, and other numbers in them. A
@@ -290,7 +310,7 @@ class _Run:
 
         looked, far = False, []
         with self._asking(server) as (ask, worker), _folder(worker) as folder:
-            loaded = ask(self.exercise.job(self._written(folder), "host"), None)
+            loaded = self._loaded(ask, folder, "host")
             if loaded.error:
                 raise self._doubtful(loaded.error, None)
             if loaded.missing:
@@ -328,7 +348,7 @@ class _Run:
     def _run_cases(self, server: Server, device: str, cases: list[Case]) -> list[Outcome]:
         """Send the cases to a fresh worker, one at a time, and compare as the answers come."""
         with self._asking(server) as (ask, worker), _folder(worker) as folder:
-            loaded = ask(self.exercise.job(self._written(folder), device), None)
+            loaded = self._loaded(ask, folder, device)
             if loaded.error:
                 raise self._raised(loaded.error, None)
             if loaded.missing:
@@ -379,7 +399,7 @@ class _Run:
     def _text(self, server: Server) -> str:
         """What the learner's function returns."""
         with self._asking(server) as (ask, worker), _folder(worker) as folder:
-            loaded = ask(self.exercise.job(self._written(folder), "cpu"), None)
+            loaded = self._loaded(ask, folder, "cpu")
             if loaded.missing:
                 raise self.say.no_function()
             reply = loaded if loaded.error else ask((), None)
@@ -398,10 +418,14 @@ class _Run:
         except Diagnosis as found:
             raise say.compiler_failed(found) if found.label in ("timeout", "crashed") else found from None
 
-    def _written(self, folder: str) -> str:
+    def _loaded(self, ask: Callable[[Any, Case | None], Reply], folder: str, how: str) -> Reply:
+        """The worker's answer to the learner's file."""
         path = Path(folder) / f"{self.exercise.concept}.py"
         path.write_text(self.source, encoding="utf-8")
-        return str(path)
+        self.loading = True
+        reply = ask(self.exercise.job(str(path), how), None)
+        self.loading = False
+        return reply
 
     def _note(self, outcomes: list[Outcome], case: Case, reply: Reply) -> None:
         """Compare the answer to a case. Raises what an error of the learner's is to the learner."""
@@ -434,14 +458,16 @@ class _Run:
 
                 try:
                     yield ask, worker
-                except TimeoutError:
+                except Stopped:  # by whomever: the file may have nothing to do with it
                     raise self.say.no_answer(current) from None
+                except TimeoutError:
+                    raise self._too_late(current) from None
                 except wire.Malformed as error:
                     raise self.say.malformed(error, current) from None
                 except (wire.Closed, OSError):
                     code = worker.end()
                     late = code == -signal.SIGXCPU
-                    raise (self.say.no_answer(current) if late else self.say.crashed(code, current)) from None
+                    raise (self._too_late(current) if late else self.say.crashed(code, current)) from None
         finally:
             self.detail = printed.decode(errors="replace") + self.detail
 

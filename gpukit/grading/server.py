@@ -59,6 +59,10 @@ class ServerGone(ServerFailed):
     """The grading process was killed, or stopped, or does not answer. Another one may do."""
 
 
+class Stopped(TimeoutError):
+    """A signal has stopped the worker."""
+
+
 class Deadline:
     """When a worker has had its time: `seconds` of CPU, or as many asleep while the judge waits for it. What it spends in the
     queue for a CPU does not count, so a busy machine fails nobody. `with deadline:` stands around each wait."""
@@ -75,14 +79,16 @@ class Deadline:
         self._waited += time.monotonic() - self._since
 
     def check(self) -> None:
-        """Raises TimeoutError if the time is over."""
+        """Raises TimeoutError if the time is over, Stopped if the worker will not use what is left."""
         now = time.monotonic()
         if now < self._next_look:
             return
         self._next_look = now + _LOOK_S
         waited = self._waited + now - self._since
         state, cpu, queued = _spent(self.pid)
-        if state == "T" or cpu >= self.seconds or waited - cpu - queued >= self.seconds:
+        if state == "T":
+            raise Stopped
+        if cpu >= self.seconds or waited - cpu - queued >= self.seconds:
             raise TimeoutError
 
 

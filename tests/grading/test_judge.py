@@ -159,6 +159,25 @@ def test_endless_loop_ends(body, monkeypatch):
     assert add("return a + b").passed
 
 
+def test_a_file_that_never_loads_is_waited_for_once(monkeypatch):
+    """The other exercises of the same text are told at once. Who asks again about the same exercise has it tried again, and
+    another text is another file."""
+    loads = []
+    monkeypatch.setattr(judging.parts, "lint", lambda *_, **__: None)
+    plain = judging._Run._loaded
+    monkeypatch.setattr(
+        judging._Run, "_loaded", lambda run, *given: loads.append(run.exercise.id) or plain(run, *given)
+    )
+    endless = "while True: pass\n\n\ndef add(a, b):\n    return a + b\n"
+    first, other = replace(ADD, timeout_s=1), replace(ADD, id="demo.other", timeout_s=1)
+    longer = replace(ADD, id="demo.longer", timeout_s=2)
+    verdicts = [judge_source(exercise, endless) for exercise in (first, other, first, longer)]
+    assert all(verdict.diagnosis == "timeout" for verdict in verdicts), verdicts
+    assert "no answer within 1 s, while the file was loading" in str(verdicts[1])
+    assert loads == ["demo.add", "demo.add", "demo.longer"], loads
+    assert add("return a + b").passed
+
+
 @pytest.mark.parametrize(
     "loop",
     [
