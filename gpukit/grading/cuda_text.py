@@ -13,6 +13,7 @@ MOST_CHARACTERS = 20_000
 _DIRECTIVES = ("pragma unroll", "define", "undef", "ifdef", "ifndef", "if", "else", "elif", "endif")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _WORDS = re.compile(r"\b(asm|__asm\w*|_Pragma|__has_\w+|printf|vprintf|import|module)\b|(##|\?\?|%:|[\"'])")
+_HARMLESS = re.compile(r'extern\s+"C"|_Pragma\s*\(\s*"unroll[\w ()]*"\s*\)')  # quotes that C++ needs
 _QUOTE = "a kernel's text is not handed to the system: C++ without texts in quotes is enough"
 _INSTEAD = {
     "asm": "the exercise is in C++: write what the compiler shall turn into instructions",
@@ -33,7 +34,7 @@ def refused(text: str) -> tuple[int, str, str] | None:
         )
     if found := re.search(r"\\[ \t]*(\n|\Z)", text):
         return _line(text, found.start()), "a line that goes on in the next one", "write it in one line"
-    bare = re.sub(r'extern\s+"C"', lambda found: re.sub(r'"', " ", found[0]), _blanked(text))
+    bare = _HARMLESS.sub(_spaces, _blanked(text))
     for found in re.finditer(r"^[ \t]*#[ \t]*(.*)", bare, re.MULTILINE):
         if not re.match(rf"({'|'.join(_DIRECTIVES)})\b", " ".join(found[1].split())):
             what = f"#{found[1].partition(' ')[0][:20]}"
@@ -53,12 +54,15 @@ def _blanked(text: str) -> str:
     there."""
     kept, at = [], 0
     while found := _COMMENT.search(text, at):
-        quote = re.search(r"[\"']", re.sub(r'extern\s+"C"', lambda c: " " * len(c[0]), text[at : found.start()]))
-        if quote:
+        if re.search(r"[\"']", _HARMLESS.sub("", text[at : found.start()])):
             break
-        kept += [text[at : found.start()], re.sub(r"[^\n]", " ", found[0])]
+        kept += [text[at : found.start()], _spaces(found)]
         at = found.end()
     return "".join([*kept, text[at:]])
+
+
+def _spaces(found: re.Match) -> str:
+    return re.sub(r"[^\n]", " ", found[0])
 
 
 def _line(text: str, at: int) -> int:
