@@ -324,9 +324,8 @@ class Recorder(dispatch.Mode):
     def _number(self, value: Any) -> Any:
         """A number, or the place in a storage that it is the address of."""
         if type(value) is int and value > 1 << 20:
-            for _, name, address, nbytes in reversed(
-                self._known.values()
-            ):  # an argument may lie where an earlier one lay
+            # The latest first: an argument may lie where an earlier one lay.
+            for _, name, address, nbytes in reversed(self._known.values()):
                 if address and address <= value < address + nbytes:
                     return ["address", name, value - address]
         return value

@@ -48,9 +48,8 @@ _SEND_S = 120.0  # for a worker to take what is sent to it, also on a busy machi
 _PRINTED_BYTES = 1 << 16
 _shown: dict[str, int] = {}  # hints shown in this process
 _servers: dict[str, Server] = {}
-_endless: dict[
-    str, tuple[float, set[str]]
-] = {}  # texts of files that did not load in so many seconds, and who was told so
+# Texts of files that did not load in so many seconds, and the exercises that were told so.
+_endless: dict[str, tuple[float, set[str]]] = {}
 
 
 def check(exercise_id: str) -> None:
