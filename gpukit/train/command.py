@@ -16,7 +16,11 @@ _NUMBERS = (
     ("steps", int, "optimizer steps of the whole run"),
     ("seq", int, "tokens of a sequence"),
     ("batch", int, "sequences per step, over all processes"),
-    ("micro_batches", int, "passes per step: more of them need less memory"),
+    (
+        "micro_batches",
+        int,
+        "parts of a batch that are computed one after the other: more of them need less memory",
+    ),
     ("rate", float, "the highest learning rate"),
     ("warmup", int, "steps in which the learning rate rises"),
     ("seed", int, "of weights, order of the text and samples"),

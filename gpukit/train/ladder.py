@@ -43,7 +43,7 @@ COLUMNS = (
     "starts_from",  # the rung that it changes; empty for the first one
     "batch",  # sequences of an optimizer step
     "seq",  # tokens of each
-    "passes",  # of forward and backward in a step
+    "passes",  # of forward and backward in a step, one per micro-batch
     "steps",  # that were trained, with a schedule of so many; losses of different numbers cannot be compared
     "step_ms",  # measured, the mean over the steps after the first ones
     "tokens_per_s",
@@ -79,7 +79,7 @@ class How:
     kernels     whether norms and activations are gpukit's kernels
     recompute   what of a block is computed again in the backward pass: "none"; "cheap" (all but the results of products and
                 of attention, under torch.compile); "blocks" (all but the block's input)
-    passes      forward and backward passes of a step
+    passes      forward and backward passes of a step: its micro-batches
     """
 
     precision: str = "fp32"
@@ -120,7 +120,7 @@ RUNGS = (
     Rung("padded vocabulary", "rounded up to a multiple of 128, so that rows of logits are aligned", {"padded": True}),
     Rung("torch.compile", "neighboring operators fused", {"compiled": True}),
     Rung("chunked loss", "no tensor of all logits (gpukit's linear_cross_entropy)", {"loss": "chunked"}),
-    Rung("one pass", "the whole batch at once, for which there is room now", {"passes": 1}),
+    Rung("one pass", "the whole batch at once", {"passes": 1}),
     Rung("gpukit attention", "gpukit's FlashAttention", {"attention": "gpukit"}),
     Rung("gpukit AdamW", "gpukit's, which clips on the way", {"optimizer": "gpukit"}),
     Rung("bf16 weights", "bf16 throughout, with float32 copies of the weights in AdamW", {"precision": "bf16"}),
@@ -154,7 +154,7 @@ SIZES = {"tiny": Size(8, 4, 16), "gpt2": Size(64, 8, 60), "gpt-1.3b": Size(4, 4,
 
 def how(names: Sequence[str] = (), passes: int = 1, rungs: Sequence[Rung] = RUNGS) -> dict[str, tuple[Rung, str, How]]:
     """For each rung (or those named): the rung, which one it starts from, and how its steps are computed. `passes` is of the
-    first rungs, for whose activations the whole batch is too large. Raises ValueError for an unknown name."""
+    first rungs: into how many micro-batches they split the batch, whose activations need much memory there. Raises ValueError for an unknown name."""
     found: dict[str, tuple[Rung, str, How]] = {}
     before = ""
     for rung in rungs:

@@ -172,7 +172,7 @@ def lines(settings: Settings, gpu: hardware.Gpu | None, world: int = 1) -> list[
     c = accounting_config(settings.preset, settings.model)
     needed = step_memory(c, settings, world, on_cpu=gpu is None)
     flops = flops_per_token(c, settings.seq) * settings.tokens_per_step * settings.steps
-    passes = f" in {settings.micro_batches} passes" if settings.micro_batches > 1 else ""
+    parted = f" in {settings.micro_batches} micro-batches" if settings.micro_batches > 1 else ""
     held = {"ddp": "each with a copy of the model", "fsdp": "each with a share of the model"}[settings.sharding]
     shared = f" over {world:,} processes, {held}" if world > 1 else ""
     parts = ", ".join(f"{name} {pencil.size(part)}" for name, part in needed.parts.items() if part)
@@ -188,12 +188,18 @@ def lines(settings: Settings, gpu: hardware.Gpu | None, world: int = 1) -> list[
     return [
         f"{c.name}: {models.parameters(c).total:,} parameters, {c.layers} layers, hidden {c.hidden:,}, {c.attention}",
         pencil.formula(c),
-        f"step: {settings.batch:,} sequences x {settings.seq:,} tokens = {settings.tokens_per_step:,} tokens{passes}{shared}; "
+        f"step: {settings.batch:,} sequences x {settings.seq:,} tokens = {settings.tokens_per_step:,} tokens{parted}{shared}; "
         f"{settings.steps:,} steps = {pencil.big(tokens)} tokens",
         f"memory, modelled: {pencil.size(needed.total_bytes)} ({parts}){room}",
         f"FLOPs, computed: {pencil.big(flops_per_token(c, settings.seq))} per token, {flops:.3g} in all",
-        f"time, modelled: {_duration(flops / rate)} at {how}, {rate / 1e12:,.3g} TFLOP/s",
+        f"time, modelled: {_duration(flops / rate)} at {_speed(rate)}, which is {how}",
     ]
+
+
+def _speed(flops_per_s: float) -> str:
+    """0.00537 TFLOP/s of a CPU are easier to read as 5.37 GFLOP/s."""
+    scale, unit = (1e12, "TFLOP/s") if flops_per_s >= 1e12 else (1e9, "GFLOP/s")
+    return f"{flops_per_s / scale:,.3g} {unit}"
 
 
 def _duration(seconds: float) -> str:

@@ -27,7 +27,7 @@ class Settings:
     model             the arguments of gpukit.train.model.GPTConfig; its vocabulary is the tokenizer's as well
     seq               tokens in each sequence, at most the model's context
     batch             sequences per step, over all processes
-    micro_batches     how many passes a step takes: each holds the activations of a part of the batch, the gradients add up
+    micro_batches     into how many parts a step splits the batch: only the activations of one are held, the gradients add up
     steps             optimizer steps of the whole run, after which the learning rate has come down
     rate, final_rate  the highest learning rate, and the share of it that is left at the end
     warmup            steps in which the learning rate rises
