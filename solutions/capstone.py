@@ -183,8 +183,8 @@ def query_gradient(q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, del
     """dq of causal attention. q, do [H, T, D] and k, v [H_kv, T, D] of one dtype, lse and delta = sum(o do) [H, T] in
     float32, all contiguous -> dq [H, T, D]. A query sees the keys up to its own place; H_kv divides H; scale 1 / sqrt(D).
 
-    Sums are kept in float32; give tl.dot input_precision="ieee". Bound: what belongs to the queries is loaded once, and of k
-    and v only the blocks of 16 keys of which a query of the program sees at least one; dq is stored once.
+    Sums are kept in float32; give tl.dot input_precision="ieee". Bound: what belongs to the queries is loaded once, and dq is
+    stored once. Load a block of 16 keys, and of their values, only if at least one query of the program sees one of them.
     """
     H, T, D = q.shape
     dq = torch.empty_like(q)
@@ -322,7 +322,8 @@ class CausalAttention(torch.autograd.Function):
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q [H, T, D], k and v [H_kv, T, D], contiguous, of one dtype, H_kv divides H -> o [H, T, D], differentiable.
 
-    The gradient of o comes with any strides, all 0 if o was summed; only such a one may be copied, and the copy counts.
+    The gradient of o may have any strides: `o.sum().backward()` gives strides of 0. Copy it only if it is not contiguous; the
+    copy counts as traffic.
     Sums are kept in float32, two runs agree in every bit (no atomics), and no matrix of scores is in memory.
     Bound: four launches. Blocks of 16 queries and of 16 keys of which no query sees a key are not loaded; in each kernel what
     a program holds is loaded once, and results are stored once. Forward keeps q, k, v, o and one number per query for
