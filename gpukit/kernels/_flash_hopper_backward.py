@@ -169,12 +169,7 @@ def _step_dkv(
     D: gl.constexpr = k.shape[1]
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [k.shape[0] // 16, 1], [16, BLOCK_M, 16])
     offs_m = m + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, LAYOUT))
-    # Behind dv's product delta's way from L2 is in the open, and before the wait it takes registers for longer. On an H100 to load
-    # it before is 2 to 4% faster in one pass with a head size of 128 and 3% with 64 in two; the others are 1 to 6% slower so.
-    EARLY: gl.constexpr = (D == 128) == (BUFFERS > 0)
     lse = gl.load(lse_row + offs_m, mask=offs_m < T_q, other=float("inf")) * LOG2E
-    if EARLY:
-        delta = gl.load(delta_row + offs_m, mask=offs_m < T_q, other=0.0)
     mbarrier.wait(ready.index(slot), phase)
     q, do = q_smem.index(slot).reshape([BLOCK_M, D]), do_smem.index(slot).reshape([BLOCK_M, D])
     s = _scores(k, q)
@@ -184,8 +179,7 @@ def _step_dkv(
     if MASKED:
         p = gl.where((offs_m[None, :] >= lowest[:, None]) & (offs_m[None, :] <= highest[:, None]), p, 0.0)
     dv = _add_product(dv, p, do)
-    if not EARLY:
-        delta = gl.load(delta_row + offs_m, mask=offs_m < T_q, other=0.0)
+    delta = gl.load(delta_row + offs_m, mask=offs_m < T_q, other=0.0)
     dp = warpgroup_mma_wait(1, deps=(dp,))
     ds = (p * (dp - delta[None, :])).to(q.dtype)
     dk = _add_product(dk, ds, q)

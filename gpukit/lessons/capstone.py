@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +19,7 @@ from gpukit.accounting.training import Schedule
 from gpukit.hardware import gpu
 from gpukit.lessons.course_map import course_map as _map
 from gpukit.train import data, plan, tokenizer
+from gpukit.train import ladder as train_ladder
 from gpukit.train.model import GPT, GPTConfig, Operations
 from gpukit.train.presets import PRESETS, Settings
 from gpukit.widgets import ladder as view
@@ -32,42 +36,59 @@ def course_map() -> Picture:
 # ---- the model -------------------------------------------------------------------------------------------------------
 
 
+_WORK = {  # what bounds a part of the model, by color
+    "table": style.NEUTRAL,
+    "matrix product": style.COMPUTE,
+    "norm or elementwise operator": style.READS,
+    "products and a softmax": style.WRITES,
+}
+
+
 def block() -> Picture:
-    """One block of the model as boxes beside the residual stream, each with the notebook that is about it."""
+    """The parts of the model from top to bottom beside the residual stream, each with the notebook that is about it; arrows say
+    which parts read the stream and which add to it."""
     parts = (
-        ("embedding: one row of a table per token", "", "NEUTRAL"),
-        ("norm", "11", "READS"),
-        ("q, k, v in one product", "12", "COMPUTE"),
-        ("RoPE turns q and k", "11", "READS"),
-        ("attention", "13", "WRITES"),
-        ("output product, added to the stream", "12", "COMPUTE"),
-        ("norm", "11", "READS"),
-        ("gate and up in one product", "12", "COMPUTE"),
-        ("SwiGLU", "10", "WRITES"),
-        ("down product, added to the stream", "12", "COMPUTE"),
-        ("norm", "11", "READS"),
-        ("head and loss", "15", "WRITES"),
+        ("embedding: one row of a table per token", "", "table", "adds"),
+        ("norm", "11", "norm or elementwise operator", "reads"),
+        ("q, k, v in one product", "12", "matrix product", ""),
+        ("RoPE turns q and k", "11", "norm or elementwise operator", ""),
+        ("attention", "13", "products and a softmax", ""),
+        ("output product, added to the stream", "12", "matrix product", "adds"),
+        ("norm", "11", "norm or elementwise operator", "reads"),
+        ("gate and up in one product", "12", "matrix product", ""),
+        ("SwiGLU", "10", "norm or elementwise operator", ""),
+        ("down product, added to the stream", "12", "matrix product", "adds"),
+        ("norm", "11", "norm or elementwise operator", "reads"),
+        ("head and loss", "15", "products and a softmax", ""),
     )
+    stream, left = 0.3, 0.9
     with style.use():
-        fig, ax = style.figure(width=7.5, height=5.2)
-        ax.annotate(
-            "", (0.3, -0.7), (0.3, len(parts) - 0.4), arrowprops={"arrowstyle": "-|>", "lw": 3, "color": style.BOUND}
-        )
+        fig, ax = style.figure(width=7.5, height=5.6)
+        down = {"arrowstyle": "-|>", "lw": 3, "color": style.BOUND, "shrinkA": 0, "shrinkB": 0}
+        ax.annotate("", (stream, -0.1), (stream, len(parts) - 0.6), arrowprops=down)
         ax.text(0.12, len(parts) / 2, "residual stream", rotation=90, va="center", ha="center", color=style.BOUND)
-        for i, (name, notebook, colour) in enumerate(parts):
+        for i, (name, notebook, work, touches) in enumerate(parts):
             y = len(parts) - 1 - i
-            ax.barh(y, 4.2, 0.72, left=0.9, color=style.COLOURS[colour.lower()], alpha=0.85)
-            ink = style.INK if colour == "NEUTRAL" else "white"
+            ax.barh(y, 4.2, 0.72, left=left, color=_WORK[work], alpha=0.85)
+            ink = style.INK if work == "table" else "white"
             ax.text(1.05, y, name, va="center", color=ink, fontweight="bold")
             if notebook:
                 ax.text(5.25, y, f"notebook {notebook}", va="center", color=style.INK)
-        ax.plot([0.72, 0.72], [1.7, 10.3], color=style.INK, lw=1.5)
-        ax.text(0.62, 6, "one block, repeated", rotation=90, va="center", ha="center", fontsize=9)
+            if touches:
+                ends = (left, stream) if touches == "reads" else (stream, left)
+                ax.annotate("", (ends[0], y), (ends[1], y), arrowprops={**down, "lw": 1.5})
+        ax.plot([6.35, 6.35], [1.7, 10.3], color=style.INK, lw=1.5)
+        ax.text(6.47, 6, "one block, repeated", rotation=270, va="center", ha="center", fontsize=9)
         ax.set_xlim(0, 6.6)
         ax.set_ylim(-0.8, len(parts) - 0.2)
         ax.axis("off")
-    names = ", ".join(f"{name} ({notebook})" if notebook else name for name, notebook, _ in parts)
-    return style.picture(fig, alt=f"A GPT from top to bottom, with the notebook of each part in brackets: {names}.")
+        named = [ax.barh(0, 0, color=color, alpha=0.85) for color in _WORK.values()]
+        fig.legend(named, _WORK, loc="outside lower center", ncols=2, frameon=False, fontsize=9.5)
+    names = ", ".join(f"{name} ({notebook})" if notebook else name for name, notebook, *_ in parts)
+    return style.picture(
+        fig, alt=f"A GPT from top to bottom, with the notebook of each part in brackets: {names}. Norms read the residual stream; "
+        "the embedding, the output product and the down product add to it.",
+    )  # fmt: skip
 
 
 def parameter_table(model: GPT) -> Table:
@@ -206,40 +227,74 @@ def _gains() -> dict[str, float]:
     return {name: steps[start][0] / ms for name, (ms, start) in steps.items() if start in steps}
 
 
+def _row(rung: str, preset: str = "gpt2") -> dict[str, str]:
+    return next(row for row in view.rows(preset) if row["rung"] == rung)
+
+
+def _gb(row: dict[str, str], name: str = "peak_bytes") -> str:
+    return f"{float(row[name]) / 1e9:.1f}"
+
+
+def what_a_step_is() -> Markdown:
+    """Said before the ladder: how large a step is, and into how many micro-batches the first rungs split it."""
+    row = _row("naive")
+    batch, seq, parts = (int(row[name]) for name in ("batch", "seq", "passes"))
+    way = train_ladder.how(passes=parts)["naive"][2]
+    _, whole = train_ladder.predict(PRESETS["gpt2"].settings.replace(batch=batch), replace(way, passes=1), gpu("h200"))
+    return Markdown(
+        f"A step of GPT-2 trains on {batch} sequences of {seq:,} tokens. Up to the rung chunked loss, a step splits them into "
+        f"{parts} micro-batches of {batch // parts} sequences. For all {batch} sequences at once the naive loop would need "
+        f"{whole / 1e9:.0f} GB (modelled). That is more than an H100 of {gpu('h100').hbm_bytes / 1e9:.0f} GB has, and most of an "
+        f"H200's {gpu('h200').hbm_bytes / 1e9:.0f} GB. With {parts} micro-batches it needs {_gb(row)} GB (measured), so the first "
+        "rungs fit smaller cards too."
+    )
+
+
 def _what_the_ladder_says() -> str:
     gains, steps = _gains(), _steps()
-    best = sorted(gains, key=lambda name: -gains[name])[:4]
+    best = sorted(gains, key=lambda name: -gains[name])[:5]
     slower = [name for name in gains if gains[name] < 0.99]
     fastest = min(steps, key=lambda name: steps[name][0])
-    said = ", ".join(f"{name} ({gains[name]:.2f})" for name in best)
-    text = (
-        f"**What you saw.** The fastest rung is {fastest}. The rungs worth most are {said}. The number says how many times "
-        "as fast a rung is as the one that it starts from. "
+    said = lambda names: ", ".join(f"{name} ({gains[name]:.2f})" for name in names)  # noqa: E731
+    ms = lambda rung: f"{steps[rung][0]:,.0f} ms"  # noqa: E731
+    chunks, whole, theirs = _row("chunked loss"), _row("one pass"), _row("PyTorch's best")
+    again, bf16 = _row("recomputation"), _row("bf16")
+    return (
+        f"**What you saw.** The fastest rung is {fastest}. The rungs worth most are {said(best)}. The number says how many times "
+        "as fast a rung is as the one that it starts from. In one pass a step launches "
+        f"{int(whole['kernels']):,} kernels where {chunks['passes']} micro-batches launch {int(chunks['kernels']):,}, and each of "
+        "them has more to do.\n\n"
+        f"Some rungs take longer than the one that they start from: {said(slower)}. Each has another reason.\n\n"
+        f"The **chunked loss** costs time as long as there are {chunks['passes']} micro-batches. In one pass it saves some: PyTorch's "
+        f"best takes the whole batch without it, in {ms(theirs['rung'])} and {_gb(theirs)} GB, and the "
+        f"rung one pass takes {ms('one pass')} and {_gb(whole)} GB. Apart from the loss the two are the same, so an H200 can "
+        "take the whole batch at once without the chunks, and they save memory and a little time.\n\n"
+        "**gpukit norms**: torch.compile fuses a norm with the operators around it. It cannot do that with a kernel that is "
+        f"written by hand, so the step makes extra trips to memory and becomes {1 / gains['gpukit norms'] - 1:.0%} slower.\n\n"
+        "**CUDA graphs** save the CPU's time for launches. The GPU was busy all the time already.\n\n"
+        f"**Recomputation** spends time to save memory: {_gb(again)} GB instead of {_gb(_row('bf16 weights'))}.\n\n"
+        "**Memory.** The model knows the tensors of each operator, but not what autocast and the compiler do with them. For bf16 "
+        f"it says {_gb(bf16, 'predicted_bytes')} GB where {_gb(bf16)} were measured: autocast computes the softmax in float32, "
+        "and the model counts 2 bytes for each of its numbers. For PyTorch's best it says "
+        f"{_gb(theirs, 'predicted_bytes')} GB where {_gb(theirs)} were measured: it counts every tensor that the single operators "
+        "would make, among them several as large as all logits, and the compiler fuses most of them away.\n\n"
+        "The modelled values come from gpukit/train/ladder.py and were computed before anything ran. The MFU of every rung is a "
+        "share of the bf16 peak, also that of fp8, so that all rungs can be compared."
     )
-    if slower:
-        said = ", ".join(f"{name} ({gains[name]:.2f})" for name in slower)
-        text += f"Some take longer than the rung that they start from: {said}. "
-    if {"chunked loss", "one pass"} <= gains.keys():
-        text += (
-            "The loss in chunks takes longer and frees memory, and the next rung spends that memory: it computes the whole "
-            "batch in one pass instead of eight. Recomputation also spends time to save memory. The compiler cannot "
-            "fuse anything into a kernel that it cannot look into, so the course's norms cost more than they gain. And CUDA "
-            "graphs cannot help where the GPU is busy all the time. "
-        )
-    best_gb = {
-        row["rung"]: [float(row[name]) / 1e9 for name in ("predicted_bytes", "peak_bytes")]
-        for row in view.rows("gpt2")
-        if row["peak_bytes"] and row["predicted_bytes"]
-    }.get("PyTorch's best")
-    if best_gb:
-        text += (
-            "The modelled memory does not know what the compiler fuses. For PyTorch's best it says "
-            f"{best_gb[0]:.1f} GB where {best_gb[1]:.1f} were measured, because it counts every tensor that the single "
-            "operators would make, among them several as large as all logits. "
-        )
-    return text + (
-        "The modelled times come from gpukit/train/ladder.py and were computed before anything ran. The MFU of every rung is "
-        "a share of the bf16 peak, also that of fp8, so that all rungs can be compared."
+
+
+def what_the_model_takes() -> Markdown:
+    """Said below the bars: what the modelled times are made of, and where they are far from the measured ones."""
+    m = train_ladder
+    rungs = ("bf16", "FlashAttention", "fused AdamW")
+    times = [float(_row(rung)["step_ms"]) / float(_row(rung)["predicted_ms"]) for rung in rungs]
+    return Markdown(
+        "**What you saw.** The model counts FLOPs and bytes. It takes the products of the weights at "
+        f"{m.PRODUCT_SHARE:.0%} of the GPU's peak, FlashAttention at {m.ATTENTION_SHARE:.0%}, and everything else at the rate of "
+        f"memory, {m.STREAM_SHARE:.0%} of its bandwidth; and no step takes less than {m.LAUNCH_US} µs per launch. From bf16 to "
+        f"fused AdamW the measured step takes {min(times):.1f} to {max(times):.1f} times the modelled time. The model also gives "
+        "the padded vocabulary no gain at all, and yet this rung is one of those that are worth most. When a measurement and a "
+        "model disagree, the difference is where to look; the detective below does."
     )
 
 
@@ -250,12 +305,14 @@ def what_the_losses_say() -> Markdown:
     close = max(abs(a - b) for a, b in zip(*(curves[name] for name in wide), strict=True))
     apart = [max(abs(curves[name][i] - curves[wide[1]][i]) for name in narrow) for i in range(len(curves[wide[1]]))]
     end = curves[wide[1]][-1] - max(curves[name][-1] for name in narrow)
+    means = [sum(curve) / len(curve) for curve in (curves[name] for name in (*wide, *narrow))]
     return Markdown(
-        f"**What you saw.** The curves are nearly one, but not up to the last digit. The two rungs with float32 weights agree "
-        f"to {close:.3f} nats at every step. The two with weights in 16 bits differ from them by up to {max(apart):.2f} nats, "
-        f"at step {apart.index(max(apart)) + 1}, and end {end:.2f} nats lower. They round more tensors, every rounding moves "
-        "the weights a little, and the steps after that start from other weights. A difference that keeps growing would be an "
-        "error. A fast step that learns something else is worth nothing."
+        f"**What you saw.** The two rungs with float32 weights agree to {close:.3f} nats at every step. The two with weights in "
+        f"16 bits differ from them by up to {max(apart):.2f} nats, at step {apart.index(max(apart)) + 1}, and end {end:.2f} nats "
+        f"lower, at step {len(apart)}. What distinguishes the runs is rounding: the two round more tensors, every rounding moves the "
+        "weights a little, and the next step starts from these weights. So the losses of single steps differ, and you compare "
+        f"means over many steps: over all {len(apart)} steps the means of the four runs are within {max(means) - min(means):.3f} "
+        "nats of each other. A wrong kernel usually shows as a gap that stays or grows."
     )
 
 
@@ -265,6 +322,8 @@ _PARTS = {
     "loss": style.WRITES,
     "everything else": style.READS,
 }
+
+_BINS = 1200  # parts of a picture's time, for each of which the share of a kind of kernels is drawn
 
 # By what kernels are part of: start, length and the kernels' own time of each stretch, in ms.
 Stretches = dict[str, list[tuple[float, float, float]]]
@@ -287,44 +346,101 @@ def _busy_ms(parts: Stretches, part: str) -> float:
     return sum(ms for *_, ms in parts[part])
 
 
+def _shares(stretches: list[tuple[float, float, float]], shown_ms: float) -> list[float]:
+    """In each of _BINS equal parts of a picture's time, the share in which kernels of one kind ran. Within a stretch, which holds
+    short gaps as well, the kernels' time is spread evenly."""
+    width = shown_ms / _BINS
+    busy = [0.0] * (_BINS + 1)  # the last one for what ends with the picture
+    for start, ms, kernels_ms in stretches:
+        for i in range(int(start / width), int((start + ms) / width) + 1):
+            inside = min(start + ms, (i + 1) * width) - max(start, i * width)
+            busy[i] += kernels_ms * (inside / ms if ms else 1.0)
+    return [min(1.0, ms / width) for ms in busy[:_BINS]]
+
+
 def before_and_after() -> Picture:
     """When the kernels of a step of GPT-2 ran at the first rung and at the fastest in 16 bits; the latter also enlarged."""
     found = _timeline()
     before, after = found.values()
     names = [*found, f"{[*found][1]}, the same step enlarged"]
     with style.use():
-        fig, panels = style.figure(3, 1, width=8.5, height=5.2, squeeze=False)
-        said, labels = [], {}
+        fig, panels = style.figure(3, 1, width=8.5, height=7.2, squeeze=False)
+        said = []
         for ax, name, parts in zip(panels[:, 0], names, (before, after, after), strict=True):
+            shown_ms = _end(before if ax is not panels[-1, 0] else after)
+            edges = [shown_ms * i / _BINS for i in range(_BINS + 1)]
             for lane, (part, color) in enumerate(_PARTS.items()):
-                bars = [stretch[:2] for stretch in parts[part]]
-                labels[part] = ax.broken_barh(bars, (-lane - 0.4, 0.8), facecolors=color)
-            ax.set_yticks([])
+                tops = [0.85 * share - lane for share in _shares(parts[part], shown_ms)]
+                ax.axhline(-lane, color="#E2E2E2", lw=0.8)
+                ax.fill_between(edges, -lane, [*tops, tops[-1]], step="post", color=color, lw=0)
+            took = [f"{_busy_ms(parts, part):,.0f} ms" for part in parts]
+            names_of_lanes = [f"{part}, {ms}" for part, ms in zip(parts, took, strict=True)]
+            ax.set_yticks([0.4 - lane for lane in range(len(parts))], names_of_lanes)
+            ax.tick_params(axis="y", length=0)
             ax.set_title(f"{name}: {_end(parts):,.0f} ms")
-            ax.set_xlim(0, _end(before if ax is not panels[-1, 0] else after))
-            total = ", ".join(f"{part} {_busy_ms(parts, part):,.0f} ms" for part in parts)
+            ax.set_xlim(0, shown_ms)
+            ax.set_ylim(0.9 - len(parts), 1)
+            style.axes(ax, x="time (ms)")
+            total = ", ".join(f"{part} {ms}" for part, ms in zip(parts, took, strict=True))
             said.append(f"{name}: {_end(parts):,.0f} ms, of it {total}")
-        style.axes(panels[-1, 0], x="ms since the first matrix product of the step")
-        fig.legend(labels.values(), labels, loc="outside lower center", ncols=4, frameon=False)
     return style.picture(fig, alt=f"When the kernels of a step of GPT-2 ran. {'; '.join(said[:2])}.")
 
 
 def what_the_timeline_says() -> Markdown:
-    """Said below the timeline: what became shorter, and by how much."""
+    """Said below the timeline: how to read it, and what became shorter, by how much."""
     before, after = _timeline().values()
-    times = {part: _busy_ms(before, part) / _busy_ms(after, part) for part in _PARTS}
-    share = lambda parts: _busy_ms(parts, "matrix products") / _end(parts)  # noqa: E731
+    ms = lambda parts, *of: sum(_busy_ms(parts, part) for part in of)  # noqa: E731
+    last = lambda parts, part: max(start + length for start, length, _ in parts[part])  # noqa: E731
+    tail = {
+        name: _end(parts) - last(parts, "matrix products") for name, parts in (("before", before), ("after", after))
+    }
+    # A micro-batch runs from one loss to the next: back from its own, forward to the next one.
+    losses = sorted(before["loss"])
+    forward, period = losses[0][0], (losses[-1][0] - losses[0][0]) / (len(losses) - 1)
+    head = min(start for start, *_ in after["loss"])
+    chunks_end = last(after, "loss")
+    head_end = min(start + length for start, length, _ in after["matrix products"] if start + length > chunks_end)
+    config = plan.accounting_config("gpt2", PRESETS["gpt2"].settings.model)
+    flops = 6 * config.vocab_size * config.hidden / plan.flops_per_token(config, PRESETS["gpt2"].settings.seq)
+    both = [ms(parts, "matrix products", "attention") for parts in (before, after)]
+    peak = gpu("h100").peak
+    share = lambda parts: ms(parts, "matrix products") / _end(parts)  # noqa: E731
+    naive, fast = _row("naive"), _row("bf16 weights")
+    apart = max(abs(_end(parts) / float(row["step_ms"]) - 1) for parts, row in ((before, naive), (after, fast)))
+    masks = sum(
+        float(row["us"])
+        for row in view.read("h200", "ladder-gpt2-kernels.csv")
+        if row["rung"] == "naive" and "masked_fill" in row["kernel"]
+    )
     return Markdown(
-        "**What you saw.** The pattern in the upper picture comes eight times, because the naive loop has memory for an eighth "
-        "of the batch. Each pass runs forward through the blocks, computes the logits and the loss, and runs back. The lower "
-        f"pictures show the same work in one pass, {_end(before) / _end(after):.0f} times as fast. Enlarged, it can be read like the "
-        "model: twelve blocks forward, a long part in which logits and loss alternate chunk by chunk, twelve blocks back, and the "
-        "optimizer as the last blue bar.\n\nMatrix products are "
-        f"{times['matrix products']:.0f} times as fast, because tensor cores compute them. Everything else is "
-        f"{times['everything else']:.0f} times as fast without any tensor core: it moves fewer bytes, since 16 bits halve a "
-        f"tensor and fusion saves a round trip. Both had to become faster. Products took {share(before):.0%} of the naive step, so "
-        f"tensor cores alone could not have made it more than {1 / (1 - share(before)):.1f} times as fast. Now they take "
-        f"{share(after):.0%}."
+        f"**What you saw.** The upper picture has {len(losses)} orange bars, one for the loss of each micro-batch. Such a bar ends "
+        f"a forward pass. The first comes about {round(forward, -1):.0f} ms after the start. The backward pass takes about "
+        f"{round(period - forward, -1):.0f} ms, and then the next micro-batch begins.\n\n"
+        f"The lower pictures show the same work in one pass, {_end(before) / _end(after):.0f} times as fast. Enlarged, it can be "
+        f"read like the model. Until {head:.0f} ms the twelve blocks run forward, each with a pink bar. From {head:.0f} to "
+        f"{head_end:.0f} ms the head computes logits, loss and both gradients for one chunk of the tokens after the other: "
+        f"{(head_end - head) / _end(after):.0%} of the step for a single layer, whose products are {flops:.0%} of the step's FLOPs. Then "
+        "the twelve blocks run backward, and the last blue bar ends with the optimizer.\n\n"
+        "What became faster?\n\n"
+        f"- **Matrix products and attention** together take {both[1]:,.0f} ms instead of {both[0]:,.0f}, so they are "
+        f"{both[0] / both[1]:.0f} times as fast. (Only together can they be compared, because the products inside attention have "
+        "moved from the first lane to the second.) The tensor cores are the main reason: the data sheet has "
+        f"{peak('bf16') / 1e12:,.0f} TFLOP/s for them in bf16, and {peak('fp32') / 1e12:.0f} for float32 without them. "
+        "FlashAttention also skips the blocks of scores that the causal mask removes.\n"
+        f"- **The loss** takes {ms(after, 'loss'):.0f} ms instead of {ms(before, 'loss'):.0f}. One kernel reads the logits of a "
+        "chunk, 2 bytes each, and writes their gradient over them; in the naive loop forward and backward pass are separate "
+        "kernels, and a logit has 4 bytes.\n"
+        f"- **Everything else** takes {ms(after, 'everything else'):.0f} ms instead of {ms(before, 'everything else'):.0f}: "
+        f"{ms(before, 'everything else') / ms(after, 'everything else'):.0f} times as fast, without any tensor core. Tensors of 16 "
+        "bits have half the bytes, which explains a factor of 2. The rest is work that is gone. FlashAttention scales and masks "
+        "the scores itself, and they never reach memory (on the H200 the kernels `masked_fill` alone took "
+        f"{masks / 1e3:.0f} ms of the naive step). Fused operators do not write the results between them. What follows the last matrix "
+        f"product, such as the optimizer, takes {tail['after']:.1f} ms instead of {tail['before']:.1f}. A whole step launches "
+        f"{int(fast['kernels']):,} kernels instead of {int(naive['kernels']):,}.\n\n"
+        f"Both had to become faster. Products took {share(before):.0%} of the naive step, so faster products alone could not have "
+        f"made it more than {1 / (1 - share(before)):.1f} times as fast. Now they take {share(after):.0%}.\n\n"
+        f"The times differ from those in the table by up to {apart:.0%}: these are single steps on an H100, recorded by the "
+        "profiler, and the table has means over the steps of a run on an H200."
     )
 
 
@@ -336,9 +452,13 @@ def larger_models() -> Reveal:
     best = {name: time(name, "PyTorch's best") / time(name, "bf16 weights") for name in found}
     alone = {name: time(name, "PyTorch's best") / time(name, "gpukit AdamW") for name in ("gpt2", "gpt-1.3b")}
     busy = {name: sum(_busy(name)) / time(name, "bf16 weights") for name in found}
-    bf16, less = found["gpt-1.3b"]["bf16 weights"], found["gpt-1.3b"]["recomputation"]
-    saved = 1 - float(less["peak_bytes"]) / float(bf16["peak_bytes"])
-    slower = float(less["step_ms"]) / float(bf16["step_ms"]) - 1
+    bf16 = found["gpt-1.3b"]["bf16 weights"]
+    saved, slower = {}, {}
+    for rung in ("cheap recomputation", "recomputation"):
+        row = found["gpt-1.3b"][rung]
+        saved[rung] = 1 - float(row["peak_bytes"]) / float(bf16["peak_bytes"])
+        slower[rung] = float(row["step_ms"]) / float(bf16["step_ms"]) - 1
+    cheap = found["gpt-1.3b"]["cheap recomputation"]
     said = (
         f"**What you saw.** fp8 gains more: {fp8['gpt-1.3b']:.2f} for gpt-1.3b and {fp8['llama-1b']:.2f} for llama-1b, where "
         f"it was {fp8['gpt2']:.2f} for GPT-2. Only the products of the blocks are faster in 8 bits. Converting their inputs "
@@ -348,18 +468,32 @@ def larger_models() -> Reveal:
         f"float32 weights as in PyTorch's best, make it {alone['gpt2']:.2f} times for GPT-2 and {alone['gpt-1.3b']:.2f} times "
         "for gpt-1.3b (the rung gpukit AdamW). Matrix products and "
         f"attention take {busy['gpt-1.3b']:.0%} of gpt-1.3b's step and {busy['gpt2']:.0%} of GPT-2's, and for these PyTorch has "
-        f"fast kernels as well. Recomputation saves {saved:.0%} of gpt-1.3b's memory for "
-        f"{slower:.0%} more time."
+        f"fast kernels as well.\n\nRecomputation saves {saved['recomputation']:.0%} of gpt-1.3b's memory for "
+        f"{slower['recomputation']:.0%} more time. Cheap recomputation saves {saved['cheap recomputation']:.0%} for "
+        f"{slower['cheap recomputation']:.0%} more time, so try it first. The model does not know this rung: its "
+        f"{float(cheap['predicted_ms']):.0f} ms and {_gb(cheap, 'predicted_bytes')} GB are those of bf16 weights."
     )
-    days = {row["date"] for name in ("gpt-1.3b", "llama-1b") for row in found[name].values()}
-    if len(days) > 1:
-        said += (
-            f" The rungs were measured on {len(days)} days, {min(days)} to {max(days)}; between, attention's gradients became "
-            "faster (one kernel in place of two), and cards of one kind differ by some percent too. Ratios between rungs of two "
-            "days are that uncertain."
-        )
+    said += _days({name: found[name] for name in ("gpt-1.3b", "llama-1b")})
     tables = [view.table(name, caption=f"{name}, measured on an H200") for name in ("gpt-1.3b", "llama-1b")]
     return reveal("larger", {"times as fast": fp8["gpt-1.3b"]}, "measured", also=[*tables, said])
+
+
+def _days(found: dict[str, dict[str, dict[str, str]]]) -> str:
+    """Which rows were not measured on the day of the others of their table, and what may be read from them; "" where all were."""
+    days = {name: sorted({row["date"] for row in rows.values()}) for name, rows in found.items()}
+    if all(len(of_table) == 1 for of_table in days.values()):
+        return ""
+    groups = []
+    for name, rows in found.items():
+        *later, last = (rung for rung, row in rows.items() if row["date"] == days[name][-1])
+        later = f"{', '.join(later)} and {last}" if later else last
+        groups.append(f"of {name}, {later} were measured on {days[name][-1]}, and the other rows before")
+    return (
+        f"\n\nThe rows of a table are not all of one day: {'; '.join(groups)}. Between the days the gradients of the course's "
+        "attention became faster, and a rung may have run on another card of the same kind. How far two measurements of one rung "
+        "lie apart was not recorded. So read a ratio as close to 1 as 0.99 as no difference, and take ratios between rows of "
+        "different days, such as those of fp8, for less certain than the others."
+    )
 
 
 def _busy(preset: str) -> tuple[float, float]:
@@ -380,7 +514,7 @@ def what_is_left() -> Markdown:
     tokens = int(row["batch"]) * int(row["seq"])
     flops = 6 * plan.multiplied_parameters(plan.accounting_config("gpt2", PRESETS["gpt2"].settings.model)) * tokens
     return Markdown(
-        f'**What is left?** At the rung "bf16 weights" the times of all kernels add up to {float(row["kernels_ms"]) / step:.0%} '
+        f'**What is left?** At the rung "bf16 weights" on the H200 the times of all kernels add up to {float(row["kernels_ms"]) / step:.0%} '
         f"of the step's {step:.0f} ms (measured by PyTorch's profiler), so the GPU hardly ever waits for the CPU. Matrix "
         f"products take {products / step:.0%} of the step and reach {flops / products / 1e9:.0f} TFLOP/s; "
         f"attention takes {attention / step:.0%}. Norms, GELU, residual sums, the loss and the optimizer share the "
@@ -473,7 +607,7 @@ def traffic_and_time(gpus: int = 8) -> Markdown:
         f"Each GPU computes {s.batch} sequences x {s.seq:,} tokens x {each / 1e9:.1f} billion FLOPs per token = {_power(flops)} FLOPs. "
         f"At 40% of 989 TFLOP/s it does {_power(rate)} per second: {flops / rate:.1f} s. FSDP's {fsdp:.0f} ms are "
         f"{fsdp / 1e3 / (flops / rate):.0%} of that and DDP's {ddp:.0f} ms {ddp / 1e3 / (flops / rate):.0%}, so both can hide "
-        f"behind it. Between two machines, with links of a twentieth of the speed, FSDP would send for {fsdp / 50:.1f} s, and "
+        f"behind it. Suppose that the links between two machines had a twentieth of this speed: FSDP would send for {fsdp / 50:.1f} s, and "
         "hardly all of it could hide.\n</details>"
     )
 
@@ -573,10 +707,15 @@ def _what_scaling_says() -> str:
     link_ms = value("sent_bytes", "fsdp", 4) / NVLINK_GBPS / 1e6
     tokens = value("batch", "fsdp", 2) * value("seq", "fsdp", 2)  # of a step, on any number of GPUs
     step_ms = lambda gpus: tokens / value("tokens_per_s", "fsdp", gpus) * 1e3  # noqa: E731
-    means: dict[str, list[float]] = {}
+    idle_ms = step_ms(4) - value("computation_ms", "fsdp", 4) - value("exposed_ms", "fsdp", 4)
+    small = next(row for row in _ranks("fsdp") if (row["preset"], row["gpus"]) == ("gpt2", "4"))
+    small_ms = int(small["batch"]) * int(small["seq"]) / float(small["tokens_per_s"]) * 1e3
+    small_busy, small_waits = float(small["computation_ms"]), float(small["exposed_ms"])
+    of_commit: dict[str, list[float]] = {}
     for row in rows.values():
-        means.setdefault(row["commit"], []).append(float(row["mean_loss"]))
-    apart = f"{max(max(of_one) / min(of_one) - 1 for of_one in means.values()):.0e}".replace("e-0", "e-")
+        of_commit.setdefault(row["commit"], []).append(float(row["mean_loss"]))
+    apart = max(max(means) - min(means) for means in of_commit.values())
+    sizes = " and ".join(str(len(means)) for means in of_commit.values())
     return (
         f"**What you saw.** With DDP a GPU keeps {share('ddp', 2)} of its speed among two and {share('ddp', 4)} among four. What "
         f"travels is not the reason: on two GPUs all but {value('exposed_ms', 'ddp', 2):.1f} of NCCL's "
@@ -584,17 +723,25 @@ def _what_scaling_says() -> str:
         f"{value('computation_ms', 'ddp', 2):.0f} ms, where half of one GPU's would be {value('computation_ms', 'one', 1) / 2:.0f}. The "
         "batch is shared out, but every GPU still converts all weights to bfloat16 in each micro-batch and updates all of "
         "them, and with fewer sequences the matrix products are smaller.\n\n"
-        f"FSDP keeps {share('fsdp', 2)} and {share('fsdp', 4)}. On four GPUs its NCCL kernels ran for "
-        f"{value('communication_ms', 'fsdp', 4):.0f} ms of a recorded step, and for {value('exposed_ms', 'fsdp', 4):.0f} of them nothing "
-        f"else ran, although the links could carry the data in {link_ms:.0f} ms. The rest is waiting: a kernel of NCCL starts on "
-        "the GPU that comes first, and it cannot end before the last GPU has come. Why does one come late? A step takes "
-        f"{step_ms(2):.0f} ms on two GPUs and {step_ms(4):.0f} on four, although the GPUs compute for "
-        f"{value('computation_ms', 'fsdp', 2):.0f} and {value('computation_ms', 'fsdp', 4):.0f} of them. So what sets its length is not "
-        "shared out, and that is the CPU: every process launches all kernels and all collectives, however many GPUs there are. On "
-        "four GPUs a pass has a single sequence, a block computes for a few milliseconds, and the launches of the next block "
-        "take longer than that.\n\n"
-        "The losses do not depend on the number of GPUs. The runs are of two sessions, with learning rates that differed; within "
-        f"a session the means over gpt-1.3b's first {value('step', 'ddp', 2):.0f} steps are within {apart} of each other."
+        f"FSDP keeps {share('fsdp', 2)} and {share('fsdp', 4)}. On two GPUs the computation sets the pace: it takes "
+        f"{value('computation_ms', 'fsdp', 2):.0f} of the step's {step_ms(2):.0f} ms, and a part of NCCL's time is not hidden. (Added "
+        "up, the two are longer than the step, because they come from recorded steps, which take longer.) On four GPUs the "
+        f"computation takes {value('computation_ms', 'fsdp', 4):.0f} ms, and yet a step takes {step_ms(4):.0f}. Where does the rest go?\n\n"
+        f"For {value('exposed_ms', 'fsdp', 4):.0f} ms only NCCL's kernels ran, although the links could carry all the data in "
+        f"{link_ms:.0f} ms. Such a kernel starts as soon as its own GPU comes to it, but it cannot end before the last GPU has "
+        "come to it too. So most of this time is waiting for another GPU.\n\n"
+        f"For at least {idle_ms:.0f} ms nothing ran at all. With GPT-2 nearly the whole rest is of this kind: of a step's "
+        f"{small_ms:.0f} ms on four GPUs, {small_busy:.0f} are computation, {small_waits:.0f} are NCCL's alone, and in the other "
+        f"{small_ms - small_busy - small_waits:.0f} nothing runs.\n\n"
+        "When nothing runs on a GPU, its next kernel has not been launched yet: the GPU waits for its CPU. More GPUs do not shorten "
+        "this, because every process launches the kernels of all blocks, and every call of NCCL, however many GPUs there are. On four GPUs a micro-batch has a "
+        "single sequence per GPU, so there is little computation behind which the launches could hide. A CPU that is late "
+        "is probably also why one GPU comes to NCCL's kernels later than another. How long the launches alone take was not "
+        f"measured.\n\nDDP has far less to launch for NCCL, {rows['ddp', 4]['calls']} calls per step where FSDP has "
+        f"{rows['fsdp', 4]['calls']}, and it does not gather and free the weights of each block: on four GPUs its computation fills "
+        f"{value('computation_ms', 'ddp', 4):.0f} of the step's {tokens / value('tokens_per_s', 'ddp', 4) * 1e3:.0f} ms.\n\n"
+        f"The losses do not depend on the number of GPUs. Of gpt-1.3b's {len(rows)} runs, {sizes} had the same learning "
+        f"rate. Among those, the mean losses of the first {value('step', 'ddp', 2):.0f} steps differ by at most {apart:.5f} nats."
     )
 
 
@@ -631,6 +778,33 @@ def what_travels_when(preset: str = "gpt-1.3b", gpus: int = 2) -> Picture | Miss
         style.axes(panels[-1, 0], x="ms since the first kernel of the step")
         fig.legend(labels.values(), labels, loc="outside lower center", ncols=4, frameon=False)
     return style.picture(fig, alt=f"When the kernels of a step of {preset} ran. {'; '.join(said)}.")
+
+
+def what_the_lanes_say(preset: str = "gpt-1.3b", gpus: int = 2) -> Markdown:
+    """Said below that picture: where the micro-batches of FSDP are, and what hides."""
+    settings = PRESETS[preset].settings
+    found = [r for r in view.read(RANKS, "ranks-steps.csv") if (r["preset"], int(r["gpus"])) == (preset, gpus)]
+    recorded = max(float(r["start_ms"]) + float(r["ms"]) for r in found if r["engine"] == "fsdp")
+    row = next(r for r in _ranks("fsdp") if (r["preset"], int(r["gpus"])) == (preset, gpus))
+    timed = settings.tokens_per_step / int(row["tokens_per_s"]) * 1e3
+    # Gradients leave in backward passes alone, so the longest times without a reduce-scatter are forward passes.
+    sent = sorted(
+        (float(r["start_ms"]), float(r["ms"])) for r in found if (r["engine"], r["what"]) == ("fsdp", "reduce-scatter")
+    )
+    pauses = sorted((after[0] - sum(before), sum(before)) for before, after in pairwise(sent))
+    begins = sorted(begin for _, begin in pauses[1 - settings.micro_batches :])
+    *others, last = (f"{round(begin, -1):.0f}" for begin in begins)
+    return Markdown(
+        "**What you saw.** With DDP nothing travels until the backward pass of the last micro-batch. Then a buffer of gradients "
+        "leaves whenever it is complete, while earlier layers still compute, so nearly all of it is hidden. The update at the end "
+        "waits for the last buffer only.\n\n"
+        "With FSDP something travels all the time: all-gathers in each forward pass, all-gathers and reduce-scatters in each "
+        f"backward pass. So a forward pass is a stretch without any pink: the micro-batches begin at about 0, {', '.join(others)} and "
+        f"{last} ms, and each of the last {settings.micro_batches - 1} soon has a dense blue stretch. Where the blue is solid, a GPU "
+        "already waits in the next all-gather. The gaps in the lane above it show what that costs: without its weights a block "
+        "cannot begin. The thin lines are all-gathers that were done before their weights were needed.\n\n"
+        f"The recorded step of FSDP takes {recorded:.0f} ms, and a step without the profiler {timed:.0f} ms."
+    )
 
 
 def memory_per_gpu() -> Table:
@@ -787,7 +961,7 @@ def unplanned() -> Picture:
     """The losses of two starts of one rung, one of which torch.compile got wrong."""
     right = view.loss_curves("gpt-1.3b")["one pass"]
     wrong = view.read("h200", "miscompiled-losses.csv")
-    curves = {"one start": right, "another start": [(int(row["step"]), float(row["loss"])) for row in wrong]}
+    curves = {"right": right, "wrong": [(int(row["step"]), float(row["loss"])) for row in wrong]}
     with style.use():
         fig, ax = style.figure(height=3.4)
         ends = []
@@ -800,7 +974,7 @@ def unplanned() -> Picture:
         ax.set_xlim(right=right[-1][0])
         style.names(ax, ends)
     first, last = ({name: points[i][1] for name, points in curves.items()} for i in (0, -1))
-    alt = "; ".join(f"{name} begins at {first[name]:.2f} and ends at {last[name]:.2f}" for name in curves)
+    alt = "; ".join(f"the {name} one begins at {first[name]:.2f} and ends at {last[name]:.2f}" for name in curves)
     return style.picture(fig, alt=f"Losses of two runs. {alt}.")
 
 
@@ -822,10 +996,12 @@ def promise() -> Markdown:
     tiny = PRESETS["tiny"]
     n = parameters(plan.accounting_config("tiny", tiny.settings.model)).total
     loss, _, how = tiny.measured.partition(" after ")
+    seconds = float(re.search(r"in (\d+) s", how)[1])
+    rate = tiny.settings.steps * tiny.settings.tokens_per_step / seconds
     return Markdown(
         f"The smallest GPT of this course has **{n / 1e6:.2f} million** parameters. It begins with random weights and "
         "reads the "
-        f"source code of Python's standard library. Measured: **{loss}** after {how}. The *loss*, in *nats*, says how badly "
+        f"source code of Python's standard library. Measured: **{loss}** after {how}. That is {style.number(round(rate, -2))} tokens per second. The *loss*, in *nats*, says how badly "
         "it predicts the "
         "next token; less is better. What the numbers mean, and which loss a model has that knows nothing, comes below."
     )
@@ -882,6 +1058,8 @@ def what_patching_gains() -> Markdown:
     """Said below the table of patched models."""
     found = {row.provider: row for row in benchmark.rows("patch-llama-1b") if row.mode == "fwd+bwd"}
     torch_row, ours, liger, compiled = (found[name] for name in ("torch", "gpukit", "liger", "compile"))
+    small = {row.provider: row for row in benchmark.rows("patch-gpt2") if row.mode == "fwd+bwd"}
+    alone, both = small["gpukit"], small["gpukit-compile"]
     return Markdown(
         f"**What you saw.** For the Llama, patching makes a step {torch_row.median_ms / ours.median_ms:.2f} times as fast "
         "and "
@@ -890,8 +1068,23 @@ def what_patching_gains() -> Markdown:
         f"was the logits: 16,384 tokens times 128,256 entries of the vocabulary, several times over. Liger's kernels reach "
         f"nearly the same ({liger.median_ms:.1f} ms against {ours.median_ms:.1f} ms). In GPT-2 Liger replaces nothing, so its row "
         "is the original's. There torch.compile gains more time than any kernels do, because it fuses what stands between "
-        "them, and both together gain the most time, but need more memory than the patched model alone. For the Llama the compiler alone makes a step slower "
-        f"({torch_row.median_ms / compiled.median_ms:.2f} times as fast). The Qwen3 was not measured with the compiler."
+        f"them, and both together gain the most time, but need more memory than the patched model alone: {both.peak_bytes / 1e9:.1f} GB instead of "
+        f"{alone.peak_bytes / 1e9:.1f}. For the Llama the compiler alone makes a step slower "
+        f"({torch_row.median_ms / compiled.median_ms:.2f} times as fast). We did not find out why the two need more memory, and why "
+        "the Llama becomes slower. The Qwen3 was not measured with the compiler."
+    )
+
+
+def what_a_cache_copies(tokens: int = 4096) -> Markdown:
+    """What a new token moves in a cache that concatenates, and in one that appends, for the preset llama-1b."""
+    c = plan.accounting_config("llama-1b", PRESETS["llama-1b"].settings.model)
+    row = 2 * 2 * c.layers * c.kv_heads * c.head_size
+    return Markdown(
+        "With long texts the cache matters too. The cache of `transformers` concatenates: for each new token it copies all keys and "
+        f"values before it. For llama-1b's shape with {tokens:,} tokens in bfloat16 the cache holds {row * tokens / 1e6:,.0f} MB, so "
+        f"each new token reads and writes {2 * row * tokens / 1e6:,.0f} MB for the copy (computed). `GrowingCache` in "
+        "[gpukit/huggingface/cache.py](../gpukit/huggingface/cache.py) appends in place, and a new token writes "
+        f"{row:,} bytes: `model.generate(ids, past_key_values=GrowingCache())`. What that gains in time was not measured here."
     )
 
 
