@@ -60,6 +60,12 @@ class _Heads(Inputs):
         q[..., 0], k[..., 0] = -655_360, 1
         return q, k, v
 
+    def unknown(self, T_q: int, T_k: int) -> tuple:
+        """Two heads in float32, of which the first has a NaN in its first key, which all queries see."""
+        q, k, v = self.qkv(2, T_q, T_k, 16)
+        k[0, 0, 3] = math.nan
+        return q, k, v
+
     def rising(self) -> tuple:
         """A query and 1,024 keys in bfloat16: each block of 16 has one score, 1/16 above that of the block before, so that the
         first of its p is 1 and the factor exp(-1/16) has more digits than 16 bits hold. Rounded, it shrinks what the first
@@ -96,7 +102,8 @@ _FAINT = "one score 20 above the others"
 _BURIED = "scores of 0, and of 100 between them"
 _STALE = "scores of 0, and of 11 behind them"
 _CREEPING = "scores that rise by 1/4096 from block to block"
-_TAGS = {_FAINT: " faint", _BURIED: " buried", _STALE: " late-rise", _CREEPING: " creeping"}
+_NAN = "a key with a NaN"
+_TAGS = {_NAN: " special", _FAINT: " faint", _BURIED: " buried", _STALE: " late-rise", _CREEPING: " creeping"}
 _FAR = 1 << 24  # rows of three times 128 numbers, which are more than 2^32 elements
 # Heads of which all k have more than 2^32 elements, and all LSE too; no program walks over many keys.
 _MANY_KEYS, _MANY_QUERIES = (65_000, 320, 256), (65_000, 98_304, 256)
@@ -384,6 +391,7 @@ def _late_cases(rng: Random) -> list[Case]:
         _case(*make.faint(1), tags="faint", note=_FAINT),
         _case(*make.buried(1), tags="late buried", note=_BURIED),
         _case(*make.creeping(1, 128), tags="late creeping", note=_CREEPING),
+        _case(*make.unknown(3, 40), tags="special", note=_NAN),
     ]
 
 
@@ -421,6 +429,7 @@ LATE = KernelExercise(
     ),
     launch_rule=_late_rule,
     misconceptions=(
+        ideas.NOT_FINITE,
         *_SHORTCUTS,
         *(Misconception(name, gives=_walked(fault)) for name, fault in _WALKS),
         Misconception("not-low-enough", when=only("low")),
@@ -453,6 +462,7 @@ def _forward_cases(rng: Random) -> list[Case]:
         _case(*make.buried(3), tags="late buried", note=_BURIED),
         _case(*make.stale(3), tags="late late-rise", note=_STALE),
         _case(*make.creeping(3), tags="late creeping", note=_CREEPING),
+        _case(*make.unknown(3, 40), tags="special", note=_NAN),
     ]
 
 
@@ -562,6 +572,7 @@ FORWARD = KernelExercise(
         memory=lambda q, k, v: _of_queries(q) + _NUMBERS,
     ),
     misconceptions=(
+        ideas.NOT_FINITE,
         *_SHORTCUTS,
         _STALE_MAXIMUM,
         Misconception("padding-counts", gives=_padded),
@@ -656,6 +667,7 @@ def _causal_cases(rng: Random) -> list[Case]:
         case(*make.buried(3), note=_BURIED),
         case(*make.stale(3), note=_STALE),
         case(*make.creeping(3), note=_CREEPING),
+        case(*make.unknown(5, 20), note=_NAN),
     ]
 
 
@@ -824,6 +836,7 @@ CAUSAL = KernelExercise(
     ),
     launch_rule=_blocks_rule("Which is the last key that the last query of a block sees?"),
     misconceptions=(
+        ideas.NOT_FINITE,
         # What 16 bits allow is so much that other ideas would explain this case, too.
         Misconception("low-precision-sums", when=lambda evidence: evidence.tag("many-blocks")),
         *_SHORTCUTS,
@@ -877,6 +890,7 @@ def _window_cases(rng: Random) -> list[Case]:
         case(*make.buried(3), 256, note=_BURIED),
         case(*make.stale(3), 48, note=_STALE),
         case(*make.creeping(3), 256, note=_CREEPING),
+        case(*make.unknown(5, 20), 20, note=_NAN),
     ]
 
 
@@ -907,6 +921,7 @@ WINDOW = KernelExercise(
         "Which is the first key that the first query of a block sees, and which the last that its last query sees?", 32
     ),
     misconceptions=(
+        ideas.NOT_FINITE,
         *_SHORTCUTS,
         _STALE_MAXIMUM,
         Misconception("window-wraps", when=only("endless")),
@@ -933,16 +948,20 @@ WINDOW = KernelExercise(
 
 # ---------------------------------------------------------------------------------------------- flash_attention.packed
 def _packed_case(
-    make: _Heads, lengths: list[tuple[int, int]], H: int, H_kv: int, D: int, dtype: str = "float32"
+    make: _Heads, lengths: list[tuple[int, int]], H: int, H_kv: int, D: int, dtype: str = "float32", nan: bool = False
 ) -> Case:
+    """nan: in the first key of the first sequence and the first head"""
     total_q, total_k = (sum(pair[i] for pair in lengths) for i in (0, 1))
     q, k, v = make.normal(total_q, H, D), make.normal(total_k, H_kv, D), make.normal(total_k, H_kv, D) + 1
     q, k, v = (x.to(getattr(make.torch, dtype)) for x in (q, k, v))
     cu = [make.torch.tensor([0, *(pair[i] for pair in lengths)]).cumsum(0).int() for i in (0, 1)]
     tags = "gqa" * (H_kv != H) + " sequences" * (len(lengths) > 1)
     tags += " unequal" * any(a != b for a, b in lengths) + " no-query" * any(a == 0 for a, _ in lengths)
+    if nan:
+        k[0, 0, 3] = math.nan
+        tags += " special"
     shown = f"queries/keys {listed(*(f'{a}/{b}' for a, b in lengths))}; {H} heads on {H_kv}, D {D},"
-    return tensor_case(q, k, v, *cu, max(a for a, _ in lengths), shown=shown, tags=tags)
+    return tensor_case(q, k, v, *cu, max(a for a, _ in lengths), shown=shown, note=_NAN * nan, tags=tags)
 
 
 def _packed_cases(rng: Random) -> list[Case]:
@@ -957,6 +976,7 @@ def _packed_cases(rng: Random) -> list[Case]:
         _packed_case(make, [(4, 7), (0, 5), (17, 6)], 6, 2, 16, "bfloat16"),
         _packed_case(make, [(0, 3), (3, 20), (1, 9), (18, 17), (0, 1)], 2, 1, 16),
         _packed_case(make, [(48, 48), (16, 33), (7, 16)], 4, 2, 32),
+        _packed_case(make, [(5, 5), (4, 4)], 2, 2, 16, nan=True),
     ]
 
 
@@ -1012,6 +1032,7 @@ PACKED = KernelExercise(
     huge=_huge_packed,
     traffic=Traffic(reads=_packed_reads, writes=1, memory=lambda q, *_: nbytes(q) + _NUMBERS, slack=0.02),
     misconceptions=(
+        ideas.NOT_FINITE,
         Misconception("heads-interleaved", gives=lambda *args: _packed(*args, heads=lambda h, H, H_kv: h % H_kv)),
         Misconception(
             "wrong-group", gives=lambda *args: _packed(*args, heads=lambda h, H, H_kv: min(h // H_kv, H_kv - 1))
@@ -1224,6 +1245,12 @@ def _gradients_cases(rng: Random) -> list[Case]:
         v[..., 0], do[..., 0] = 192 + make.torch.arange(8) % 2, 1
         return finished(*(x.bfloat16() for x in (q, k, v, do)), "digits rest", "dp of 192 and of 193")
 
+    def unknown() -> Case:
+        """Two heads, of which the first has a NaN in its first key."""
+        q, k, v, do = case(2, 16, 31, 16).args[:4]
+        k[0, 0, 3] = math.nan
+        return finished(q, k, v, do, "special", _NAN)
+
     q, k, v = make.corners(37, "float16")
     return [
         case(1, 1, 3, 1),
@@ -1240,6 +1267,7 @@ def _gradients_cases(rng: Random) -> list[Case]:
         faint(),
         far_sums(),
         digits(),
+        unknown(),
     ]
 
 
@@ -1312,6 +1340,7 @@ GRADIENTS = KernelExercise(
         "their last bits. Which program could own a block of dk and dv and walk over the queries itself?"
     ),
     misconceptions=(
+        ideas.NOT_FINITE,
         Misconception("no-delta", gives=_wrong("no delta", "dk")),
         Misconception("no-scale", gives=_wrong("no scale", "dk")),
         Misconception("no-p", gives=_wrong("no p", "dk")),

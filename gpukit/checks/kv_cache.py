@@ -76,6 +76,12 @@ class _Caches(Inputs):
         q[..., 0], k[:, :21, :, 0] = -655_360, 1
         return q, k, v, lengths
 
+    def unknown(self, H: int, H_kv: int = 0) -> tuple[Tensor, ...]:
+        """Two heads of a cache in float32, of which the first has a NaN in its first token's keys."""
+        q, k, v, lengths = self.args(H, 16, 40, [37], "float32", H_kv)
+        k[0, 0, 0, 3] = math.nan
+        return q, k, v, lengths
+
     def fine(self) -> tuple[Tensor, ...]:
         """Two heads of 40 tokens in bfloat16. The scores of the first are 99.7 and, in every second token, 0.27 more; those of the
         second are 0 and 0.35, a difference of terms around 71. Which tokens have values of 0 says how much of the weight the
@@ -492,6 +498,7 @@ def _decode_cases(rng: Random) -> list[Case]:
     cases.append(_case(make.faint(), "blocks faint", "one score 20 above the others"))
     cases.append(_case(make.buried(), "blocks buried", _BURIED))
     cases.append(_case(make.creeping(), "blocks creeping", "scores that rise by 1/4096 from block to block"))
+    cases.append(_case(make.unknown(2), "blocks special", "a key with a NaN"))
     return cases
 
 
@@ -570,6 +577,7 @@ DECODE = KernelExercise(
         memory=lambda q, *_: nbytes(q) + _NUMBERS,
     ),
     misconceptions=(
+        ideas.NOT_FINITE,
         Misconception("empty-sequence", when=only("empty", kind="nan")),
         Misconception("not-low-enough", when=only("low")),
         *_SHORTCUTS,
@@ -648,6 +656,7 @@ def _packed_cases(rng: Random) -> list[Case]:
     cases.append(_case(make.buried(), "buried", _BURIED))
     cases.append(_case(make.stale(), "late-rise", "scores of 0, and of 11 behind them"))
     cases.append(_case(make.creeping(), "creeping", "scores that rise by 1/4096 from block to block"))
+    cases.append(_case(make.unknown(4, 2), "groups special", "a key with a NaN"))
     return cases
 
 
@@ -692,6 +701,7 @@ PACKED = KernelExercise(
         ),
     ),
     misconceptions=(
+        ideas.NOT_FINITE,
         Misconception("not-low-enough", when=only("low")),
         *_SHORTCUTS,
         Misconception("stale-maximum", when=only("late-rise")),
@@ -743,6 +753,7 @@ def _split_cases(rng: Random) -> list[Case]:
     add(make.faint(), 4, "faint", "one score 20 above the others")
     add(make.buried(), 4, "buried", _BURIED)
     add(make.creeping(4), 4, "creeping", "scores that rise by 1/4096 from block to block")
+    add(make.unknown(2), 2, "special", "a key with a NaN")
     return cases
 
 
@@ -866,6 +877,7 @@ SPLIT = KernelExercise(
     ),
     launch_rule=_split_rule,
     misconceptions=(
+        ideas.NOT_FINITE,
         Misconception("not-low-enough", when=only("low")),
         *_SHORTCUTS,
         Misconception("empty-part", when=only("empty", kind="nan")),

@@ -38,6 +38,11 @@ class _Inputs(Inputs):
         x[0, target[0]] -= 16
         return x, target
 
+    def unknown(self, V: int) -> tuple[Tensor, Tensor]:
+        """Rows [3, V] as in `few`, of which one that counts has a NaN."""
+        x, target = self.few(3, V)
+        return self.stained(x), target
+
     def blank(self, V: int, index: int = IGNORE) -> tuple[Tensor, Tensor]:
         """Rows [5, V] of which three are ignored: all NaN, all -inf, and with one infinity. What fills up a batch may hold
         anything."""
@@ -162,6 +167,7 @@ def _cross_entropy_cases(rng: Random) -> list[Case]:
         case(4, 100, 64, 7, ignored=(1, 3)),
         case(4, 70, 64, 2**40, ignored=(0, 2)),  # a target is int64
         case(3, 90, 128, -1, ignored=(0, 1, 2), note="all ignored"),
+        _in_blocks(*make.unknown(70), 32, block=32, tags="special", note="with a NaN"),
     ]
 
 
@@ -210,6 +216,7 @@ def _in_place_cases(rng: Random) -> list[Case]:
         plain(6, 65, 32, 65, ignored=(0, 4), dloss=make.normal(12)[::2], tags="strided", note="dloss with stride 2"),
         case(hot, make.target(3, 96, (0, 2), -1), 32, -1, tags="ignored hot", note="two ignored, around 200"),
         case(sure, make.torch.tensor([1, 2, IGNORE]), 64, tags="ignored sure", note="one ignored, lse 0 in all rows"),
+        case(*make.unknown(70), 32, tags="special", note="with a NaN"),
     ]
 
 
@@ -247,6 +254,7 @@ def _one_launch_cases(rng: Random) -> list[Case]:
         case(*make.blank(70), tags="ignored", note="three ignored, of NaN and infinities"),
         plain(4, 70, 2**40, ignored=(0, 2)),
         plain(2, 48, note="scale 0"),
+        case(*make.unknown(50), tags="special", note="with a NaN"),
     ]
 
 
@@ -285,6 +293,7 @@ def _smoothing_cases(rng: Random) -> list[Case]:
         hard(97, "float16", 0.2, 0.01, upstream=1),
         hard(64, "bfloat16", 0.0, 0.0),
         plain(4, 50, 1.0, 0.0, upstream=0),
+        case(*make.unknown(50), 0.1, 0.01, tags="special", note="with a NaN"),
     ]
 
 
@@ -368,6 +377,7 @@ def _kl_cases(rng: Random) -> list[Case]:
             ("", make.normal(len(x))) if upstream is None else make.upstream(make.torch.empty(len(x)))[upstream]
         )
         tags = f"{'zero' if zeros else ''} {'strided' if upstream in (0, 1) else ''} {'once' if len(x) > 17 else ''}"
+        tags += " special" * note.endswith("NaN")
         return _in_blocks(
             x, t, block, dloss, block=block, tags=tags, note=listed(note, f"dloss {shown}" if shown else "")
         )
@@ -392,6 +402,7 @@ def _kl_cases(rng: Random) -> list[Case]:
         case(rows(131), 64, zeros=2, upstream=0, note="hard rows"),
         case(rows(96), 128, "float16", zeros=3, upstream=2, note="hard rows"),
         faint(),
+        case(make.stained(normal(3, 40)), 16, note="a row of NaN"),
     ]
 
 
@@ -775,6 +786,7 @@ CROSS_ENTROPY = KernelExercise(
         reads=lambda x, *_: nbytes(x) + 16 * len(x), writes=lambda x, *_: 8 * len(x), memory=lambda x, *_: 8 * len(x)
     ),
     misconceptions=(
+        ideas.NOT_FINITE,
         Misconception("faint-logits", when=only("faint")),
         Misconception("not-low-enough", when=only("low")),
         Misconception("tail-mask", gives=_with_lse(_padded_with_zeros)),
@@ -822,6 +834,7 @@ IN_PLACE = KernelExercise(
         memory=0,
     ),
     misconceptions=(
+        ideas.NOT_FINITE,
         Misconception("class-number", gives=_in_place_gives(_lane_for_class)),
         Misconception("no-one-hot", gives=_in_place_gives(lambda x, target, p, one_hot, dloss, _: p * dloss)),
         Misconception("sign", gives=_in_place_gives(lambda x, target, p, one_hot, dloss, _: (one_hot - p) * dloss)),
@@ -862,6 +875,7 @@ ONE_LAUNCH = KernelExercise(
         memory=lambda x, *_: 4 * len(x),
     ),
     misconceptions=(
+        ideas.NOT_FINITE,
         Misconception(
             "scaled-loss",
             gives=_loss_gives(lambda x, target, scale, index: _cross_entropy(x, target, 0, index)[0] * scale),
@@ -909,6 +923,7 @@ SMOOTHING = KernelExercise(
         saved=lambda x, target, *_: nbytes(x, target) + 4 * len(x),
     ),
     misconceptions=(
+        ideas.NOT_FINITE,
         Misconception("spread-over-the-others", gives=_smoothed_gives(_loss_of(_spread_over_others))),
         Misconception("weights-add-up", gives=_smoothed_gives(_loss_of(_too_heavy))),
         Misconception("mean-over-padding", gives=_smoothed_gives(_loss_of(_padded_mean))),
@@ -1017,6 +1032,7 @@ KL = KernelExercise(
         saved=1,
     ),
     misconceptions=(
+        ideas.NOT_FINITE,
         Misconception("zero-log-zero", when=only_rows(lambda x, t, *_: (t == 0).any(-1), "nan")),
         Misconception("padding-log", when=lambda evidence: evidence.kind == "nan" and evidence.output == "y"),
         Misconception("swapped", gives=_kl_gives(lambda x, t: (x.exp() * (x - t.log())).sum(-1))),

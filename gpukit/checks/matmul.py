@@ -417,6 +417,8 @@ def _order_cases(rng: Random) -> list[Case]:
         note = f"{tiles_m} x {tiles_n} tiles of {BLOCK}, GROUP_M {GROUP_M}"
         a, b = make.pair(BLOCK * tiles_m, BLOCK * tiles_n, K, dtype)
         cases.append(_case(a, b, GROUP_M, BLOCK, tags=tags, note=note))
+    a, b = make.pair(32, 32, 16, "float32")
+    cases.append(_case(make.stained(a), b, 2, 16, tags="special", note="2 x 2 tiles of 16, GROUP_M 2, a with a NaN"))
     return cases
 
 
@@ -473,6 +475,7 @@ ORDER = KernelExercise(
     caches=(_SMS, _L2_BYTES),
     launch_rule=_order_rule,
     misconceptions=(
+        ideas.NOT_FINITE,
         Misconception("short-group", when=only("short-group")),
         Misconception("lost-tiles", when=lambda evidence: evidence.kind == "nan"),
     ),
@@ -491,6 +494,7 @@ def _split_cases(rng: Random) -> list[Case]:
         a, b = make.factors(M, N, K, dtype) if sums else make.pair(M, N, K, dtype)
         return _case(a, b, SPLIT_K, tags=tags, note=f"SPLIT_K {SPLIT_K}" + ", large sums" * sums)
 
+    a, b = make.pair(3, 20, 70, "float32")
     return [
         case(16, 32, 64, 1, "float32"),
         case(4, 32, 128, 2, "float32"),
@@ -505,6 +509,7 @@ def _split_cases(rng: Random) -> list[Case]:
         case(5, 33, 128, 2, "float16", sums=True),
         case(5, 16, 200, 3, "bfloat16", sums=True),
         case(1, 20, 128, 2, "float32", sums=True),
+        _case(make.stained(a), b, 2, tags="uneven special", note="SPLIT_K 2, a with a NaN"),
     ]
 
 
@@ -567,6 +572,7 @@ SPLIT_K = KernelExercise(
     traffic=Traffic(reads=_split_reads, writes=_split_writes, launches=2, memory=_split_writes),
     launch_rule=_split_rule,
     misconceptions=(
+        ideas.NOT_FINITE,
         Misconception("low-precision-parts", when=ideas.rounded_sums),
         Misconception(
             "one-share-only", gives=lambda a, b, SPLIT_K: a[:, : _share(a, SPLIT_K)] @ b[: _share(a, SPLIT_K)]

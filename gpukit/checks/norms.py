@@ -229,6 +229,7 @@ def _backward_cases(rng: Random) -> list[Case]:
         case(normal(9, 30, dtype="float16"), 4, tags="once"),
         case(normal(24, 7, dtype="bfloat16"), 5, tags="once"),
         _case(x, weight, 4, dy, tags="many-rows cancel", note="4 programs, terms of dweight that all but cancel"),
+        case(make.stained(normal(5, 40)), 3, note="with a NaN", tags="special"),
     ]
 
 
@@ -272,7 +273,9 @@ def _rope_cases(rng: Random) -> list[Case]:
             return x.transpose(1, 2).contiguous().transpose(1, 2)
         return dict(make.layouts(x), **dict(make.upstream(x))).get(layout, x)
 
-    def case(*shape: int, dtype: str = "float32", x: str = "", dy: str = "", scale: float = 1.0) -> Case:
+    def case(
+        *shape: int, dtype: str = "float32", x: str = "", dy: str = "", scale: float = 1.0, nan: bool = False
+    ) -> Case:
         from gpukit.reference.rope import tables
 
         cos, sin = (table.float() for table in tables(*shape[2:]))
@@ -280,8 +283,11 @@ def _rope_cases(rng: Random) -> list[Case]:
             laid_out(make.normal(*shape, dtype=dtype, scale=scale), x),
             laid_out(make.normal(*shape, dtype=dtype), dy),
         ]
+        if nan:
+            given[0] = make.stained(given[0])
         note = listed(f"around {scale:g}" if scale > 1 else "", f"x {x}" if x else "", f"dy {dy}" if dy else "")
-        tags = f"leading once{' strided' * bool(x or dy)}{' large' * (scale > 1)}{' heads' * (shape[1] > 1)}"
+        note = listed(note, "with a NaN" * nan)
+        tags = f"leading once{' strided' * bool(x or dy)}{' large' * (scale > 1)}{' heads' * (shape[1] > 1)}{' special' * nan}"
         return _case(given[0], cos, sin, given[1], tags=tags, note=note)
 
     sparse, gap = "every second element of a row", "with a gap behind each row"
@@ -295,6 +301,7 @@ def _rope_cases(rng: Random) -> list[Case]:
         case(1, 3, 4, 32, dtype="float16", dy=gap, scale=1000),
         case(3, 2, 3, 64, x=sparse, dy=sparse),
         case(1, 8, 8, 64, x="[B, T, H, D]", dy="around 5, half of it 0"),
+        case(1, 1, 3, 20, nan=True),
     ]
 
 
@@ -615,6 +622,7 @@ BACKWARD = KernelExercise(
     ),
     launch_rule=_backward_rule,
     misconceptions=(
+        ideas.NOT_FINITE,
         Misconception("forward-first", when=lambda evidence: evidence.output == "y"),
         Misconception("some-partials", when=only("many-programs", kind="values")),
         Misconception("missing-row-sum", gives=_gradients(dx=lambda x_hat, rstd, weight, dy: rstd * dy * weight)),
@@ -832,6 +840,7 @@ ROPE = KernelExercise(
         saved=lambda x, cos, sin, dy: nbytes(cos, sin),
     ),
     misconceptions=(
+        ideas.NOT_FINITE,
         Misconception("direction", gives=lambda x, cos, sin, dy: {"y": _rope(x, cos, -sin)}),
         Misconception("neighbours", gives=_either_way(_neighbors)),
         Misconception("reflection", gives=_either_way(_reflected)),
