@@ -608,3 +608,19 @@ def test_a_loop_of_calls_has_an_end(body, monkeypatch):
 def test_a_wrong_call_is_told_with_its_line(body, said):
     verdict = benchmark(body)
     assert verdict.diagnosis == "exception" and said in str(verdict) and ".py, line" in str(verdict), str(verdict)
+
+
+def test_arguments_lie_where_those_of_an_earlier_call_lay():
+    """So that what is kept by an address is wrong in the next call. Each call has storages of its own, which a tape can name."""
+    from gpukit.grading.host import Places
+
+    places = Places()
+    first, beside = places.copied((torch.arange(6.0).view(2, 3).t(), [torch.ones(6)]))
+    assert first.stride() == (1, 3) and torch.equal(first, torch.arange(6.0).view(2, 3).t())
+    assert torch.equal(beside[0], torch.ones(6)) and beside[0].data_ptr() != first.data_ptr()
+    again, number = places.copied((torch.zeros(6), 7))
+    assert (again.data_ptr(), number) == (first.data_ptr(), 7)
+    assert again.untyped_storage()._cdata != first.untyped_storage()._cdata
+    assert torch.equal(again, torch.zeros(6))
+    (longer,) = places.copied((torch.zeros(7),))
+    assert longer.data_ptr() != first.data_ptr()
