@@ -313,7 +313,7 @@ def _only_16_bits(evidence: Evidence) -> bool:
 _SHORTCUTS = (
     Misconception("faint-keys", when=ideas.faint),
     Misconception("factor-left-out", when=ideas.creeping),
-    Misconception("buried-keys", when=only("buried")),
+    Misconception("buried-keys", when=only("buried", "special")),
 )
 _STALE_MAXIMUM = Misconception("stale-maximum", when=only("late-rise"))
 
@@ -391,7 +391,7 @@ def _late_cases(rng: Random) -> list[Case]:
         _case(*make.faint(1), tags="faint", note=_FAINT),
         _case(*make.buried(1), tags="late buried", note=_BURIED),
         _case(*make.creeping(1, 128), tags="late creeping", note=_CREEPING),
-        _case(*make.unknown(3, 40), tags="special", note=_NAN),
+        _case(*make.unknown(3, 13), tags="special", note=_NAN),
     ]
 
 
@@ -462,7 +462,7 @@ def _forward_cases(rng: Random) -> list[Case]:
         _case(*make.buried(3), tags="late buried", note=_BURIED),
         _case(*make.stale(3), tags="late late-rise", note=_STALE),
         _case(*make.creeping(3), tags="late creeping", note=_CREEPING),
-        _case(*make.unknown(3, 40), tags="special", note=_NAN),
+        _case(*make.unknown(3, 13), tags="special", note=_NAN),
     ]
 
 
@@ -667,7 +667,7 @@ def _causal_cases(rng: Random) -> list[Case]:
         case(*make.buried(3), note=_BURIED),
         case(*make.stale(3), note=_STALE),
         case(*make.creeping(3), note=_CREEPING),
-        case(*make.unknown(5, 20), note=_NAN),
+        case(*make.unknown(5, 13), note=_NAN),
     ]
 
 
@@ -890,7 +890,7 @@ def _window_cases(rng: Random) -> list[Case]:
         case(*make.buried(3), 256, note=_BURIED),
         case(*make.stale(3), 48, note=_STALE),
         case(*make.creeping(3), 256, note=_CREEPING),
-        case(*make.unknown(5, 20), 20, note=_NAN),
+        case(*make.unknown(5, 13), 20, note=_NAN),
     ]
 
 

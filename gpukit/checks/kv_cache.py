@@ -224,7 +224,7 @@ def _carried(guards: Sequence[bool]) -> list[Misconception]:
 _SHORTCUTS = (
     Misconception("faint-tokens", when=ideas.faint),
     Misconception("factor-left-out", when=ideas.creeping),
-    Misconception("buried-tokens", when=only("buried")),
+    Misconception("buried-tokens", when=only("buried", "special")),
 )
 _BURIED = "scores of 0, and of 100 between them"
 

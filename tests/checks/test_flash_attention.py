@@ -102,7 +102,7 @@ def test_a_walk_without_a_fault_is_attention():
     for case in cases(FORWARD):
         q, k, v = (x.double() for x in case.args)
         for found, right in zip(checks._walk(q, k, v), checks._with_lse(q, k, v), strict=True):
-            torch.testing.assert_close(found, right)
+            torch.testing.assert_close(found, right, equal_nan=True)
 
 
 def test_causal_lengths_differ_both_ways():
@@ -132,21 +132,21 @@ def test_references_are_the_projects():
     for case in cases(CAUSAL):
         q, k, v = (x.double()[None] for x in case.args)
         o, lse = CAUSAL.reference(*(x[0] for x in (q, k, v)))
-        torch.testing.assert_close(o, reference.flash_attention(q, k, v, causal=True)[0])
-        torch.testing.assert_close(lse, reference.log_sum_exp(q, k, causal=True)[0])
+        torch.testing.assert_close(o, reference.flash_attention(q, k, v, causal=True)[0], equal_nan=True)
+        torch.testing.assert_close(lse, reference.log_sum_exp(q, k, causal=True)[0], equal_nan=True)
     for case in cases(WINDOW):
         *qkv, window = case.args
         q, k, v = (x.double()[None] for x in qkv)
         o, lse = WINDOW.reference(q[0], k[0], v[0], window)
-        torch.testing.assert_close(o, reference.flash_attention(q, k, v, causal=True, window=window)[0])
-        torch.testing.assert_close(lse, reference.log_sum_exp(q, k, causal=True, window=window)[0])
-        walked = checks._walked_to(q[0], k[0], v[0], window, rows=32)
-        torch.testing.assert_close(walked, o)
+        torch.testing.assert_close(o, reference.flash_attention(q, k, v, causal=True, window=window)[0], equal_nan=True)
+        torch.testing.assert_close(lse, reference.log_sum_exp(q, k, causal=True, window=window)[0], equal_nan=True)
+        if "special" not in case.tags:
+            torch.testing.assert_close(checks._walked_to(q[0], k[0], v[0], window, rows=32), o)
     for case in cases(FORWARD):
         q, k, v = (x.double()[None] for x in case.args)
         o, lse = FORWARD.reference(*(x[0] for x in (q, k, v)))
-        torch.testing.assert_close(o, reference.flash_attention(q, k, v)[0])
-        torch.testing.assert_close(lse, reference.log_sum_exp(q, k)[0])
+        torch.testing.assert_close(o, reference.flash_attention(q, k, v)[0], equal_nan=True)
+        torch.testing.assert_close(lse, reference.log_sum_exp(q, k)[0], equal_nan=True)
 
 
 def test_a_window_bounds_loads_from_both_sides():
@@ -167,7 +167,7 @@ def test_packed_reference_is_a_loop_over_texts():
                 (q, cu_q[i], cu_q[i + 1]), (k, cu_k[i], cu_k[i + 1]), (v, cu_k[i], cu_k[i + 1])))  # fmt: skip
             expected = reference.flash_attention(*parts)[0].transpose(0, 1)
             found = PACKED.reference(q.double(), k.double(), v.double(), cu_q, cu_k, longest)
-            torch.testing.assert_close(found[cu_q[i] : cu_q[i + 1]], expected)
+            torch.testing.assert_close(found[cu_q[i] : cu_q[i + 1]], expected, equal_nan=True)
 
 
 def test_gradients_are_autograds():
@@ -176,13 +176,13 @@ def test_gradients_are_autograds():
         leaves = [x.requires_grad_() for x in (q, k, v)]
         expected = torch.autograd.grad(checks._attention(*leaves), leaves, do)
         for found, right in zip(RECOMPUTE.expected(*case.args), expected, strict=True):
-            torch.testing.assert_close(found, right.float(), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(found, right.float(), rtol=1e-4, atol=1e-5, equal_nan=True)
     for case in cases(GRADIENTS):
         q, k, v, do, lse, delta, _, _ = (x.double() for x in case.args)
         leaves = [x.requires_grad_() for x in (k, v)]
         expected = torch.autograd.grad(checks._attention(q, *leaves), leaves, do)
         for found, right in zip(GRADIENTS.reference(q, k, v, do, lse, delta), expected, strict=True):
-            torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def test_merging_is_what_softmax_says():

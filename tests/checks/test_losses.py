@@ -71,10 +71,12 @@ def test_cross_entropy_is_pytorchs(seed):
         index = rest[0] if rest else checks.IGNORE
         x = x.double()  # around 300 float32 has few digits left for a loss of 5
         loss, lse = checks._cross_entropy(x, *case.args[1:])
-        torch.testing.assert_close(loss, F.cross_entropy(x, target, ignore_index=index, reduction="none"))
+        torch.testing.assert_close(
+            loss, F.cross_entropy(x, target, ignore_index=index, reduction="none"), equal_nan=True
+        )
         assert bool((lse[target == index] == 0).all())
         counted = target != index
-        torch.testing.assert_close(lse[counted], x.logsumexp(-1)[counted])
+        torch.testing.assert_close(lse[counted], x.logsumexp(-1)[counted], equal_nan=True)
 
 
 def test_gradients_are_autograds():
@@ -84,9 +86,9 @@ def test_gradients_are_autograds():
         losses = F.cross_entropy(leaf, target, ignore_index=(*index, checks.IGNORE)[0], reduction="none")
         (expected,) = torch.autograd.grad(losses, leaf, dloss.double())
         counted = target != (*index, checks.IGNORE)[0]
-        torch.testing.assert_close(lse[counted], leaf.detach().logsumexp(-1)[counted].float())
+        torch.testing.assert_close(lse[counted], leaf.detach().logsumexp(-1)[counted].float(), equal_nan=True)
         args = x.double(), target, leaf.detach().logsumexp(-1), dloss.double(), 0, *index
-        torch.testing.assert_close(checks._gradient(*args), expected, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(checks._gradient(*args), expected, rtol=1e-6, atol=1e-9, equal_nan=True)
     for case in cases(ONE_LAUNCH):
         x, target, scale, *index = case.args
         loss, dx = checks._loss_and_gradient(x.double(), target, scale.double(), *index)
@@ -97,8 +99,8 @@ def test_gradients_are_autograds():
         scaled.backward()
         # Of an ignored row of NaN PyTorch's own gradient is NaN; the stub says that such a row gets zeros, whatever it holds.
         expected = leaf.grad.masked_fill((target == (*index, checks.IGNORE)[0])[:, None], 0)
-        torch.testing.assert_close(dx, expected, rtol=1e-6, atol=1e-9)
-        torch.testing.assert_close(loss.sum() * scale.double(), scaled.detach())
+        torch.testing.assert_close(dx, expected, rtol=1e-6, atol=1e-9, equal_nan=True)
+        torch.testing.assert_close(loss.sum() * scale.double(), scaled.detach(), equal_nan=True)
 
 
 def test_smoothing_and_z_loss_are_pytorchs_and_the_projects():
@@ -108,7 +110,7 @@ def test_smoothing_and_z_loss_are_pytorchs_and_the_projects():
         expected = (
             F.cross_entropy(x, target, label_smoothing=smoothing, reduction="none") + z_loss * x.logsumexp(-1) ** 2
         )
-        torch.testing.assert_close(checks._smoothed(x, target, smoothing, z_loss), expected)
+        torch.testing.assert_close(checks._smoothed(x, target, smoothing, z_loss), expected, equal_nan=True)
     x, target, smoothing, z_loss, _ = cases(SMOOTHING)[5].args
     ours = cross_entropy(x, target, label_smoothing=smoothing, reduction="none", z_loss=z_loss)
     torch.testing.assert_close(checks._smoothed(x, target, smoothing, z_loss), ours)
@@ -117,7 +119,7 @@ def test_smoothing_and_z_loss_are_pytorchs_and_the_projects():
 def test_divergence_is_pytorchs_and_the_projects():
     for case in cases(KL):
         x, t, *_ = (arg.double() if isinstance(arg, torch.Tensor) else arg for arg in case.args)
-        torch.testing.assert_close(checks._kl(x, t), F.kl_div(x, t, reduction="none").sum(-1))
+        torch.testing.assert_close(checks._kl(x, t), F.kl_div(x, t, reduction="none").sum(-1), equal_nan=True)
     x, t, *_ = cases(KL)[6].args
     torch.testing.assert_close(checks._kl(x, t).sum(), kl_div(x, t, reduction="sum"))
 
