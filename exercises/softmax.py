@@ -1,8 +1,9 @@
 """Softmax of the last dimension: y = exp(x - m) / sum(exp(x - m)), with m the row's maximum.
 
 Five exercises, from top to bottom; notebooks/09_softmax.ipynb explains them. Every kernel converts to float32 after the
-load, computes in float32 and stores in the dtype of x; float64 is as right, and on a GPU many times as slow. A row of nothing but -inf gives NaN, as 0 / 0 does. The code
-outside the gaps is complete: it allocates the result, chooses the block size and launches the kernel.
+load, computes in float32 and stores in the dtype of x; float64 is as right, and on a GPU many times as slow. A row of
+nothing but -inf gives NaN, as 0 / 0 does. The code outside the gaps is complete: it allocates the result, chooses the
+block size and launches the kernel.
 """
 
 # What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,

@@ -61,8 +61,8 @@ class _Heads(Inputs):
         return q, k, v
 
     def unknown(self, T_q: int, T_k: int) -> tuple:
-        """Two heads in float32, of which the first has a NaN in its first key. No case where a query may see no key: whoever divides
-        where the sum of weights is above 0, and gives 0 elsewhere, is right there, and makes 0 of a NaN."""
+        """Two heads in float32, of which the first has a NaN in its first key. Not for queries that may see no key: there it is
+        right to divide only where the sum of weights is above 0, which makes 0 of a NaN."""
         q, k, v = self.qkv(2, T_q, T_k, 16)
         k[0, 0, 3] = math.nan
         return q, k, v

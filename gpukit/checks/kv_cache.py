@@ -77,8 +77,9 @@ class _Caches(Inputs):
         return q, k, v, lengths
 
     def unknown(self, H: int, H_kv: int = 0) -> tuple[Tensor, ...]:
-        """Two heads of a cache in float32, of which the first has a NaN in its first token's keys. No case where a sequence, or a
-        part of one, may be empty: who divides where the sum of weights is above 0 is right there, and makes 0 of a NaN."""
+        """Two heads of a cache in float32, of which the first has a NaN in its first token's keys. Not where a sequence, or a
+        part of one, may be empty: there it is right to divide only where the sum of weights is above 0, which makes 0 of a
+        NaN."""
         q, k, v, lengths = self.args(H, 16, 40, [37], "float32", H_kv)
         k[0, 0, 0, 3] = math.nan
         return q, k, v, lengths
