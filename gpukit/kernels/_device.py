@@ -48,8 +48,8 @@ stood_in_for: set[str] = set()  # modules with kernels in Gluon that a pointer k
 
 
 def for_hopper(name: str, device: torch.device) -> ModuleType | None:
-    """The module of this package with kernels in Gluon for this GPU, or None: it is not of Hopper's kind, or imagined or
-    watched, where pointer kernels stand in, or Triton's Gluon, which is experimental, lacks what the kernels take."""
+    """The module of this package with kernels for this GPU, most in Gluon, or None: it is not of Hopper's kind, or imagined or
+    watched, where the kernels for every GPU stand in, or Triton's Gluon, which is experimental, lacks what the kernels take."""
     gpu = properties(device)
     if gpu is None or gpu.compute_capability[0] != 9:
         return None

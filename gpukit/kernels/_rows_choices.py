@@ -1,4 +1,5 @@
-"""Which long rows are kept on an SM of a Hopper GPU, and in which pieces (gpukit.kernels._rows_hopper says what for).
+"""Which long rows are kept on an SM of a Hopper GPU, and in which pieces (gpukit.kernels._rows_hopper says what for), and which
+several programs share (gpukit.kernels._rows_shared).
 
 Chosen are the rows for which this was measured to be faster, and no others. The times in µs are of an H100 with bf16 and 4,096
 rows, from gpukit/results/h100-sxm/long_rows.csv, where each way to cut the rows has its line: bytes of a piece, slots, pieces
@@ -15,6 +16,13 @@ held in registers, warps, programs on an SM. "kept" is by these kernels, "others
     cross-entropy in place    32,000    391     436    (8,192 rows)
     LayerNorm                 16,384    101      98    not chosen: there is no such kernel
     its gradients             16,384    170     330
+
+Rows of 131,072 columns that programs share, of which none is kept by one SM alone, take 1,112 µs backward, those read twice
+1,439. "shared in Triton" in the file is by programs with a part each (programs of a row, warps, registers; counted: parts are
+taken in the order in which programs begin), "shared in Gluon" by SMs that keep parts as _rows_hopper keeps rows (SMs of a row,
+rows ahead, then as above). "without waits" is a bound and no candidate: each word was there before. "package" is what ran
+in the package on that day. Shared rows won nowhere else by more than 3%: 743 for softmax of 131,072 columns with a second
+kernel in Gluon, 94 for LayerNorm of 16,384.
 """
 
 from functools import cache
@@ -87,3 +95,15 @@ def chosen(module: str, choices: tuple[Choice, ...], *tensors: Tensor) -> tuple[
     config = _config(choices, 2 * N, M // multiprocessors(tensors[0].device))
     found = for_hopper(module, tensors[0].device) if config else None
     return (found, config) if found else None
+
+
+# Longer than those that an SM keeps, and no longer than 128 programs' parts: of 528 that run at the same time, 4 on an SM.
+SHARED_BYTES = range(128 * KIB + 1, 2048 * KIB + 1)
+
+
+def shared(*tensors: Tensor) -> ModuleType | None:
+    """gpukit.kernels._rows_shared where several programs are to share a row of tensors [M, N], or None."""
+    x = tensors[0]
+    if x.element_size() != 2 or 2 * x.shape[1] not in SHARED_BYTES or not all(map(_describable, tensors)):
+        return None
+    return for_hopper("_rows_shared", x.device)

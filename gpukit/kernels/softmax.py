@@ -10,8 +10,9 @@ One family of kernels computes both; LOG says which.
 
 Traffic for M rows of N: forward one read and one write, backward two reads and one write, the least possible. That
 holds while a row stays in the registers of one program (N <= 32,768). A longer row is read a second time, from its end
-backwards: the part read last is still in a cache. On Hopper gpukit.kernels._rows_hopper keeps some of these rows in shared memory
-and reads them once. Times in comments are of an H200, bf16, 4,096 rows unless said.
+backwards: the part read last is still in a cache. On Hopper some of these rows are read once, too: gpukit.kernels._rows_hopper
+keeps them in shared memory, and backward, where two rows of more than 128 KiB do not fit there, gpukit.kernels._rows_shared
+lets several programs share them. Times in comments are of an H200, bf16, 4,096 rows unless said.
 
 Limits: a row of -inf alone is NaN, as in torch.softmax; second derivatives are left to PyTorch's operations.
 Sources: Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867 (one pass for maximum and sum);
@@ -31,7 +32,7 @@ from gpukit.kernels._device import properties
 from gpukit.kernels._dtypes import DTYPES, acc_dtype
 from gpukit.kernels._launch import launch, power_of_2
 from gpukit.kernels._rows import as_rows, empty
-from gpukit.kernels._rows_choices import SOFTMAX, SOFTMAX_BACKWARD, chosen
+from gpukit.kernels._rows_choices import SOFTMAX, SOFTMAX_BACKWARD, chosen, shared
 
 
 @triton.jit
@@ -334,6 +335,8 @@ def softmax_bwd(y: Tensor, dy: Tensor, log: bool = False) -> Tensor:
     elif not log and (on_hopper := chosen("_rows_hopper", SOFTMAX_BACKWARD, y, dy)):
         module, config = on_hopper
         module.softmax_gradients(y, dy, dx, log, config)
+    elif on_hopper := shared(y, dy):
+        on_hopper.softmax_gradients(y, dy, dx, log)
     else:
         config = _online_bwd_config(N, dtype)
         launch(softmax_bwd_online_kernel, M, y, dy, dx, *strides, N, LOG=log, **config)

@@ -59,4 +59,4 @@ def long_rows() -> dict[tuple[str, tuple[int, ...]], Kept]:
             way, us = row["way"].partition(" ")[0], float(row["median_us"])
             found = times.setdefault((row["operation"], shape), {})
             found[way] = min(us, found.get(way, us))
-    return {key: Kept(ways["kept"], ways["others"], ways.get("copy")) for key, ways in times.items()}
+    return {key: Kept(ways["kept"], ways["others"], ways.get("copy")) for key, ways in times.items() if "kept" in ways}

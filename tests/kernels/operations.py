@@ -220,7 +220,7 @@ CONTRACTS = {
             (TypeError, r"softmax: dtype must be float16, .* or None, got torch\.int64", {"dtype": torch.int64}),
         ),
         zero=ZERO_AND_ONE,
-        graphs=((33, 781), (33, 4096), (33, 32_000), (33, 70_001)),
+        graphs=((33, 781), (33, 4096), (33, 32_000), (33, 70_001), (33, 131_072)),
         far=lambda x: (x,),
         far_bits=False,
     ),

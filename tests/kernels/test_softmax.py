@@ -207,7 +207,7 @@ def test_measured_shapes_in_full(shape, device):
 
 @pytest.mark.gpu
 @pytest.mark.xdist_group("memory")
-@pytest.mark.parametrize("N", [1024, 32_768, 65_537])
+@pytest.mark.parametrize("N", [1024, 32_768, 65_537, 131_072])
 def test_more_than_2_31_elements(N, device):
     M = 2**31 // N + 2
     x = torch.randn((M, N), device=device, dtype=torch.bfloat16)

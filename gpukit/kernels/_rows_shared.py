@@ -1,0 +1,132 @@
+"""Softmax's gradient of a row that several programs share, in Triton: each number is read once and written once
+(gpukit.kernels._rows_choices says which rows; softmax launches it).
+
+A row of y and one of dy, 131,072 numbers each, take 512 KiB, more than the registers and the shared memory of an SM. Here each
+program takes one part of a row and keeps it in registers. What it cannot know alone is sum(y dy) over the whole row. It sums
+its own part, posts the sum in memory, and waits until the sums of the other parts are there: 8 bytes per part are exchanged,
+and no part is read twice. Several programs share an SM, so that some load while others wait.
+
+A message is one word of 64 bits: the sum in its upper half, and a 1 below, which tells it from the 0 that was there before.
+It is written and read as a whole, hence no order of stores has to be enforced. Sums are always added in the same order, and
+the result has the same bits in every run.
+
+Nobody waits forever. A GPU gives no promise that all programs of a row run at the same time: another stream may take their
+place, and the interpreter runs one after the other. A program whose patience ends computes all the sums itself, from the row
+in memory. That costs time and changes no bit.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpukit.kernels._launch import interpreted, launch
+
+# Numbers of a part, and the warps for it: a thread keeps 32 numbers of y and 32 of dy in 32 registers. With 64 registers per
+# thread four programs share an SM. 4,096 x 131,072 on an H100: 1,112 us; with parts of 16,384 it is 1,256.
+PART, WARPS, REGISTERS = 8192, 8, 64
+# How often a program looks for the words of the others before it computes them: about a millisecond.
+PATIENCE = 1024
+
+
+@triton.jit
+def _as_it_is(x, PTX: tl.constexpr):
+    """x. Behind an instruction that it does not know, the compiler keeps numbers of 16 bits, and not those in float32 that it
+    makes of them, which take twice the registers."""
+    if PTX:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
+    else:
+        return x
+
+
+@triton.jit
+def _word(dot):
+    """A sum in float32 as a message, which is not 0 whatever the sum is."""
+    return (dot.to(tl.int32, bitcast=True).to(tl.int64) << 32) | 1
+
+
+@triton.jit
+def _sum_in(word):
+    return (word >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _part(y_ptr, dy_ptr, part, N, BLOCK: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
+    """A part of y and of dy, [BLOCK] each, in 16 bits; what lies beyond the row's end is 0."""
+    offs = part * BLOCK + tl.arange(0, BLOCK)
+    mask = (offs < N) | EVEN
+    y = tl.load(y_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_first")
+    dy = tl.load(dy_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_first")
+    return _as_it_is(y, PTX), _as_it_is(dy, PTX)
+
+
+@triton.jit
+def _dot(y, dy, LOG: tl.constexpr):
+    """sum(y dy), or sum(dy)."""
+    dy = dy.to(tl.float32)
+    return tl.sum(dy if LOG else y.to(tl.float32) * dy, axis=0)
+
+
+@triton.jit
+def _put(dx_ptr, y, dy, dot, part, N, LOG: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    y, dy = y.to(tl.float32), dy.to(tl.float32)
+    dx = dy - tl.exp2(y * 1.4426950408889634) * dot if LOG else y * (dy - dot)
+    offs = part * BLOCK + tl.arange(0, BLOCK)
+    tl.store(dx_ptr + offs, dx, mask=(offs < N) | EVEN)
+
+
+@triton.jit
+def _posted(words_ptr, parts, SLOTS: tl.constexpr):
+    """The words of a row, as far as they have come, and how many have not. Beyond the last part stands a word with the sum 0.
+
+    There are as many slots as threads, hence each word is loaded by one thread alone, and what follows from the words is the
+    same for all threads. Two threads that load a word each for themselves may see it come at different times, and one of
+    them would leave a loop in which the other stays."""
+    slots = tl.arange(0, SLOTS)
+    words = tl.load(words_ptr + slots, mask=slots < parts, other=1, volatile=True)
+    return words, tl.sum((words == 0).to(tl.int32), axis=0)
+
+
+@triton.jit
+def softmax_bwd_shared_kernel(
+    y_ptr, dy_ptr, dx_ptr, words_ptr,
+    stride_dym,
+    N, patience,
+    LOG: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """A program per part, those of a row one after the other. words [M, parts]: 0. EVEN: all parts are full."""
+    parts = tl.cdiv(N, BLOCK)
+    row, part = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
+    y_ptr += row * N
+    dy_ptr += row * stride_dym
+    dx_ptr += row * N
+    words_ptr += row * parts
+    y, dy = _part(y_ptr, dy_ptr, part, N, BLOCK, EVEN, PTX)
+    tl.atomic_xchg(words_ptr + part, _word(_dot(y, dy, LOG)), sem="relaxed")
+
+    words, missing = _posted(words_ptr, parts, SLOTS)
+    looked = 0
+    while (missing > 0) & (looked < patience):
+        words, missing = _posted(words_ptr, parts, SLOTS)
+        looked += 1
+
+    if missing > 0:
+        for i in tl.range(0, parts):
+            y, dy = _part(y_ptr, dy_ptr, i, N, BLOCK, EVEN, PTX)
+            words = tl.where(tl.arange(0, SLOTS) == i, _word(_dot(y, dy, LOG)), words)
+        # Loaded again, so that nothing has to be kept meanwhile: registers are scarce.
+        y, dy = _part(y_ptr, dy_ptr, part, N, BLOCK, EVEN, PTX)
+        _put(dx_ptr, y, dy, tl.sum(_sum_in(words), axis=0), part, N, LOG, BLOCK, EVEN)
+    else:
+        _put(dx_ptr, _as_it_is(y, PTX), _as_it_is(dy, PTX), tl.sum(_sum_in(words), axis=0), part, N, LOG, BLOCK, EVEN)
+
+
+def softmax_gradients(y: Tensor, dy: Tensor, dx: Tensor, log: bool, patience: int = PATIENCE) -> None:
+    """Fill dx [M, N], contiguous as y is; the rows of dy may lie apart. All are of 16 bits."""
+    M, N = y.shape
+    parts = -(-N // PART)
+    words = torch.zeros(M * parts, dtype=torch.int64, device=y.device)
+    launch(
+        softmax_bwd_shared_kernel, M * parts, y, dy, dx, words, dy.stride(0), N, patience,
+        LOG=log, SLOTS=32 * WARPS, BLOCK=PART, EVEN=N % PART == 0, PTX=not interpreted(), num_warps=WARPS, maxnreg=REGISTERS,
+    )  # fmt: skip
