@@ -208,7 +208,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     once.add_argument(
         "--measure",
         action="store_true",
-        help="on a GPU: time and count the newest set of kernels, which nobody has predicted",
+        help="on a GPU: time and count the newest set of kernels, which are predicted only afterwards",
     )
     once.add_argument("--predict", action="store_true", help="predict what --measure has measured of it")
     added.add_argument("--set", metavar="NAME", help="an older set to measure or predict, such as third")

@@ -40,6 +40,19 @@ REASONS: dict[tuple[str, str], str] = {
         "the inner loop takes four blocks a turn, which is all there are, and the code for blocks left over was counted as run: "
         "twice as many loads as there are; the model was fixed afterwards, and says 144.4 us"
     ),
+    ("32 planes of 1024 x 1024 fp32 warped, up to 8 pixels away", "h100-sxm"): (
+        "follows from its traffic: 1,576 MB are said to be read from device memory, which takes 782 us; reading the 166 MB that "
+        "were measured, it is limited by L2, at 401 us"
+    ),
+    ("251 x 509 x 521 fp32, last dimension first", "h100-sxm"): (
+        "not known. The 544 MB that were counted pass device memory at 1.8 TB/s, where a copy reaches 3.0; the other "
+        "transposition that was timed on an H100 reaches 2.0. L2 and all units of the SMs are predicted to need at most 104 us"
+    ),
+    ("states of 64 x 64 that decay, 512 heads, 512 tokens fp16", "h100-sxm"): (
+        "in each step a warp waits for lines from device memory three times, one after another, so that it takes 1,395 ns alone on "
+        "the GPU; the model waits for 42 ns each time, which a load takes in the mean, since most find their line in L1. With these "
+        "waits 875 us are predicted"
+    ),
     ("signs of a moving mean, 24 tensors of 2 Mi", "h100-sxm"): (
         "its 24 launches take 10.5 us each under Nsight Compute, 251 us together, and the CPU, which was busy, took 37 us for "
         "each of them; measured were 749 to 952 us"

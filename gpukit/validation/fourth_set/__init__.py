@@ -1,7 +1,7 @@
-"""Kernels that nobody has predicted: of kinds that all older sets lack, all of them held back.
+"""Kernels of kinds that all older sets lack, which nobody had predicted before an H100 had measured them (2026-11-28).
 
-The model was changed by what the third set showed, so that set has been looked at. These kernels take its place, as long as
-they are measured before they are predicted (gpukit.validation.unseen).
+The model was changed by what the third set showed, so that set has been looked at. These kernels took its place: measured
+first, and predicted afterwards (gpukit.validation.unseen).
 
 case       the register of the set
 rows       gradients of norms, losses, choices among logits, a softmax down the columns
