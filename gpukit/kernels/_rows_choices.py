@@ -17,12 +17,18 @@ held in registers, warps, programs on an SM. "kept" is by these kernels, "others
     LayerNorm                 16,384    101      98    not chosen: there is no such kernel
     its gradients             16,384    170     330
 
-Rows of 131,072 columns that programs share, of which none is kept by one SM alone, take 1,112 µs backward, those read twice
-1,439. "shared in Triton" in the file is by programs with a part each (programs of a row, warps, registers; counted: parts are
-taken in the order in which programs begin), "shared in Gluon" by SMs that keep parts as _rows_hopper keeps rows (SMs of a row,
-rows ahead, then as above). "without waits" is a bound and no candidate: each word was there before. "package" is what ran
-in the package on that day. Shared rows won nowhere else by more than 3%: 743 for softmax of 131,072 columns with a second
-kernel in Gluon, 94 for LayerNorm of 16,384.
+Rows that several programs share ("parts" in the file: numbers of a part, warps), beside the same others:
+
+    operation                columns  parts  others
+    softmax's gradient        65,664    544     593    (a sum of two tensors takes 528)
+    softmax's gradient       131,072   1083    1439    (a sum of two tensors takes 1,052)
+    softmax's gradient     1,048,576   1173    1807    (512 rows)
+    log-softmax's gradient   131,072   1083    1154
+
+What was tried before is there, too. "shared in Triton" is by programs with a part each (programs of a row, warps, registers; counted:
+parts are taken in the order in which programs begin), "shared in Gluon" by SMs that keep parts as _rows_hopper keeps rows (SMs of
+a row, rows ahead, then as above). "without waits" is a bound and no candidate: each word was there before. "package" is what ran
+in the package on that day.
 """
 
 from functools import cache

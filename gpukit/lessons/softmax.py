@@ -527,12 +527,15 @@ def what_keeping_gains() -> Markdown:
     if not times:
         return Markdown("No times of rows that are kept are recorded.")
     long, shorter = times["softmax", (4096, LONG)], times["softmax", (4096, LONG // 2)]
+    gradient = times["softmax backward", (4096, LONG)]
     loss, norm = times["cross-entropy in place", (4096, 128256)], times["layer norm backward", (4096, 16384)]
     return Markdown(
         f"**What you saw.** For 4,096 rows of {LONG:,} numbers on an H100 this kernel takes **{long.kept:.0f} µs**, the one that "
         f"reads each row twice {long.others:.0f}, and a copy {long.copy:.0f} (all measured). So the L2 cache had answered most of "
         f"the second read already, and the gain is {1 - long.kept / long.others:.0%}. At N = {LONG // 2:,} there is none: "
-        f"{shorter.kept:.0f} µs against {shorter.others:.0f}. Where the second read costs more, the gain is larger. The loss of "
+        f"{shorter.kept:.0f} µs against {shorter.others:.0f}. Where the second read costs more, the gain is larger. The gradient "
+        f"of softmax for rows of {LONG:,} takes {gradient.kept:.0f} µs when 16 programs share a row, instead of "
+        f"{gradient.others:.0f}. The loss of "
         f"128,256 logits and its gradient, in place ([15 Losses](15_losses.ipynb)), take {loss.kept:.0f} µs instead of "
         f"{loss.others:.0f}, and LayerNorm's gradients for rows of 16,384 numbers ([11 Norms](11_norms.ipynb)) {norm.kept:.0f} "
         f"instead of {norm.others:.0f}. The course uses such a kernel only for rows for which it was measured to be faster."

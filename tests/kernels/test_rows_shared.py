@@ -135,6 +135,7 @@ def test_which_rows_are_shared(as_on_hopper):
 
     assert taken() and taken(M=1) and taken(dtype=torch.float16) and taken(65_664) and taken(128_256) and taken(1 << 20)
     assert not taken(65_536), "one program keeps it"
+    assert choices.SHARED_BYTES[-1] // 2 <= _rows_shared.PART * 32 * _rows_shared.WARPS, "a slot for each part"
     assert not taken((1 << 20) + 128), "more parts than may be there at a time"
     assert not taken(LONG + 16) and not taken(dtype=torch.float32) and not taken(dtype=torch.float64)
     y = torch.empty(2, LONG, dtype=torch.bfloat16, device="meta")
@@ -251,7 +252,7 @@ def test_rows_without_a_sum(log, device, chosen):
 @pytest.mark.gpu
 @FUNCTIONS
 @pytest.mark.parametrize("N", [LONG, 128_256])
-def test_whoever_computes_the_sums_they_have_the_same_bits(N, log, device, chosen):
+def test_the_bits_do_not_depend_on_which_program_computes_a_sum(N, log, device, chosen):
     """Without patience each program computes all of them; with little, some do, and not those of the run before."""
     y, dy = given(600, N, torch.bfloat16, log, device)
     dy.nan_to_num_(0)
