@@ -1778,8 +1778,8 @@ def test_feature_on_the_device(name, source):
     want = known.want(*inputs)
     want = want if isinstance(want, tuple) else (want,)
     recorder, device = Recorder(__file__, lambda path: 0), Device(source, __file__, uploads=False)
+    arguments = recorder.arguments(decoys(inputs))
     with recorder:
-        arguments = recorder.arguments(decoys(inputs))
         made = [torch.empty(w.shape, dtype=w.dtype) for w in want[: len(want) - len(known.also_changed)]]
         known.kernel[known.grid](*arguments, *made, **known.options)
     device.arguments(inputs)
