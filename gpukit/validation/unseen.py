@@ -11,6 +11,9 @@ The third set's rows of the H100 were predicted once it was measured (2026-11-27
 mistakes in how often instructions of a loop run (those of tl.max, and those for what an inner loop leaves over), which were
 fixed afterwards (gpukit/simulator/prediction/mix.py): predicting again writes what the fixed model says, and that model has
 seen the set.
+
+The fourth set's rows are those of the day on which it was measured, too (2026-11-28). What samples of both sets took to be read
+from DRAM again, or to be stored in places of its own, was mended afterwards (gpukit/simulator/trace/waves.py).
 """
 
 from __future__ import annotations

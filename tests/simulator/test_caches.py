@@ -677,3 +677,43 @@ def test_a_line_that_is_loaded_in_several_widths():
     load, _ = launch.traffic(H200, compiled).sites
     # A warp's 128 elements are 512 bytes, four stretches, for each instruction that reaches over them.
     assert load.l1_stretches == 4 * 4 * 4 * (1 + 4 + 2)
+
+
+@triton.jit
+def repeated(at_ptr, x_ptr, y_ptr, BLOCK: tl.constexpr):
+    """Each row of the grid reads `at` again."""
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    own = tl.program_id(1) * tl.num_programs(0) * BLOCK + offs
+    tl.store(y_ptr + own, tl.load(x_ptr + own) + tl.load(at_ptr + offs))
+
+
+def test_a_sample_reads_a_tensor_again_only_where_l2_has_lost_it():
+    """12 MiB for each of 16 rows of programs: in L2 since the row before, unless L2 is smaller than what a row moves."""
+    n, rows = 3 << 20, 16
+    at, x, y = (torch.empty(k * n, device="meta") for k in (1, rows, rows))
+
+    def at_bytes(gpu: hardware.Gpu) -> int:
+        found = assumed(lambda: repeated[(n // 1024, rows)](at, x, y, BLOCK=1024), gpu, sample=2)
+        return sum(site.dram_bytes for site in found.sites if site.tensor == "at_ptr")
+
+    assert at_bytes(H200) == pytest.approx(4 * n, rel=0.01)
+    assert at_bytes(dataclasses.replace(H200, l2_bytes=4 << 20)) > 10 * 4 * n
+
+
+@triton.jit
+def summed(x_ptr, y_ptr, STEPS, ODD: tl.constexpr, BLOCK: tl.constexpr):
+    """Stores of ODD elements after a loop: those of two programs fill a sector together."""
+    total = tl.zeros((BLOCK,), tl.float32)
+    offs = tl.program_id(0) * ODD + tl.arange(0, BLOCK)
+    for i in range(STEPS):
+        total += tl.load(x_ptr + i * 128 + tl.arange(0, BLOCK))
+    tl.store(y_ptr + offs, total, mask=tl.arange(0, BLOCK) < ODD)
+
+
+def test_a_sample_knows_where_programs_store_after_a_loop():
+    programs, odd = 4096, 61
+    x, y = torch.empty(1024, device="meta"), torch.empty(programs * odd, device="meta")
+    gpu = dataclasses.replace(H200, l2_bytes=4 << 20)
+    found = assumed(lambda: summed[(programs,)](x, y, 8, ODD=odd, BLOCK=64), gpu, sample=2)
+    stored = found.dram_write_bytes + found.dirty_bytes
+    assert stored == pytest.approx(4 * programs * odd, rel=0.02) and found.dram_read_bytes < 0.1 * stored

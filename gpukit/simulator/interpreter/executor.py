@@ -228,15 +228,21 @@ def _sample(call: Call, program) -> None:
         if linear in ran:
             return
         ran.add(linear)
-        running.now.seen = set()
+        running.now.seen, running.now.again, running.now.shortened = {}, 0, False
         try:
             program(linear)
         except running.Enough:
+            running.now.shortened = True
+        except Exception:  # what a loop would have computed by its end may be missed after it
+            if not running.now.shortened:
+                raise
+        if running.now.shortened:
             for recorder in running.now.recorders:
                 recorder.cut(linear)
 
     rest = sorted(set(range(window)) - ran)
     if len(rest) < 4 * _PROBES or not _inferred(call, window, rest, lookers, ran, begin):
+        running.now.few = _FEW
         for linear in rest:
             begin(linear)
 
@@ -253,24 +259,37 @@ def _inferred(call: Call, window: int, rest: list[int], lookers: list, ran: set[
     axes = None if running.now.lost else radices(window, starts)
     if axes is None:
         return False
-    probes = [linear for linear in rest if linear in ran]
-    edges = _edges(call.programs, rest, axes)
-    inner = [linear for linear in rest if linear not in edges and linear not in ran]
-    if len(inner) > _PROBES:
-        probes += np.random.default_rng(0).choice(inner, _PROBES, replace=False).tolist()
-    for linear in sorted({*probes, *edges}):
-        begin(linear)
-    probes = [linear for linear in probes if linear not in edges]
-    others = [linear for linear in rest if linear not in ran]
-    if running.now.lost or not others:
-        return False
-    return all([recorder.inferred(axes, probes, others) for recorder in lookers])
+    begun = [linear for linear in rest if linear in ran]
+    last, first = _last(call.programs, rest, axes), _first(rest, axes)
+    for edges in (last, last | first):
+        inner = [linear for linear in rest if linear not in edges and linear not in ran]
+        probes = [linear for linear in begun if linear not in edges]
+        if len(inner) > _PROBES:
+            probes += np.random.default_rng(0).choice(inner, _PROBES, replace=False).tolist()
+        for linear in sorted({*probes, *edges}):
+            begin(linear)
+        others = [linear for linear in rest if linear not in ran]
+        if running.now.lost or not others or len(probes) < 2:
+            return False
+        if all([recorder.inferred(axes, probes, others) for recorder in lookers]):
+            return True
+    return False
 
 
 _PROBES = 32
+_FEW = 8  # accesses of a program that cannot be worked out from others: more would take long
 
 
-def _edges(programs: int, window: list[int], axes: list[int]) -> set[int]:
+def _first(window: list[int], axes: list[int]) -> set[int]:
+    """The first ones of each axis, whose masks or clamped addresses may be others."""
+    found, unit = set(), 1
+    for n in axes:
+        found |= {linear for linear in window if linear // unit % n == 0}
+        unit *= n
+    return found
+
+
+def _last(programs: int, window: list[int], axes: list[int]) -> set[int]:
     """The last ones of each axis, whose masks may be others."""
     found, unit = set(), 1
     for n in axes[:-1]:

@@ -30,6 +30,17 @@ def where() -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
+def calls(outermost: CodeType) -> list[tuple[CodeType, int]]:
+    """Which instructions of the user's functions led to the running access, innermost first, below the frame that runs
+    `outermost`: two loads on one line are told apart, and those that one function makes for two callers."""
+    frame, found = sys._getframe(1), []
+    while frame is not None and frame.f_code is not outermost:
+        if not _is_internal(frame.f_code.co_filename):
+            found.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return found
+
+
 def line_in_kernel() -> int:
     """The line of the kernel itself, or of the function of a group of warps, from which the running access is made."""
     frame, line = sys._getframe(1), 0

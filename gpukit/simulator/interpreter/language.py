@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import numpy as np
 import triton.language as tl
 
-from gpukit.simulator.interpreter import arithmetic
+from gpukit.simulator.interpreter import arithmetic, running
+from gpukit.simulator.interpreter.integers import Read
 from gpukit.simulator.interpreter.running import interpreter_module
 
 # ---- and, or, not -------------------------------------------------------------------------------------------------
@@ -118,6 +119,7 @@ def bind(scope) -> None:
     """For the time of a launch: functions of triton.language."""
     replaced = {
         "range": _counter(tl.range),
+        "static_range": _unrolled(tl.static_range),
         "dot_scaled": _with_formats(tl.dot_scaled),
         "map_elementwise": _map_elementwise,
     }
@@ -157,13 +159,43 @@ def _counter(plain):
     def counted(*bounds, **options):
         numbers = plain(*bounds, **options)
         given = [*bounds, *options.values()]
+        if any(isinstance(getattr(getattr(bound, "handle", None), "data", None), Read) for bound in given):
+            running.now.shortened = (
+                True  # of another length in each program: all are like those that run whole, or none
+            )
         wide = any(getattr(bound, "dtype", None) is tl.int64 for bound in given)
         wide = wide or any(not -(2**31) <= number < 2**31 for number in (numbers.start, numbers.stop, numbers.step))
         dtype, kind = (np.int64, tl.int64) if wide else (np.int32, tl.int32)
         handle = interpreter_module().TensorHandle
-        return (tl.core.tensor(handle(np.array([n], dtype=dtype), kind), kind) for n in numbers)
+        return (tl.core.tensor(handle(np.array([n], dtype=dtype), kind), kind) for n in _once(numbers))
 
     return counted
+
+
+def _unrolled(plain):
+    """tl.static_range, whose counter is a number of the compiler."""
+
+    def unrolled(*bounds, **options):
+        return _once(plain(*bounds, **options))
+
+    return unrolled
+
+
+def _once(numbers):
+    """All of them; in a program that only shows where its accesses begin as many as it takes until each has had a live lane."""
+    made = running.now and running.now.seen
+    if made is None or running.now.in_gluon:
+        yield from numbers
+        return
+    before = len(made)
+    for turn, number in enumerate(numbers, start=1):
+        yield number
+        if turn < len(numbers) and len(made) > before and (all(made.values()) or turn == _TURNS):
+            running.now.shortened = True
+            return
+
+
+_TURNS = 64  # of a loop with masked accesses, before a program that only shows where they begin leaves it
 
 
 def _extreme(plain, function: str, *args, **options):

@@ -8,7 +8,7 @@ from gpukit.simulator.interpreter import running
 from gpukit.simulator.interpreter.addresses import Access
 from gpukit.simulator.interpreter.arithmetic import is_bf16
 from gpukit.simulator.interpreter.executor import PARAMETER, launch
-from gpukit.simulator.interpreter.frames import frames_inside, user_frames, where
+from gpukit.simulator.interpreter.frames import calls, frames_inside, user_frames, where
 from gpukit.simulator.interpreter.integers import Read, guided, plain_array, read
 from gpukit.simulator.interpreter.numerics import bf16_bits, bf16_floats
 from gpukit.simulator.interpreter.running import interpreter_module
@@ -47,11 +47,15 @@ def _admit(kind: str, ptrs, mask, width: int) -> Access:
         file, line = where()
         access.line = line
         if running.now.seen is not None:
-            place = kind, file, line, access.parameter
-            if place in running.now.seen:
-                raise running.Enough
+            apart = running.now.few is None or len(running.now.seen) < running.now.few
+            place = kind, access.parameter, *(calls(launch.__code__) if apart else [(file, line)])
+            if running.now.seen.get(place):
+                if all(running.now.seen.values()) or running.now.again == running.MOST_AGAIN:
+                    raise running.Enough
+                running.now.again += 1
+                return access
             access.position, access.guided = len(running.now.seen), guide
-            running.now.seen.add(place)
+            running.now.seen[place] = access.lanes > 0
         for recorder in running.now.recorders:
             recorder.access(access, memory.linear, file, line)
     return access

@@ -44,7 +44,12 @@ class Running:
     bound      ids of the globals whose names have been given their meaning
     answers    how often each line has gone by the answer of an atomic, which a sampled launch does not know
     lost       a program of a sampled launch did something with an integer that it read which integers.py does not follow
-    seen       where this program made accesses, if it is to end as soon as it makes one a second time; else None
+    seen       where this program made accesses, and whether any of their lanes was live, if it is only to show where its
+               accesses begin; else None. It goes through each loop until each access there has had a live lane, and ends
+               where it makes one for a second time
+    again      how often it has made one again, while another one had had no live lane yet
+    few        of how many of these the two on one line are told apart; None for all
+    shortened  it has left such a loop before its end
     """
 
     def __init__(self):
@@ -53,12 +58,18 @@ class Running:
         self.sampling = self.marking = False
         self.answers: dict[tuple[str, int], int] = {}
         self.lost = False
-        self.seen: set | None = None
+        self.seen: dict | None = None
+        self.again = 0
+        self.few: int | None = None
+        self.shortened = False
         self.scope = None
         self.shared = None
         self.num_warps = 4
         self.in_gluon = False
         self.bound: set[int] = set()
+
+
+MOST_AGAIN = 256
 
 
 class Enough(BaseException):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from gpukit.simulator.interpreter.running import Call
 
 STORAGE_ALIGNMENT = 1 << 21
 MAX_IRREGULAR_LANES = 1 << 24  # of accesses that are no tiles, 8 bytes each
+_LINE_BYTES = 128
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Site:
 
 @dataclass(frozen=True)
 class Irregular:
-    """Lanes that are no tile: byte offsets of the live ones from the storage's start, and which lanes are live."""
+    """Lanes that are no tile: byte offsets of the live ones from where the access begins, which is on a line of 128 bytes,
+    and which lanes are live."""
 
     offsets: np.ndarray
     live: np.ndarray | None
@@ -116,6 +119,16 @@ class Recording:
             items.append(item)
         return known
 
+    def _irregular(self, offsets: np.ndarray, live: np.ndarray | None) -> int:
+        """What `tile` says of such lanes: the same where an access before was of the same form."""
+        key = tuple(None if a is None else blake2b(a.tobytes()).digest() for a in (offsets, live))
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = -1 - len(self.irregular)
+            self.irregular.append(Irregular(offsets, live))
+            self._lanes += offsets.size
+        return known
+
     def base(self, buffer) -> int:
         """Where a storage begins in the imaginary memory."""
         base = self._bases.get(buffer.key)
@@ -132,13 +145,12 @@ class Recording:
             start = base + tile.start - access.buffer.base
             number = self._number(tile.moved(0), self.tiles)
         else:
-            self._lanes += access.lanes
-            if self._lanes > MAX_IRREGULAR_LANES:
+            if self._lanes + access.lanes > MAX_IRREGULAR_LANES:
                 self.complete = False
                 return
-            start = base
-            number = -1 - len(self.irregular)
-            self.irregular.append(Irregular(access.offsets, access.live))
+            first = int(access.offsets.min()) // _LINE_BYTES * _LINE_BYTES
+            start = base + first
+            number = self._irregular(access.offsets - first, access.live)
         self.program.append(program)
         self.site.append(self._number(site, self.sites))
         self._buffers[self.site[-1]] = access.buffer
@@ -181,7 +193,7 @@ class Recording:
         if not all(own.size == rows[0].size for own in rows) or len({probe in self.cut for probe in probes}) > 1:
             return False
         sites, tiles, starts, positions = (column[np.stack(rows)] for column in columns)  # [probes, accesses]
-        if any((same != same[0]).any() for same in (sites, tiles, positions)) or (tiles < 0).any():
+        if any((same != same[0]).any() for same in (sites, tiles, positions)):
             return False
         lines = _Lines(radices, probes, others)
         moved = lines.follow(starts)

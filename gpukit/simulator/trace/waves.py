@@ -14,12 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from gpukit.hardware import Gpu
-from gpukit.simulator.interpreter.addresses import SECTOR_BYTES, touched
+from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
 from gpukit.simulator.trace.instructions import Forms, Way
 from gpukit.simulator.trace.levels import L1, L2, LINE_BYTES, LINE_SECTORS, by_line
 from gpukit.simulator.trace.recording import STORAGE_ALIGNMENT, Recording, Site
 
 _SAMPLED_SMS = 4  # SMs whose L1 is followed in a sampled launch
+_FAR = 8  # a gather from so small a part of its tensor lies where the program does
 _GOLDEN = 0.6180339887498949  # its multiples, without their whole part, are spread evenly
 WHOLE = np.uint8(SECTOR_BYTES)
 
@@ -63,6 +64,13 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
     shared = {site for site, found in firsts.items() if len(found) > 1 and len({*found}) == 1}
     beyond = recording.extent
     gathered: dict[int, tuple[int, int]] = {}  # site -> where the tensor of its gathers begins, and its size
+    extents: dict[
+        int, tuple[int, int]
+    ] = {}  # of these sites: where what they touch begins, and how many bytes it reaches over
+    for site in np.unique(sites[tiles < 0]).tolist():
+        low = int(starts[sites == site].min()) // STORAGE_ALIGNMENT * STORAGE_ALIGNMENT
+        ends = starts[sites == site] + reach[1, tiles[sites == site]]
+        extents[site] = low, int(ends.max()) - low + recording.sites[site].width
     of_tensor = {
         name: {i for i, s in enumerate(recording.sites) if s.tensor == name}
         for name in {s.tensor for s in recording.sites}
@@ -79,6 +87,13 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
         moved = starts[rows].copy()
         tiled = own[tiles[own] >= 0]
         begin = {int(site): row for row, site in zip(tiled[::-1], sites[tiled][::-1], strict=True)}
+        gathers = {*(sites[own[tiles[own] < 0]]).tolist()} - {*begin}
+        for site in [*gathers]:  # lanes that are no tile, but the same ones as in the other program, or not far apart
+            first, other = own[sites[own] == site][0], rows[sites[rows] == site]
+            apart = reach[1, tiles[first]] - reach[0, tiles[first]]
+            if other.size and (tiles[first] == tiles[other[0]] or apart * _FAR < extents[site][1]):
+                begin[site] = first
+                gathers.remove(site)
         shifts = {}  # a site that was not reached lies where another one on the same tensor has moved to
         for site in np.unique(sites[rows]).tolist():
             if site in begin:
@@ -88,39 +103,38 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
         for site in np.unique(sites[rows]).tolist():
             regular = (sites[rows] == site) & (tiles[rows] >= 0)
             lost = (sites[rows] == site) & (tiles[rows] < 0)
-            if lost.any() and recording.sites[site].kind == "load" and not shifts.get(recording.sites[site].tensor):
+            tensor = recording.sites[site].tensor
+            elsewhere = site in gathers or not shifts.get(site, shifts.get(tensor))
+            if lost.any() and recording.sites[site].kind == "load" and elsewhere:
                 if site not in gathered:
-                    size = int(reach[1, tiles[sites == site]].max()) + recording.sites[site].width
-                    gathered[site] = beyond, size
+                    low, size = extents[site]
+                    gathered[site] = beyond - low, size
                     beyond += -(-2 * size // STORAGE_ALIGNMENT) * STORAGE_ALIGNMENT
                 first, size = gathered[site]
                 steps = np.array([_lattice(recording.irregular[-1 - tile].offsets, size) for tile in tiles[rows[lost]]])
-                moved[lost] = first + int(program * _GOLDEN % 1 * size) // steps * steps
-            if not regular.any():
+                moved[lost] += first + int(program * _GOLDEN % 1 * size) // steps * steps
+                lost[:] = False
+            if not (regular | lost).any():
                 continue
-            tensor = recording.sites[site].tensor
             shift = shifts.get(site, shifts.get(tensor, 0 if site in shared else None))
             if shift is None:
                 key = int(rows[0]), tensor
                 if not places.get(key):
                     # All that it does to the tensor moves as one: two stores may fill a sector together.
-                    these = rows[(tiles[rows] >= 0) & np.isin(sites[rows], [*(of_tensor[tensor] - shared)])]
+                    stored = [n for n in of_tensor[tensor] if recording.sites[n].kind != "load"]
+                    these = (tiles[rows] >= 0) | np.isin(sites[rows], stored)
+                    these = rows[these & np.isin(sites[rows], [*(of_tensor[tensor] - shared)])]
                     low = (starts[these] + reach[0, tiles[these]]).min() // STORAGE_ALIGNMENT * STORAGE_ALIGNMENT
-                    moves = {
-                        *zip(tiles[these].tolist(), (starts[these] - low).tolist(), sites[these].tolist(), strict=True)
-                    }
-                    used = np.concatenate(
-                        [
-                            touched(recording.tiles[tile].moved(move), recording.sites[site].width, LINE_BYTES)
-                            + move // LINE_BYTES
-                            for tile, move, site in moves
-                        ]
-                    )
-                    lines, free = _places(np.unique(used))
+                    alike = np.unique(np.stack([tiles[these], starts[these], sites[these]]), axis=1, return_index=True)[
+                        1
+                    ]
+                    used = np.concatenate([recording.units(row, LINE_BYTES) for row in these[alike].tolist()])
+                    lines, free = _places(np.unique(used) - low // LINE_BYTES)
                     places[key] = [beyond - low + place * LINE_BYTES for place in free]
                     beyond += -(-lines * LINE_BYTES // STORAGE_ALIGNMENT) * STORAGE_ALIGNMENT
                 shift = shifts[tensor] = places[key].pop()
             moved[regular] += shift
+            moved[lost] += shift // LINE_BYTES * LINE_BYTES
         columns.append([np.full(rows.size, program), np.arange(rows.size), rows, moved])
     nothing = [np.zeros(0, dtype=np.int64)] * 4  # a launch may make no accesses
     return _Rows(*(np.concatenate(column) for column in zip(nothing, *columns, strict=True)))
@@ -164,6 +178,17 @@ def _packed(start: np.ndarray, reach: np.ndarray, step: int) -> tuple[np.ndarray
     used = np.cumsum(edges) > 0
     place = np.cumsum(used) - 1
     return start + (place[first - lowest] - first) * step, int(used.sum()) * step
+
+
+def _tensors(recording: Recording) -> list[tuple[list[int], int]]:
+    """Of each tensor among the arguments: the numbers of the sites that are on it, and how many sectors it has."""
+    found = []
+    for name, argument in recording.call.arguments.items():
+        sites = [i for i, site in enumerate(recording.sites) if site.tensor == name]
+        tensor = getattr(argument, "base", argument)
+        if sites and hasattr(tensor, "untyped_storage"):
+            found.append((sites, -(-tensor.untyped_storage().nbytes() // SECTOR_BYTES)))
+    return found
 
 
 class _Dram(NamedTuple):
@@ -250,6 +275,7 @@ class Play:
         start, extent = _packed(start, reach, _PAGE_BYTES)  # L2 asks of an address only where in a line it is
         self.place, self.lines_in_memory = start // LINE_BYTES, extent // LINE_BYTES
         self.kinds = [site.kind for site in recording.sites]
+        self.tensors = _tensors(recording)
         through_l1 = np.array([s.kind == "load" and ways[s].through_l1 for s in recording.sites], dtype=bool)
         self.sites = forms.sites[rows.row]
         self.through_l1 = through_l1[self.sites]
@@ -318,7 +344,7 @@ class Play:
 
     def l2(self, capacity: int) -> _Dram:
         """What passes between L2 and DRAM. Where only the first waves are known, each later one is taken to be like the
-        last of these."""
+        last of these, but for tensors that L2 holds by then (`_later`)."""
         waves = self.program // self.wave
         cache = L2(self.lines_in_memory, 2 * self.step.size, capacity)
         read = np.zeros(len(self.kinds))
@@ -340,6 +366,19 @@ class Play:
         read_before, all_before, dirtied_before, fills_before = before
         completed += max(0.0, completed - (all_before - read_before.sum())) * more
         dirtied = cache.dirtied + (cache.dirtied - dirtied_before) * more
-        fills = cache.fills + (cache.fills - fills_before) * more
+        in_a_wave = cache.fills - fills_before
+        later = self._later(read, read - read_before, more, in_a_wave, cache.lru.capacity)
+        fills = cache.fills + in_a_wave * more - ((read - read_before).sum() * more - later.sum()) / LINE_SECTORS
         left = dirtied * min(1.0, cache.lru.capacity / max(1, fills))  # what is written and what is read leave L2 alike
-        return _Dram(read + (read - read_before) * more, completed, dirtied - left, left)
+        return _Dram(read + later, completed, dirtied - left, left)
+
+    def _later(self, read: np.ndarray, wave: np.ndarray, more: float, fills: int, capacity: int) -> np.ndarray:
+        """Sectors that each site reads from DRAM in the waves that are not known, `more` times as many as the last one, where it
+        read `wave` of them and L2 brought in `fills` lines. When all of a tensor has been read, programs come back to what was
+        read first. Unless so much was brought in meanwhile that it has left L2, nothing more is read of the tensor."""
+        later = wave * more
+        for sites, size in self.tensors:
+            new, before = wave[sites].sum(), read[sites].sum()
+            if new and before + later[sites].sum() > size and fills * size / new <= capacity:
+                later[sites] *= max(0.0, size - before) / later[sites].sum()
+        return later
