@@ -13,7 +13,7 @@ fixed afterwards (gpukit/simulator/prediction/mix.py): predicting again writes w
 seen the set.
 
 The fourth set's rows are those of the day on which it was measured, too (2026-11-28). What samples of both sets took to be read
-from DRAM again, or to be stored in places of its own, was mended afterwards (gpukit/simulator/trace/waves.py).
+from DRAM again, or to be stored in places of its own, was fixed afterwards (gpukit/simulator/trace/waves.py).
 """
 
 from __future__ import annotations
