@@ -64,9 +64,7 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
     shared = {site for site, found in firsts.items() if len(found) > 1 and len({*found}) == 1}
     beyond = recording.extent
     gathered: dict[int, tuple[int, int]] = {}  # site -> where the tensor of its gathers begins, and its size
-    extents: dict[
-        int, tuple[int, int]
-    ] = {}  # of these sites: where what they touch begins, and how many bytes it reaches over
+    extents: dict[int, tuple[int, int]] = {}  # of these sites: where what they touch begins, and over how many bytes
     for site in np.unique(sites[tiles < 0]).tolist():
         low = int(starts[sites == site].min()) // STORAGE_ALIGNMENT * STORAGE_ALIGNMENT
         ends = starts[sites == site] + reach[1, tiles[sites == site]]
@@ -125,9 +123,8 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
                     these = (tiles[rows] >= 0) | np.isin(sites[rows], stored)
                     these = rows[these & np.isin(sites[rows], [*(of_tensor[tensor] - shared)])]
                     low = (starts[these] + reach[0, tiles[these]]).min() // STORAGE_ALIGNMENT * STORAGE_ALIGNMENT
-                    alike = np.unique(np.stack([tiles[these], starts[these], sites[these]]), axis=1, return_index=True)[
-                        1
-                    ]
+                    columns_of = np.stack([tiles[these], starts[these], sites[these]])
+                    _, alike = np.unique(columns_of, axis=1, return_index=True)
                     used = np.concatenate([recording.units(row, LINE_BYTES) for row in these[alike].tolist()])
                     lines, free = _places(np.unique(used) - low // LINE_BYTES)
                     places[key] = [beyond - low + place * LINE_BYTES for place in free]
