@@ -104,8 +104,9 @@ class Places:
         """One of its own in the memory of argument `place`, beside those of earlier calls."""
         if nbytes > _MOST_AGAIN:
             return torch.empty(nbytes, dtype=torch.uint8).untyped_storage()
-        memory = self._memory.setdefault((place, nbytes), torch.empty(nbytes, dtype=torch.uint8))
-        return torch.from_numpy(memory.numpy()).untyped_storage()
+        if (place, nbytes) not in self._memory:
+            self._memory[place, nbytes] = torch.empty(nbytes, dtype=torch.uint8)
+        return torch.from_numpy(self._memory[place, nbytes].numpy()).untyped_storage()
 
     def copied(self, args: Any) -> Any:
         """The arguments, with their tensors there."""

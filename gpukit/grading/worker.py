@@ -26,6 +26,7 @@ import tracemalloc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -99,18 +100,14 @@ def _begin(job: Job) -> tuple[Callable[[Any], Reply] | None, Reply]:
 
 def _placing() -> Callable[[tuple], tuple]:
     """Puts the arguments of a plain function where those of the calls before it lay; not all plain functions take tensors."""
-    places = []
 
-    def placed(args: tuple) -> tuple:
-        if "torch" not in sys.modules:
-            return args
-        if not places:
-            from gpukit.grading.host import Places
+    @cache
+    def places() -> Any:
+        from gpukit.grading.host import Places
 
-            places.append(Places())
-        return places[0].copied(args)
+        return Places()
 
-    return placed
+    return lambda args: places().copied(args) if "torch" in sys.modules else args
 
 
 def _begin_host(job: Job) -> tuple[Callable[[Any], Reply] | None, Reply]:

@@ -160,9 +160,8 @@ def _counter(plain):
         numbers = plain(*bounds, **options)
         given = [*bounds, *options.values()]
         if any(isinstance(getattr(getattr(bound, "handle", None), "data", None), Read) for bound in given):
-            running.now.shortened = (
-                True  # of another length in each program: all are like those that run whole, or none
-            )
+            # Of another length in each program: all are like those that run whole, or none.
+            running.now.shortened = True
         wide = any(getattr(bound, "dtype", None) is tl.int64 for bound in given)
         wide = wide or any(not -(2**31) <= number < 2**31 for number in (numbers.start, numbers.stop, numbers.step))
         dtype, kind = (np.int64, tl.int64) if wide else (np.int32, tl.int32)

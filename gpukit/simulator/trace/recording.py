@@ -16,10 +16,10 @@ import numpy as np
 from gpukit.simulator.interpreter.addresses import Access, Tile, touched
 from gpukit.simulator.interpreter.integers import Guided, evaluate, from_memory, numbers, outline
 from gpukit.simulator.interpreter.running import Call
+from gpukit.simulator.trace.levels import LINE_BYTES
 
 STORAGE_ALIGNMENT = 1 << 21
 MAX_IRREGULAR_LANES = 1 << 24  # of accesses that are no tiles, 8 bytes each
-_LINE_BYTES = 128
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Recording:
             if self._lanes + access.lanes > MAX_IRREGULAR_LANES:
                 self.complete = False
                 return
-            first = int(access.offsets.min()) // _LINE_BYTES * _LINE_BYTES
+            first = int(access.offsets.min()) // LINE_BYTES * LINE_BYTES
             start = base + first
             number = self._irregular(access.offsets - first, access.live)
         self.program.append(program)

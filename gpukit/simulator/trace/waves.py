@@ -123,8 +123,8 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
                     these = (tiles[rows] >= 0) | np.isin(sites[rows], stored)
                     these = rows[these & np.isin(sites[rows], [*(of_tensor[tensor] - shared)])]
                     low = (starts[these] + reach[0, tiles[these]]).min() // STORAGE_ALIGNMENT * STORAGE_ALIGNMENT
-                    columns_of = np.stack([tiles[these], starts[these], sites[these]])
-                    _, alike = np.unique(columns_of, axis=1, return_index=True)
+                    accesses = np.stack([tiles[these], starts[these], sites[these]])
+                    _, alike = np.unique(accesses, axis=1, return_index=True)
                     used = np.concatenate([recording.units(row, LINE_BYTES) for row in these[alike].tolist()])
                     lines, free = _places(np.unique(used) - low // LINE_BYTES)
                     places[key] = [beyond - low + place * LINE_BYTES for place in free]
