@@ -9,30 +9,34 @@ import triton
 from gpukit import cli
 from gpukit.lessons import start
 from gpukit.validation import counters, halves, report, simulated_counts, times, traffic, unseen
+from gpukit.validation.fifth_set import CASES as FIFTH
 from gpukit.validation.fourth_set import CASES as FOURTH
 from gpukit.validation.new_kernels import CASES as OLDER
 from gpukit.validation.third_set import CASES as THIRD
 
-both = pytest.mark.parametrize("name", unseen.SETS)
+CASES = {"third": THIRD, "fourth": FOURTH, "fifth": FIFTH}
+each = pytest.mark.parametrize("name", unseen.SETS)
 needs_the_interpreter = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
 
 
 @needs_the_interpreter
-@pytest.mark.parametrize("name", [*THIRD, *FOURTH])
+@pytest.mark.parametrize("name", [*THIRD, *FOURTH, *FIFTH])
 def test_a_kernel_computes_what_pytorch_does(name):
     torch.manual_seed(0)
-    case = (THIRD | FOURTH)[name]
+    case = (THIRD | FOURTH | FIFTH)[name]
     assert case.build("cpu", **case.small).wrong() == ""
 
 
-@pytest.mark.parametrize("cases, older", [(THIRD, OLDER), (FOURTH, OLDER | THIRD)], ids=["third", "fourth"])
+@pytest.mark.parametrize(
+    "cases, older", [(THIRD, OLDER), (FOURTH, OLDER | THIRD), (FIFTH, OLDER | THIRD | FOURTH)], ids=list(CASES)
+)
 def test_no_kernel_is_of_a_kind_that_the_model_was_fixed_by(cases, older):
     kinds = {case.kind for case in cases.values()}
     assert len(cases) >= 24 and len(kinds) >= 12
     assert not kinds & {case.kind for case in older.values()} and not cases.keys() & older.keys()
 
 
-@both
+@each
 def test_nothing_is_predicted_before_it_is_measured(name):
     """A table of the set needs the raw measurements that were there before it."""
     for folder in times.RESULTS.iterdir():
@@ -74,7 +78,9 @@ def test_a_missing_measurement_is_said_in_one_line(results, capsys):
         assert unseen.state([], name) == [unseen.nothing(name)] == unseen.state(["h200"], name)
     report.show(["h200"], True, missing=True)
     out = capsys.readouterr().out
-    assert out.startswith("".join(f"{unseen.nothing(name)}\n\n" for name in unseen.SETS)) and out.count(" SET, ") == 2
+    assert out.startswith("".join(f"{unseen.nothing(name)}\n\n" for name in unseen.SETS)) and out.count(
+        " SET, "
+    ) == len(unseen.SETS)
     assert cli.main(["validate", "--predict"]) == 2
     assert capsys.readouterr().err.strip().endswith("run: gpukit validate --measure")
     assert cli.main(["validate", "--predict", "--set", "third"]) == 2
@@ -82,8 +88,8 @@ def test_a_missing_measurement_is_said_in_one_line(results, capsys):
 
 
 def test_a_set_that_does_not_exist_is_refused(results, capsys):
-    assert cli.main(["validate", "--predict", "--set", "fifth"]) == 2
-    assert "--set must be one of fourth, third, got 'fifth'" in capsys.readouterr().err
+    assert cli.main(["validate", "--predict", "--set", "sixth"]) == 2
+    assert "--set must be one of fifth, fourth, third, got 'sixth'" in capsys.readouterr().err
     assert cli.main(["validate", "--set", "third"]) == 2
     assert "--set goes with --measure or --predict" in capsys.readouterr().err
 
@@ -94,7 +100,7 @@ def test_measuring_needs_a_gpu(results, capsys, monkeypatch):
     assert not list(results.iterdir())
 
 
-@both
+@each
 def test_one_command_measures_times_and_counters(results, monkeypatch, name):
     """On a GPU that is played: both are asked about all kernels of the set, and what is not shown is not kept."""
     asked = {}
@@ -113,7 +119,7 @@ def test_one_command_measures_times_and_counters(results, monkeypatch, name):
     monkeypatch.setattr(times, "measure", time_all)
     monkeypatch.setattr(counters, "measure", count_all)
     assert cli.main(["validate", "--measure", *set_option(name)]) == 0
-    names = list({"third": THIRD, "fourth": FOURTH}[name])
+    names = list(CASES[name])
     assert asked == {"times": (f"{name}_raw.csv", names), "counters": (names, f"gpukit.validation.{name}_set")}
     kept = json.loads((results / "h200" / f"{name}_counters.json").read_text())
     assert kept["facts"]["gpu"] == "h200" and kept["runs"][0]["rows"] == [{"kernel": "f", "dram__bytes_read.sum": 1.0}]
@@ -122,7 +128,11 @@ def test_one_command_measures_times_and_counters(results, monkeypatch, name):
 @needs_the_interpreter
 @pytest.mark.parametrize(
     "name, case, kernel",
-    [("third", "64 Mi fp32 backwards", "backwards"), ("fourth", "prices of 32 Mi options fp32", "prices")],
+    [
+        ("third", "64 Mi fp32 backwards", "backwards"),
+        ("fourth", "prices of 32 Mi options fp32", "prices"),
+        ("fifth", "64 Mi fp32 to bf16, rounded by chance", "round_by_chance"),
+    ],
 )
 def test_what_is_measured_is_predicted_afterwards_and_has_the_bars(results, capsys, monkeypatch, name, case, kernel):
     """With numbers that are made up in place of the model's: nothing of the set is predicted here."""
@@ -155,18 +165,27 @@ def test_what_is_measured_is_predicted_afterwards_and_has_the_bars(results, caps
 
 
 def test_the_newest_set_comes_first(results, capsys):
-    for name, us in zip(unseen.SETS, (101.0, 102.0), strict=True):
+    for name, us in zip(unseen.SETS, (101.0, 102.0, 103.0), strict=True):
         predicted(results, name, "a case", us)
     assert report.show(["h200"], True, missing=False) == 0
     titles = [line for line in capsys.readouterr().out.splitlines() if line.startswith("TIMES OF")]
     assert [title.split()[3] for title in titles] == [name.upper() for name in unseen.SETS]
 
 
+def test_a_set_that_is_not_measured_hides_no_older_one(results, capsys):
+    older = unseen.SETS[1]
+    predicted(results, older, "a case", 104.0)
+    assert report.show(["h200"], True, missing=False) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(unseen.nothing(unseen.NEWEST)), "one line says what is to be measured"
+    assert [line.split()[3] for line in out.splitlines() if line.startswith("TIMES OF")] == [older.upper()]
+
+
 def test_the_lesson_speaks_of_the_newest_set_that_was_predicted(results):
     (results / "h100-sxm").mkdir()
     with pytest.raises(FileNotFoundError):
         unseen.rows("h100-sxm")
-    for name, us in (("third", 120.0), ("fourth", 103.0)):
+    for name, us in (("third", 120.0), ("fourth", 103.0), ("fifth", 107.0)):
         row = times.Row("a case", us, 100.0, us / 100, "L2", "h100-sxm", "2.11", "3.6.0", "3.6.0", "2026-01-01")
         times.write([row], results / "h100-sxm" / times.KERNELS[name][1])
         assert f"within {us / 100 - 1:.0%} of the measured ones" in start.accuracy().data
