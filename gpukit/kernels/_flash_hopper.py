@@ -32,6 +32,7 @@ from gpukit.kernels._flash_hopper_backward import (
 )
 from gpukit.kernels._flash_hopper_forward import flash_attention_fwd_hopper_kernel
 from gpukit.kernels._flash_hopper_one_pass import dq_from_sums_kernel, flash_attention_bwd_hopper_kernel
+from gpukit.kernels._flash_hopper_two_groups import flash_attention_bwd_two_groups_kernel
 from gpukit.kernels._hopper import registers, swizzled
 from gpukit.kernels._launch import checked_once, launch
 
@@ -47,12 +48,14 @@ class HopperConfig(NamedTuple):
 
 
 class OnePass(NamedTuple):
-    """For all gradients at once: 128 keys, blocks of BLOCK_M queries, slots for them, and buffers for what passes from the
-    groups that compute dk and dv to the one that computes dq. It is chosen where a query sees at least `keys` on average."""
+    """For all gradients at once: 128 keys, blocks of BLOCK_M queries, slots for them, buffers for what passes from the
+    groups that compute dk and dv to who computes dq, and whether that is a third group. It is chosen where a query sees at
+    least `keys` on average."""
 
     BLOCK_M: int
     STAGES: int
     BUFFERS: int
+    third: bool
     keys: int
 
 
@@ -60,7 +63,7 @@ class OnePass(NamedTuple):
 FORWARD = {64: HopperConfig(1, 128, 2, 2), 128: HopperConfig(2, 128, 2, 1)}
 BACKWARD_Q = {64: HopperConfig(1, 64, 4, 2), 128: HopperConfig(2, 64, 4, 1)}
 BACKWARD_KV = {64: HopperConfig(1, 64, 4, 2), 128: HopperConfig(2, 32, 8, 1)}
-BACKWARD = {64: OnePass(64, 2, 3, 1024), 128: OnePass(32, 6, 3, 2048)}
+BACKWARD = {64: OnePass(64, 2, 3, True, 1024), 128: OnePass(64, 3, 2, False, 2048)}
 ONE_PASS_REGISTERS = (
     208,
     72,
@@ -122,16 +125,21 @@ def backward_in_one(
     """As `backward`: five products, and sums of dq in memory, float32."""
     B, H, T_q, D = q.shape
     _, H_kv, T_k, _ = k.shape
-    BLOCK_M, stages, buffers, _ = BACKWARD[D]
+    BLOCK_M, stages, buffers, third, _ = BACKWARD[D]
     blocks = -(-T_q // BLOCK_M)
     sums = torch.zeros(B * H * blocks * BLOCK_M * D, dtype=torch.float32, device=q.device)
     programs, each = _programs(2, 1, k)
+    average, consumer = registers(2, 1)
+    if third:
+        kernel, constants = flash_attention_bwd_hopper_kernel, {"D": D, "REGISTERS": ONE_PASS_REGISTERS, "maxnreg": 128}
+    else:
+        kernel, constants = flash_attention_bwd_two_groups_kernel, {"REGISTERS": consumer, "maxnreg": average}
     launch(
-        flash_attention_bwd_hopper_kernel, programs,
+        kernel, programs,
         lse, delta, sums, _descriptor(q, BLOCK_M), _descriptor(do, BLOCK_M), _descriptor(k, ROWS), _descriptor(v, ROWS),
         _descriptor(dk, ROWS), _descriptor(dv, ROWS),
-        B, H_kv, H // H_kv, T_q, T_k, left, right, each, scale, D=D, ROWS=ROWS, BLOCK_M=BLOCK_M, STAGES=stages,
-        BUFFERS=buffers, REGISTERS=ONE_PASS_REGISTERS, num_warps=4, maxnreg=128,
+        B, H_kv, H // H_kv, T_q, T_k, left, right, each, scale, ROWS=ROWS, BLOCK_M=BLOCK_M, STAGES=stages,
+        BUFFERS=buffers, num_warps=4, **constants,
     )  # fmt: skip
     launch(
         dq_from_sums_kernel, blocks * B * H,

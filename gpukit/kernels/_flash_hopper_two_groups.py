@@ -1,0 +1,266 @@
+"""All three gradients of FlashAttention in one pass for a head size of 128, on Hopper, in Gluon: two groups of warps compute
+dk, dv and, with each other's ds, dq as well (gpukit.kernels._flash_hopper launches it; gpukit.kernels._flash_hopper_one_pass is
+what a head size of 64 has, and says why there is one pass and what happens to dq's sums).
+
+A product on the tensor cores reads its operands from shared memory, at 128 bytes per clock. One of 64 x 32 x 16 takes the
+tensor cores 16 clocks and reads 3 KB, which take 24; one of 64 x 64 x 16 takes 32 clocks and reads 4 KB, which take as long.
+Blocks have to have 64 queries, then, and a thread has to hold 64 numbers each of dk and dv and 32 each of the scores and of
+dp: 240 registers are just enough, and a third group for dq, as a head size of 64 has it, leaves 208.
+
+So there are two groups, of 64 keys each. Each puts its block of ds into shared memory; then each computes 64 of dq's 128
+columns, over the keys of both. That waits for the other group, and nothing may stand still meanwhile. This is in a step, of
+64 queries, and in this order the tensor cores get the products:
+    dq of the step before, for which both groups' ds have been there since the end of that step
+    the scores. Beside them dq is added to its sums in memory.
+    dp. Beside it the exponentials are computed, which make the weights p.
+    dv, with p from registers. Beside it ds is computed and put into shared memory.
+    dk, with ds from shared memory. It is waited for after the next step's scores have been begun.
+
+The warp that fetches also brings lse and delta into shared memory, from where a thread takes them when it needs them: 32
+numbers that would not fit into its registers.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+
+from gpukit.kernels._attention import LOG2E, SIZES, _ranges
+from gpukit.kernels._flash_hopper_one_pass import GROUPS, _add_to_sums
+from gpukit.kernels._flash_hopper_parts import _add_product, _scores, _share, _tile
+from gpukit.kernels._hopper import barriers, blocks_like, fetch, put
+
+
+@gluon.jit
+def _queries(block, reach, BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr):
+    """The queries that see the block-th tile of keys, in whole blocks: the first, the end, and from where to where no mask is
+    needed. Keys that nobody sees get one block all the same, of which the mask leaves nothing."""
+    T_k, T_q, right, left = reach
+    first = block * BLOCK_N + T_q - T_k
+    last = gl.minimum(block * BLOCK_N + BLOCK_N, T_k) - 1 + T_q - T_k
+    start, end, full_start, full = _ranges(first, last, right, left, T_q, BLOCK_M)
+    full = gl.where(
+        (block + 1) * BLOCK_N > T_k, 0, full
+    )  # keys past the last one, which are 0, could give 0 * inf to dq
+    end = start + gl.maximum(gl.cdiv(end - start, BLOCK_M), 1) * BLOCK_M
+    return start, end, full_start, full_start + full
+
+
+@gluon.jit
+def _fetch(given, tensors, walks, ROWS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr):
+    """What one warp does: for each tile ROWS keys and values for each group, then q, do, lse and delta block after block."""
+    k_smem, v_smem, q_smem, do_smem, row_smem, _ds_smem, kv_ready, kv_free, ready, free, _sent, _taken, _done = given
+    lse_ptr, delta_ptr, k_desc, v_desc, q_desc, do_desc = tensors
+    tiles, each, H, groups, reach = walks
+    T_k, T_q, _right, _left = reach
+    TILE: gl.constexpr = GROUPS * ROWS
+    LAYOUT: gl.constexpr = gl.BlockedLayout([BLOCK_M // 32], [32], [1], [0])
+    n, kv_phase = gl.to_tensor(0), gl.to_tensor(1)
+    for i in range(0, _share(tiles, each)):
+        row, block = _tile(i, each, gl.cdiv(T_k, TILE))
+        batch, head = row // H, row % H
+        for c in gl.static_range(GROUPS):
+            mbarrier.wait(kv_free.index(c), kv_phase)
+            mbarrier.expect(kv_ready.index(c), 2 * k_desc.block_type.nbytes)
+            fetch(k_desc, [batch, head, block * TILE + c * ROWS, 0], kv_ready.index(c), k_smem.index(c))
+            fetch(v_desc, [batch, head, block * TILE + c * ROWS, 0], kv_ready.index(c), v_smem.index(c))
+        kv_phase ^= 1
+        start, end, _full_start, _full_end = _queries(block, reach, TILE, BLOCK_M)
+        for group in range(0, groups):
+            rows = (row * groups + group).to(gl.int64) * T_q
+            for m in range(start, end, BLOCK_M):
+                slot = n % STAGES
+                mbarrier.wait(free.index(slot), n // STAGES & 1 ^ 1)
+                mbarrier.expect(ready.index(slot), 2 * q_desc.block_type.nbytes)
+                fetch(q_desc, [batch, head * groups + group, m, 0], ready.index(slot), q_smem.index(slot))
+                fetch(do_desc, [batch, head * groups + group, m, 0], ready.index(slot), do_smem.index(slot))
+                offs = m + gl.arange(0, BLOCK_M, layout=LAYOUT)
+                lse = gl.load(lse_ptr + rows + offs, mask=offs < T_q, other=float("inf")) * LOG2E
+                delta = gl.load(delta_ptr + rows + offs, mask=offs < T_q, other=0.0)
+                row_smem.index(2 * slot).store(lse)
+                row_smem.index(2 * slot + 1).store(delta)
+                mbarrier.arrive(ready.index(slot), count=1)
+                n += 1
+
+
+@gluon.jit
+def _begin_dq(given, n, ME: gl.constexpr, BUFFERS: gl.constexpr):
+    """Begins 64 of dq's columns for the n-th block, once both groups' ds are there: [64, queries] = k^T ds, over all keys."""
+    k_smem, _v, _q, _do, _row, ds_smem, _kv_ready, _kv_free, _ready, _free, sent, _taken, _done = given
+    KEYS: gl.constexpr = k_smem.shape[3]
+    D: gl.constexpr = k_smem.shape[4]
+    BLOCK_M: gl.constexpr = ds_smem.shape[2]
+    buffer = n % BUFFERS
+    mbarrier.wait(sent.index(buffer), n // BUFFERS & 1)
+    dq = gl.zeros([64, BLOCK_M], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16]))
+    for c in gl.static_range(GROUPS):
+        k = k_smem.index(c).reshape([KEYS, D]).slice(64 * ME, 64, dim=1)
+        dq = warpgroup_mma(k.permute((1, 0)), ds_smem.index(GROUPS * buffer + c), dq, use_acc=c > 0, is_async=True)
+    return dq
+
+
+@gluon.jit
+def _step(
+    FIRST: gl.constexpr, m, n, dk, dv, to, given, full_start, full_end, lowest, highest, scale,
+    ME: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
+):  # fmt: skip
+    """The queries from m on, the n-th block of this program; `to`: where the sums of their dq lie. Matrices are [keys,
+    queries]. Of the block before, dk's product still goes on, and dq's is begun here; FIRST: there is none."""
+    k_smem, v_smem, q_smem, do_smem, row_smem, ds_smem, _kv_ready, _kv_free, ready, free, sent, taken, _done = given
+    KEYS: gl.constexpr = k_smem.shape[3]
+    D: gl.constexpr = k_smem.shape[4]
+    BLOCK_M: gl.constexpr = ds_smem.shape[2]
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [KEYS // 16, 1], [16, BLOCK_M, 16])
+    OF_QUERIES: gl.constexpr = gl.SliceLayout(0, LAYOUT)
+    slot, buffer = n % STAGES, n % BUFFERS
+    k, v = k_smem.index(ME).reshape([KEYS, D]), v_smem.index(ME).reshape([KEYS, D])
+    q, do = q_smem.index(slot).reshape([BLOCK_M, D]), do_smem.index(slot).reshape([BLOCK_M, D])
+    mbarrier.wait(ready.index(slot), n // STAGES & 1)
+    if FIRST:
+        s = _scores(k, q)
+    else:
+        dq = _begin_dq(given, n - 1, ME, BUFFERS)
+        s = _scores(k, q)
+        dk, dq = warpgroup_mma_wait(1, deps=(dk, dq))
+        mbarrier.arrive(free.index((n - 1) % STAGES), count=1)
+        mbarrier.arrive(taken.index((n - 1) % BUFFERS), count=1)
+        _add_to_sums(to - BLOCK_M * D, dq)
+    dp = _scores(v, do)
+    s = warpgroup_mma_wait(1, deps=(s,))
+    lse = row_smem.index(2 * slot).load(OF_QUERIES)
+    p = gl.exp2(s * scale - lse[None, :])
+    if (m < full_start) | (m >= full_end):
+        offs_m = m + gl.arange(0, BLOCK_M, layout=OF_QUERIES)
+        p = gl.where((offs_m[None, :] >= lowest[:, None]) & (offs_m[None, :] <= highest[:, None]), p, 0.0)
+    dv = _add_product(dv, p, do)
+    dp = warpgroup_mma_wait(1, deps=(dp,))
+    delta = row_smem.index(2 * slot + 1).load(OF_QUERIES)
+    ds = (p * (dp - delta[None, :])).to(q.dtype)
+    mbarrier.wait(taken.index(buffer), n // BUFFERS & 1 ^ 1)
+    ds_smem.index(GROUPS * buffer + ME).store(ds)
+    hopper.fence_async_shared()
+    mbarrier.arrive(sent.index(buffer), count=1)
+    dk = warpgroup_mma(ds_smem.index(GROUPS * buffer + ME), q, dk, is_async=True)
+    dv = warpgroup_mma_wait(1, deps=(dv,))
+    return dk, dv
+
+
+@gluon.jit
+def _compute(
+    given, tensors, walks, scale, ME: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr
+):  # fmt: skip
+    """What a group does: dk and dv of its 64 keys, and 64 columns of dq."""
+    k_smem, v_smem, _q, _do, _row, _ds, kv_ready, kv_free, _ready, free, _sent, taken, done = given
+    sums_ptr, dk_desc, dv_desc = tensors
+    tiles, each, H, groups, reach = walks
+    T_k, T_q, right, left = reach
+    KEYS: gl.constexpr = k_smem.shape[3]
+    D: gl.constexpr = k_smem.shape[4]
+    BLOCK_N: gl.constexpr = GROUPS * KEYS
+    OF_KEYS: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [KEYS // 16, 1], [16, BLOCK_M, 16]))
+    D_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [KEYS // 16, 1], [16, D, 16])
+    n, kv_phase = gl.to_tensor(0), gl.to_tensor(0)
+    log2_scale = scale * LOG2E
+    for i in range(0, _share(tiles, each)):
+        row, block = _tile(i, each, gl.cdiv(T_k, BLOCK_N))
+        start, end, full_start, full_end = _queries(block, reach, BLOCK_N, BLOCK_M)
+        start_n = block * BLOCK_N + ME * KEYS
+        place = start_n + gl.arange(0, KEYS, layout=OF_KEYS) + T_q - T_k
+        lowest, highest = place - right, gl.where(place < T_q, place + left, -1)
+        dk = gl.zeros([KEYS, D], gl.float32, D_LAYOUT)
+        dv = gl.zeros([KEYS, D], gl.float32, D_LAYOUT)
+        for c in gl.static_range(GROUPS):
+            mbarrier.wait(kv_ready.index(c), kv_phase)
+        sums = sums_ptr + (row * groups).to(gl.int64) * (gl.cdiv(T_q, BLOCK_M) * BLOCK_M * D) + ME * 64 * BLOCK_M
+        for _group in range(0, groups):
+            to = sums + start * D
+            dk, dv = _step(
+                True,
+                start,
+                n,
+                dk,
+                dv,
+                to,
+                given,
+                full_start,
+                full_end,
+                lowest,
+                highest,
+                log2_scale,
+                ME,
+                STAGES,
+                BUFFERS,
+            )
+            n += 1
+            to += BLOCK_M * D
+            for m in range(start + BLOCK_M, end, BLOCK_M):
+                dk, dv = _step(
+                    False,
+                    m,
+                    n,
+                    dk,
+                    dv,
+                    to,
+                    given,
+                    full_start,
+                    full_end,
+                    lowest,
+                    highest,
+                    log2_scale,
+                    ME,
+                    STAGES,
+                    BUFFERS,
+                )
+                n += 1
+                to += BLOCK_M * D
+            dq = _begin_dq(given, n - 1, ME, BUFFERS)
+            dk, dq = warpgroup_mma_wait(0, deps=(dk, dq))
+            mbarrier.arrive(free.index((n - 1) % STAGES), count=1)
+            mbarrier.arrive(taken.index((n - 1) % BUFFERS), count=1)
+            _add_to_sums(to - BLOCK_M * D, dq)
+            sums += gl.cdiv(T_q, BLOCK_M) * BLOCK_M * D
+        mbarrier.arrive(done.index(0), count=1)
+        mbarrier.wait(done.index(0), kv_phase)  # neither group's dq needs these keys any more
+        kv_phase ^= 1
+        k, v = k_smem.index(ME).reshape([KEYS, D]), v_smem.index(ME).reshape([KEYS, D])
+        k.store((dk * scale).to(k.dtype))  # the block itself is done with
+        v.store(dv.to(v.dtype))
+        hopper.fence_async_shared()
+        put(dk_desc, [row // H, row % H, start_n, 0], k_smem.index(ME))
+        put(dv_desc, [row // H, row % H, start_n, 0], v_smem.index(ME))
+        tma.store_wait(0)
+        mbarrier.arrive(kv_free.index(ME), count=1)
+
+
+# Of T_q it must be known whether 16 divides it, as in gpukit.kernels._flash_descriptors.
+@gluon.jit(do_not_specialize=["B", *[name for name in SIZES if name != "T_q"], "groups", "each"])
+def flash_attention_bwd_two_groups_kernel(
+    lse_ptr, delta_ptr, sums_ptr, q_desc, do_desc, k_desc, v_desc, dk_desc, dv_desc,
+    B, H, groups, T_q, T_k, left, right, each, scale,
+    ROWS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """dk and dv in tiles of 2 x ROWS keys of one of the H heads of k and v, from blocks of BLOCK_M queries of all its query
+    heads, and sums for dq: float32 [B, H groups, blocks, BLOCK_M D], zero before. lse and delta [B, H groups, T_q] are
+    contiguous."""
+    k_smem, v_smem = blocks_like(k_desc, GROUPS), blocks_like(k_desc, GROUPS)
+    q_smem, do_smem = blocks_like(q_desc, STAGES), blocks_like(q_desc, STAGES)
+    row_smem = gl.allocate_shared_memory(gl.float32, [2 * STAGES, BLOCK_M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(min(2 * BLOCK_M, 128), 16, 2)
+    ds_smem = gl.allocate_shared_memory(k_desc.dtype, [BUFFERS * GROUPS, ROWS, BLOCK_M], SWIZZLED)
+    kv_ready, kv_free = barriers(GROUPS, 1), barriers(GROUPS, 1)
+    ready, free = barriers(STAGES, 2), barriers(STAGES, GROUPS)  # ready: the copies have come, and lse and delta
+    sent, taken, done = barriers(BUFFERS, GROUPS), barriers(BUFFERS, GROUPS), barriers(1, GROUPS)
+    hopper.fence_async_shared()
+    tiles = gl.cdiv(T_k, GROUPS * ROWS) * B * H
+    walks = tiles, each, H, groups, (T_k, T_q, right, left)
+    given = k_smem, v_smem, q_smem, do_smem, row_smem, ds_smem, kv_ready, kv_free, ready, free, sent, taken, done
+    fetched = lse_ptr, delta_ptr, k_desc, v_desc, q_desc, do_desc
+    results = sums_ptr, dk_desc, dv_desc
+    gl.warp_specialize(
+        [
+            (_compute, (given, results, walks, scale, 0, BLOCK_M, STAGES, BUFFERS)),
+            (_compute, (given, results, walks, scale, 1, BLOCK_M, STAGES, BUFFERS)),
+            (_fetch, (given, fetched, walks, ROWS, BLOCK_M, STAGES)),
+        ],
+        [4, 1], [REGISTERS, 24],
+    )  # fmt: skip
