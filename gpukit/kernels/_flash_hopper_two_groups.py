@@ -175,42 +175,16 @@ def _compute(
         for _group in range(0, groups):
             to = sums + start * D
             dk, dv = _step(
-                True,
-                start,
-                n,
-                dk,
-                dv,
-                to,
-                given,
-                full_start,
-                full_end,
-                lowest,
-                highest,
-                log2_scale,
-                ME,
-                STAGES,
-                BUFFERS,
-            )
+                True, start, n, dk, dv, to, given, full_start, full_end, lowest, highest, log2_scale,
+                ME, STAGES, BUFFERS,
+            )  # fmt: skip
             n += 1
             to += BLOCK_M * D
             for m in range(start + BLOCK_M, end, BLOCK_M):
                 dk, dv = _step(
-                    False,
-                    m,
-                    n,
-                    dk,
-                    dv,
-                    to,
-                    given,
-                    full_start,
-                    full_end,
-                    lowest,
-                    highest,
-                    log2_scale,
-                    ME,
-                    STAGES,
-                    BUFFERS,
-                )
+                    False, m, n, dk, dv, to, given, full_start, full_end, lowest, highest, log2_scale,
+                    ME, STAGES, BUFFERS,
+                )  # fmt: skip
                 n += 1
                 to += BLOCK_M * D
             dq = _begin_dq(given, n - 1, ME, BUFFERS)
