@@ -11,7 +11,7 @@ head's blocks), _cast_transpose (operands of products in 8 bits), _class_losses 
 large ones: _matmul_choices, _matmul_persistent (descriptors), _norm_choices, _norm_backward, _rows_choices, _rows_shared,
 _flash_choices, _flash_backward, _flash_descriptors, _decode_kernel, _adamw_kernels. In Gluon for Hopper: _hopper (what is shared),
 _rows_hopper, _norms_hopper, _cross_entropy_hopper, _matmul_hopper, _fp8_hopper, _flash_hopper, _flash_hopper_forward,
-_flash_hopper_backward, _flash_hopper_one_pass, _flash_hopper_parts.
+_flash_hopper_backward, _flash_hopper_one_pass, _flash_hopper_parts, _flash_hopper_two_groups.
 """
 
 try:

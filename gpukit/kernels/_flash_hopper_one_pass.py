@@ -11,8 +11,8 @@ ds to a third group through shared memory. The third group multiplies it by the 
 there are buffers, so that its products go on beside the exponentials of the others. dq is computed transposed, [columns,
 queries], since the first side of a product on the tensor cores has 64 rows, and blocks of queries may be smaller.
 
-On an H200 with [4, 16, 4096, 64] this takes 1390 µs where the two kernels take 1890, and with a head size of 128 2700 µs after
-2880: there blocks have only 32 queries, for want of registers, and shared memory delivers operands too slowly.
+On an H200 with [4, 16, 4096, 64] this takes 1390 µs where the two kernels take 1890. With a head size of 128 there are too
+few registers for it: gpukit.kernels._flash_hopper_two_groups.
 
 The sums lie in the order in which threads hold them, four of a thread in a row, so that an addition takes 16 bytes;
 `dq_from_sums_kernel` brings them into rows.
@@ -47,13 +47,19 @@ def _dq_product(k_smem, ds_smem, buffer, COLUMN: gl.constexpr):
 
 
 @gluon.jit
-def _add_to_sums(sums_ptr, dq):
-    """Add a block of dq to its sums. A thread of a product's result holds, for each 8 columns of it, two neighbors in each of
-    two rows: the dimensions are taken apart into [warps, 2, 8, eights of columns, 4, 2] and put into a thread's order."""
-    COUNT: gl.constexpr = dq.shape[0] * dq.shape[1]
+def _in_order(dq):
+    """The numbers of a block of dq in the order of its sums. A thread of a product's result holds, for each 8 columns of it,
+    two neighbors in each of two rows: the dimensions are taken apart into [warps, 2, 8, eights of columns, 4, 2] and put into
+    a thread's order."""
     parts = gl.reshape(dq, [4, 2, 8, dq.shape[1] // 8, 4, 2])
-    parts = gl.reshape(gl.permute(parts, (3, 0, 2, 4, 1, 5)), [COUNT])
-    offs = gl.arange(0, COUNT, layout=parts.type.layout)
+    return gl.reshape(gl.permute(parts, (3, 0, 2, 4, 1, 5)), [dq.shape[0] * dq.shape[1]])
+
+
+@gluon.jit
+def _add_to_sums(sums_ptr, dq):
+    """Add a block of dq to its sums."""
+    parts = _in_order(dq)
+    offs = gl.arange(0, parts.shape[0], layout=parts.type.layout)
     gl.atomic_add(sums_ptr + offs, parts, sem="relaxed")
 
 
@@ -139,7 +145,7 @@ def flash_attention_bwd_hopper_kernel(
 def dq_from_sums_kernel(
     sums_ptr, dq_ptr, dq_b, dq_h, dq_t, dq_d, H, blocks, T_q, scale, D: tl.constexpr, BLOCK_M: tl.constexpr
 ):  # fmt: skip
-    """A block of dq [B, H, T_q, D] from its sums, which are in the order of `_add_to_sums`."""
+    """A block of dq [B, H, T_q, D] from its sums, which are in the order of `_in_order`."""
     row, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     COUNT: tl.constexpr = 64 * BLOCK_M
     for part in tl.static_range(D // 64):

@@ -11,13 +11,15 @@ So there are two groups, of 64 keys each. Each puts its block of ds into shared 
 columns, over the keys of both. That waits for the other group, and nothing may stand still meanwhile. This is in a step, of
 64 queries, and in this order the tensor cores get the products:
     dq of the step before, for which both groups' ds have been there since the end of that step
-    the scores. Beside them dq is added to its sums in memory.
+    the scores. Beside them dq goes to shared memory, for two more warps to add it to the sums.
     dp. Beside it the exponentials are computed, which make the weights p.
     dv, with p from registers. Beside it ds is computed and put into shared memory.
     dk, with ds from shared memory. It is waited for after the next step's scores have been begun.
 
-The warp that fetches also brings lse and delta into shared memory, from where a thread takes them when it needs them: 32
-numbers that would not fit into its registers.
+A group that added to memory itself would wait until its numbers have left the registers that dp needs. The two warps that do
+so and the one that fetches count as one group of four: their registers cost nothing more. The one that fetches also brings
+lse and delta into shared memory, from where a thread takes them when it needs them: 32 numbers that would not fit into its
+registers.
 """
 
 from triton.experimental import gluon
@@ -26,9 +28,11 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from gpukit.kernels._attention import LOG2E, SIZES, _ranges
-from gpukit.kernels._flash_hopper_one_pass import GROUPS, _add_to_sums
+from gpukit.kernels._flash_hopper_one_pass import GROUPS, _in_order
 from gpukit.kernels._flash_hopper_parts import _add_product, _scores, _share, _tile
 from gpukit.kernels._hopper import barriers, blocks_like, fetch, put
+
+PIECES = gl.constexpr(8)  # of a group's block of dq: 16 bytes for each thread that adds
 
 
 @gluon.jit
@@ -49,7 +53,9 @@ def _queries(block, reach, BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr):
 @gluon.jit
 def _fetch(given, tensors, walks, ROWS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr):
     """What one warp does: for each tile ROWS keys and values for each group, then q, do, lse and delta block after block."""
-    k_smem, v_smem, q_smem, do_smem, row_smem, _ds_smem, kv_ready, kv_free, ready, free, _sent, _taken, _done = given
+    k_smem, v_smem, q_smem, do_smem, row_smem, _ds_smem, kv_ready, kv_free, ready, free, _sent, _taken, _done, _sums = (
+        given
+    )
     lse_ptr, delta_ptr, k_desc, v_desc, q_desc, do_desc = tensors
     tiles, each, H, groups, reach = walks
     T_k, T_q, _right, _left = reach
@@ -86,7 +92,7 @@ def _fetch(given, tensors, walks, ROWS: gl.constexpr, BLOCK_M: gl.constexpr, STA
 @gluon.jit
 def _begin_dq(given, n, ME: gl.constexpr, BUFFERS: gl.constexpr):
     """Begins 64 of dq's columns for the n-th block, once both groups' ds are there: [64, queries] = k^T ds, over all keys."""
-    k_smem, _v, _q, _do, _row, ds_smem, _kv_ready, _kv_free, _ready, _free, sent, _taken, _done = given
+    k_smem, _v, _q, _do, _row, ds_smem, _kv_ready, _kv_free, _ready, _free, sent, _taken, _done, _sums = given
     KEYS: gl.constexpr = k_smem.shape[3]
     D: gl.constexpr = k_smem.shape[4]
     BLOCK_M: gl.constexpr = ds_smem.shape[2]
@@ -100,13 +106,54 @@ def _begin_dq(given, n, ME: gl.constexpr, BUFFERS: gl.constexpr):
 
 
 @gluon.jit
+def _hand_over(to_add, dq, n, ME: gl.constexpr):
+    """Put the n-th block of dq, in the order of `_in_order`, where the warps that add take it from."""
+    dq_smem, dq_ready, dq_free = to_add
+    parts = _in_order(dq).reshape([PIECES, dq.shape[0] * dq.shape[1] // PIECES])
+    mbarrier.wait(dq_free.index(ME), n & 1 ^ 1)
+    dq_smem.index(ME).store(parts)
+    mbarrier.arrive(dq_ready.index(ME), count=1)
+
+
+@gluon.jit
+def _add(given, sums_ptr, walks, BLOCK_M: gl.constexpr):
+    """What two warps do: add each block of dq to its sums. A group that did so itself would wait until memory has taken the
+    numbers from its registers."""
+    dq_smem, dq_ready, dq_free = given[13]
+    ROWS: gl.constexpr = given[0].shape[3]
+    D: gl.constexpr = given[0].shape[4]
+    tiles, each, _H, groups, reach = walks
+    T_k, T_q, _right, _left = reach
+    PIECE: gl.constexpr = dq_smem.shape[2]
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [1, 2], [1, 0])
+    offs = gl.arange(0, PIECE, layout=gl.SliceLayout(0, LAYOUT))[None, :]
+    n = gl.to_tensor(0)
+    for i in range(0, _share(tiles, each)):
+        row, block = _tile(i, each, gl.cdiv(T_k, GROUPS * ROWS))
+        start, end, _full_start, _full_end = _queries(block, reach, GROUPS * ROWS, BLOCK_M)
+        sums = sums_ptr + (row * groups).to(gl.int64) * (gl.cdiv(T_q, BLOCK_M) * BLOCK_M * D)
+        for _group in range(0, groups):
+            for m in range(start, end, BLOCK_M):
+                for c in gl.static_range(GROUPS):
+                    mbarrier.wait(dq_ready.index(c), n & 1)
+                    for piece in gl.static_range(PIECES):
+                        part = dq_smem.index(c).slice(piece, 1, dim=0).load(LAYOUT)
+                        gl.atomic_add(sums + m * D + (PIECES * c + piece) * PIECE + offs, part, sem="relaxed")
+                    mbarrier.arrive(dq_free.index(c), count=1)
+                n += 1
+            sums += gl.cdiv(T_q, BLOCK_M) * BLOCK_M * D
+
+
+@gluon.jit
 def _step(
-    FIRST: gl.constexpr, m, n, dk, dv, to, given, full_start, full_end, lowest, highest, scale,
+    FIRST: gl.constexpr, m, n, dk, dv, given, full_start, full_end, lowest, highest, scale,
     ME: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
-    """The queries from m on, the n-th block of this program; `to`: where the sums of their dq lie. Matrices are [keys,
+    """The queries from m on, the n-th block of this program. Matrices are [keys,
     queries]. Of the block before, dk's product still goes on, and dq's is begun here; FIRST: there is none."""
-    k_smem, v_smem, q_smem, do_smem, row_smem, ds_smem, _kv_ready, _kv_free, ready, free, sent, taken, _done = given
+    k_smem, v_smem, q_smem, do_smem, row_smem, ds_smem, _kv_ready, _kv_free, ready, free, sent, taken, _done, to_add = (
+        given
+    )
     KEYS: gl.constexpr = k_smem.shape[3]
     D: gl.constexpr = k_smem.shape[4]
     BLOCK_M: gl.constexpr = ds_smem.shape[2]
@@ -124,7 +171,7 @@ def _step(
         dk, dq = warpgroup_mma_wait(1, deps=(dk, dq))
         mbarrier.arrive(free.index((n - 1) % STAGES), count=1)
         mbarrier.arrive(taken.index((n - 1) % BUFFERS), count=1)
-        _add_to_sums(to - BLOCK_M * D, dq)
+        _hand_over(to_add, dq, n - 1, ME)
     dp = _scores(v, do)
     s = warpgroup_mma_wait(1, deps=(s,))
     lse = row_smem.index(2 * slot).load(OF_QUERIES)
@@ -150,8 +197,8 @@ def _compute(
     given, tensors, walks, scale, ME: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr
 ):  # fmt: skip
     """What a group does: dk and dv of its 64 keys, and 64 columns of dq."""
-    k_smem, v_smem, _q, _do, _row, _ds, kv_ready, kv_free, _ready, free, _sent, taken, done = given
-    sums_ptr, dk_desc, dv_desc = tensors
+    k_smem, v_smem, _q, _do, _row, _ds, kv_ready, kv_free, _ready, free, _sent, taken, done, to_add = given
+    dk_desc, dv_desc = tensors
     tiles, each, H, groups, reach = walks
     T_k, T_q, right, left = reach
     KEYS: gl.constexpr = k_smem.shape[3]
@@ -171,28 +218,23 @@ def _compute(
         dv = gl.zeros([KEYS, D], gl.float32, D_LAYOUT)
         for c in gl.static_range(GROUPS):
             mbarrier.wait(kv_ready.index(c), kv_phase)
-        sums = sums_ptr + (row * groups).to(gl.int64) * (gl.cdiv(T_q, BLOCK_M) * BLOCK_M * D) + ME * 64 * BLOCK_M
         for _group in range(0, groups):
-            to = sums + start * D
             dk, dv = _step(
-                True, start, n, dk, dv, to, given, full_start, full_end, lowest, highest, log2_scale,
+                True, start, n, dk, dv, given, full_start, full_end, lowest, highest, log2_scale,
                 ME, STAGES, BUFFERS,
             )  # fmt: skip
             n += 1
-            to += BLOCK_M * D
             for m in range(start + BLOCK_M, end, BLOCK_M):
                 dk, dv = _step(
-                    False, m, n, dk, dv, to, given, full_start, full_end, lowest, highest, log2_scale,
+                    False, m, n, dk, dv, given, full_start, full_end, lowest, highest, log2_scale,
                     ME, STAGES, BUFFERS,
                 )  # fmt: skip
                 n += 1
-                to += BLOCK_M * D
             dq = _begin_dq(given, n - 1, ME, BUFFERS)
             dk, dq = warpgroup_mma_wait(0, deps=(dk, dq))
             mbarrier.arrive(free.index((n - 1) % STAGES), count=1)
             mbarrier.arrive(taken.index((n - 1) % BUFFERS), count=1)
-            _add_to_sums(to - BLOCK_M * D, dq)
-            sums += gl.cdiv(T_q, BLOCK_M) * BLOCK_M * D
+            _hand_over(to_add, dq, n - 1, ME)
         mbarrier.arrive(done.index(0), count=1)
         mbarrier.wait(done.index(0), kv_phase)  # neither group's dq needs these keys any more
         kv_phase ^= 1
@@ -223,18 +265,26 @@ def flash_attention_bwd_two_groups_kernel(
     ds_smem = gl.allocate_shared_memory(k_desc.dtype, [BUFFERS * GROUPS, ROWS, BLOCK_M], SWIZZLED)
     kv_ready, kv_free = barriers(GROUPS, 1), barriers(GROUPS, 1)
     ready, free = barriers(STAGES, 2), barriers(STAGES, GROUPS)  # ready: the copies have come, and lse and delta
+    COUNT: gl.constexpr = 64 * BLOCK_M
+    dq_smem = gl.allocate_shared_memory(
+        gl.float32, [GROUPS, PIECES, COUNT // PIECES], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    )
+    to_add = dq_smem, barriers(GROUPS, 1), barriers(GROUPS, 1)
     sent, taken, done = barriers(BUFFERS, GROUPS), barriers(BUFFERS, GROUPS), barriers(1, GROUPS)
     hopper.fence_async_shared()
     tiles = gl.cdiv(T_k, GROUPS * ROWS) * B * H
     walks = tiles, each, H, groups, (T_k, T_q, right, left)
-    given = k_smem, v_smem, q_smem, do_smem, row_smem, ds_smem, kv_ready, kv_free, ready, free, sent, taken, done
+    given = (
+        k_smem, v_smem, q_smem, do_smem, row_smem, ds_smem, kv_ready, kv_free, ready, free, sent, taken, done, to_add,
+    )  # fmt: skip
     fetched = lse_ptr, delta_ptr, k_desc, v_desc, q_desc, do_desc
-    results = sums_ptr, dk_desc, dv_desc
+    results = dk_desc, dv_desc
     gl.warp_specialize(
         [
             (_compute, (given, results, walks, scale, 0, BLOCK_M, STAGES, BUFFERS)),
             (_compute, (given, results, walks, scale, 1, BLOCK_M, STAGES, BUFFERS)),
+            (_add, (given, sums_ptr, walks, BLOCK_M)),
             (_fetch, (given, fetched, walks, ROWS, BLOCK_M, STAGES)),
         ],
-        [4, 1], [REGISTERS, 24],
+        [4, 2, 1], [REGISTERS, 24, 24],
     )  # fmt: skip

