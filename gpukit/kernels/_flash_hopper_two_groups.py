@@ -3,7 +3,7 @@ dk, dv and, with each other's ds, dq as well (gpukit.kernels._flash_hopper launc
 what a head size of 64 has, and says why there is one pass and what happens to dq's sums).
 
 A product on the tensor cores reads its operands from shared memory, at 128 bytes per clock. One of 64 x 32 x 16 takes the
-tensor cores 16 clocks and reads 3 KB, which take 24; one of 64 x 64 x 16 takes 32 clocks and reads 4 KB, which take as long.
+tensor cores 16 clocks and reads 3 KiB, which take 24; one of 64 x 64 x 16 takes 32 clocks and reads 4 KiB, which take as long.
 Blocks have to have 64 queries, then, and a thread has to hold 64 numbers each of dk and dv and 32 each of the scores and of
 dp: 240 registers are just enough, and a third group for dq, as a head size of 64 has it, leaves 208.
 
