@@ -20,6 +20,9 @@ A group that added to memory itself would wait until its numbers have left the r
 so and the one that fetches count as one group of four: their registers cost nothing more. The one that fetches also brings
 lse and delta into shared memory, from where a thread takes them when it needs them: 32 numbers that would not fit into its
 registers.
+
+On an H100 the gradients of [4, 16, 4096, 128] take 2703 µs so, 1487 if causal; with blocks of 32 queries and a third group for dq
+they took 3005 and 1651 beside it, cuDNN 2558 and 1482. Added by the groups themselves: 2975; three slots in place of two: 2862.
 """
 
 from triton.experimental import gluon
