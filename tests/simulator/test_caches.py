@@ -680,6 +680,59 @@ def test_a_line_that_is_loaded_in_several_widths():
 
 
 @triton.jit
+def outer_sums(a_ptr, b_ptr, y_ptr, T, D: tl.constexpr):
+    i = tl.arange(0, D)
+    s = tl.zeros((D, D), tl.float32)
+    for t in range(T):
+        a, b = tl.load(a_ptr + t * D + i), tl.load(b_ptr + t * D + i)
+        s = a[:, None] * b[None, :] + b[None, :] * s
+    tl.store(y_ptr + i[:, None] * D + i[None, :], s)
+
+
+def test_two_blocks_on_one_line_have_layouts_of_their_own():
+    """Each thread holds the element of b that is its column, and all those of a that are its rows: loads of one shape on one
+    line, one with an instruction in each warp, the other with many."""
+    a, b, y = (torch.empty(n, device="meta") for n in (16 * 64, 16 * 64, 64 * 64))
+    launch = traced(lambda: outer_sums[(1,)](a, b, y, 16, D=64), sample=1)
+    compiled = gpukit.compile(outer_sums, a, b, y, 16, D=64, gpu="h200")
+    of_a, of_b = (next(x for x in compiled.layouts if x.tensors == (name,)) for name in ("a_ptr", "b_ptr"))
+    assert of_a.line == of_b.line and of_a.layout != of_b.layout
+    sites = {site.tensor: site for site in launch.traffic(H200, compiled).sites}
+    for name, access in (("a_ptr", of_a), ("b_ptr", of_b)):
+        assert sites[name].instructions == 16 * 4 * access.layout.held((64,))
+    # Each warp's instructions ask for one row of 64 numbers, or for half of one, sector by sector, when they first meet it.
+    assert sites["a_ptr"].instructions > 8 * sites["b_ptr"].instructions
+
+
+def test_the_instructions_of_a_warp_that_ask_for_something_new():
+    """Two warps, three instructions each, of four lanes: the second instruction asks again for what the first did, the third for
+    one sector more. What another warp has asked for is new all the same."""
+    sectors = np.arange(10, 15)
+    rows = np.array([[10, 11, 12, 13], [13, 12, 11, 10], [10, 10, 14, instructions._NOBODY]] * 2)
+    asked_by, places = instructions._new_to_their_warp(rows, 2, sectors)
+    assert asked_by.tolist() == [0, 0, 0, 0, 2, 3, 3, 3, 3, 5] and places.tolist() == [0, 1, 2, 3, 4] * 2
+    form = instructions.Form(0, 0, 0, sectors, sectors, 0, 0, 0, False, 0, 6, 4, 4, asked_by, places)
+    assert form.late(None) == 4 and form.late(sectors == 14) == 2 and form.late(sectors == 12) == 2
+    assert form.late(np.zeros(5, dtype=bool)) == 0 and form.late(sectors > 12) == 4
+
+
+@triton.jit
+def two_passes(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs)
+    tl.store(y_ptr + offs, x + tl.load(x_ptr + offs))
+
+
+def test_loads_that_l1_lacks_are_late():
+    x, y = torch.empty(2, 1024, device="meta")
+    traffic = assumed(lambda: two_passes[(1,)](x, y, BLOCK=1024), sample=1)
+    first, second = (site for site in traffic.sites if site.kind == "load")
+    # 16 bytes a thread: an instruction brings in 512, which are whole pairs of sectors.
+    assert (first.instructions, first.new, first.new_pairs, first.late) == (8, 8, 8, 8)
+    assert (second.instructions, second.new, second.new_pairs, second.late) == (8, 8, 8, 0)
+
+
+@triton.jit
 def repeated(at_ptr, x_ptr, y_ptr, BLOCK: tl.constexpr):
     """Each row of the grid reads `at` again."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

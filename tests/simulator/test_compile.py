@@ -745,6 +745,26 @@ def test_accesses_of_ttgir():
     assert (store.kind, store.shape, store.layout.kind, store.element) == ("store", (16,), "slice", "f32")
 
 
+def test_accesses_of_ttgir_know_their_tensors():
+    """By way of offsets, masks, choices, and what a loop begins with and hands on."""
+    text = f"""#blocked = {BLOCKED}
+#loc = loc("/home/me/k.py":7:9)
+  tt.func public @k(%x_ptr: !tt.ptr<f32> loc("x_ptr"), %w_ptr: !tt.ptr<f32>, %n: i32) attributes {{}} {{
+    %0 = tt.splat %x_ptr : !tt.ptr<f32> -> tensor<16x!tt.ptr<f32>, #blocked>
+    %1 = tt.addptr %0, %offs : tensor<16x!tt.ptr<f32>, #blocked>, tensor<16xi32, #blocked>
+    %2 = tt.splat %w_ptr : !tt.ptr<f32> -> tensor<16x!tt.ptr<f32>, #blocked>
+    %3:2 = scf.for %i = %c0 to %n step %c1 iter_args(%s = %cst, %at = %1) -> (f32, tensor<16x!tt.ptr<f32>, #blocked>)  : i32 {{
+      %4 = tt.load %at, %m : tensor<16x!tt.ptr<f32>, #blocked> loc(#loc)
+    }}
+    %5 = arith.select %m, %2, %2 : tensor<16xi1, #blocked>, tensor<16x!tt.ptr<f32>, #blocked>
+    tt.store %3#1, %4 : tensor<16x!tt.ptr<f32>, #blocked> loc(#loc)
+    %6 = tt.atomic_rmw fadd, relaxed, gpu, %5, %4 : (tensor<16x!tt.ptr<f32>, #blocked>) -> tensor<16xf32, #blocked> loc(#loc)
+    %7 = tt.load %elsewhere : tensor<32x!tt.ptr<f32>, #blocked> loc(#loc)
+"""
+    found = [(access.kind, access.tensors) for access in layouts.access_layouts(text)]
+    assert found == [("load", ("x_ptr",)), ("store", ("x_ptr",)), ("atomic", ("w_ptr",)), ("load", ())]
+
+
 # ---- the worker, in this process ----------------------------------------------------------------------------------
 
 

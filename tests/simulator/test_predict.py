@@ -33,6 +33,7 @@ from gpukit.simulator.prediction.predict import (
     WAITING,
     predict,
 )
+from gpukit.simulator.trace import caches
 from gpukit.simulator.trace.contention import Contention
 from gpukit.simulator.trace.launch import Access
 from gpukit.simulator.trace.tracer import trace
@@ -634,6 +635,53 @@ def test_the_scoreboard_agrees_with_what_was_measured(warps):
     assert cycles / 512 / H200.boost_mhz * 1e3 == pytest.approx(
         measured, rel=0.2 if triton.__version__ >= "3.9" else 0.5
     )
+
+
+def listing(*loads: str, then: str = "FADD R9, R0, R1") -> types.SimpleNamespace:
+    """Loads on line 7, one after another, and an instruction that needs what two of them bring."""
+    texts = [*((f"LDG.E {register}, [R4]", (("k.py", 7),)) for register in loads), (then, ())]
+    return types.SimpleNamespace(
+        instructions=[
+            assembly.Instruction(text.split()[0], text, (), i, (), own) for i, (text, own) in enumerate(texts)
+        ]
+    )
+
+
+def test_what_is_waited_for_together_takes_as_long_as_the_slowest():
+    """Of four loads one goes to memory, and three find the same line: waited for together, they take what the one takes."""
+    line = {("k.py", 7): scoreboard.Wait(0.25, 600, 40)}
+    taken = scoreboard.cycles(listing("R0", "R1", "R2", "R3"), [1.0] * 5, {}, line)
+    assert taken == 600 + 1  # the second is there when the first is; and a cycle for the addition
+    assert scoreboard.cycles(listing("R0", "R1", "R2", "R3", then="FADD R9, R3, R3"), [1.0] * 5, {}, line) == 601
+    # All of them new: the second one is the last that is waited for, a cycle after the first.
+    new = {("k.py", 7): scoreboard.Wait(1.0, 600, 40)}
+    assert scoreboard.cycles(listing("R0", "R1", "R2", "R3"), [1.0] * 5, {}, new) == 602
+    # The fifth is new again.
+    fifth = listing("R0", "R1", "R2", "R3", "R5", then="FADD R9, R5, R5")
+    assert scoreboard.cycles(fifth, [1.0] * 6, {}, line) == 600 + 5
+    # Of a line that is not known, all loads take what a load takes.
+    assert scoreboard.cycles(listing("R0", "R1"), [1.0] * 3, {"load": 100}, {}) == 102
+
+
+def test_how_loads_wait():
+    def site(**given):
+        values = dict(
+            kind="load", tensor="x", line=7, via="lsu", l1_sectors=64, l2_sectors=64, dram_bytes=64 * 32, file="k.py"
+        )
+        return caches.SiteTraffic(**{**values, "instructions": 8, "new": 4, "new_pairs": 4, "late": 4, **given})
+
+    def ns(*sites):
+        (wait,) = predict_module._waits(types.SimpleNamespace(sites=sites), REACHED, 1e3).values()
+        assert wait.again == REACHED.l1_ns
+        return wait.new, wait.cycles
+
+    l1, l2, dram = REACHED.l1_ns, REACHED.l2_ns, REACHED.dram_ns
+    assert ns(site()) == (0.5, pytest.approx(dram))
+    assert ns(site(dram_bytes=0)) == (0.5, pytest.approx(l2))
+    assert ns(site(late=1)) == (0.5, pytest.approx(dram / 4 + l1 * 3 / 4))
+    assert ns(site(new_pairs=2)) == (0.5, pytest.approx((dram + l2) / 2))  # the other sector of a pair is in L2 by then
+    assert ns(site(), site(tensor="y", new=8, new_pairs=8, late=0)) == (0.75, pytest.approx(dram))
+    assert not predict_module._waits(types.SimpleNamespace(sites=[site(new=0)]), REACHED, 1e3)
 
 
 def test_reads_and_writes_by_turns_cost_more_than_either():

@@ -108,6 +108,7 @@ class AccessLayout:
     element     MLIR type of an element: "f16", "bf16", "f32", "i32"
     to          "registers", "shared memory" (cp.async) or "TMA" (a tile moved by one instruction: no layout)
     count       how many of the line are alike: 2 for tl.load(a) + tl.load(b)
+    tensors     the kernel's arguments that they start from, as far as the code tells
     """
 
     kind: str
@@ -118,6 +119,7 @@ class AccessLayout:
     layout: Layout | None
     to: str
     count: int = 1
+    tensors: tuple[str, ...] = ()
 
     @property
     def element_bytes(self) -> int:
@@ -150,7 +152,9 @@ def access_layouts(ttgir: str) -> list[AccessLayout]:
     """The layouts of all loads, stores and atomics of blocks; one entry for equal ones (copies of a pipelined loop)."""
     aliases = dict(_ALIAS.findall(ttgir))
     places = dict(_LOC.findall(ttgir))
+    comes_from = _comes_from(ttgir)
     found: dict[AccessLayout, set[int]] = {}
+    tensors: dict[AccessLayout, set[str]] = {}
     for line in ttgir.split("\n"):
         op = next((op for op in _OPS if op[0].search(line)), None)
         if op is None:
@@ -162,8 +166,51 @@ def access_layouts(ttgir: str) -> list[AccessLayout]:
             continue
         shape = tuple(int(n) for n in block[1].split("x") if n)
         layout = None if to == "TMA" else _layout(block[3] or "", aliases)
-        found.setdefault(AccessLayout(kind, file, number, shape, block[2], layout, to), set()).add(column)
-    return [replace(access, count=len(columns)) for access, columns in found.items()]
+        access = AccessLayout(kind, file, number, shape, block[2], layout, to)
+        found.setdefault(access, set()).add(column)
+        tensors.setdefault(access, set()).add(_argument(line.partition(op[0].search(line)[0])[2], comes_from))
+    return [
+        replace(access, count=len(columns), tensors=tuple(sorted(tensors[access] - {""})))
+        for access, columns in found.items()
+    ]
+
+
+_DEFINED = re.compile(r"^\s*(%[\w.]+)(?::\d+)? = \"?([\w.]+)\"?(.*)$", re.MULTILINE)
+_NAME = re.compile(r"%[\w.]+(?:#\d+)?")
+
+
+def _comes_from(ttgir: str) -> dict[str, str]:
+    """Each pointer, or block of them, and what it was made of: another one, or an argument of the kernel, which comes from
+    itself. A result of a loop is named %0#1 and comes from what the loop began with."""
+    found = {}
+    for header in re.findall(r"^\s*tt\.func .*$", ttgir, re.MULTILINE):
+        found.update((name, name) for name in re.findall(r"(%[\w.]+): !tt\.(?:ptr|tensordesc)", header))
+    for name, op, rest in _DEFINED.findall(ttgir):
+        if op in ("scf.for", "scf.while"):
+            started = re.search(r"iter_args\((.*?)\) ->", rest) or re.search(r"\((.*?)\) :", rest)
+            pairs = re.findall(r"(%[\w.]+) = (%[\w.]+(?:#\d+)?)", started[1]) if started else []
+            for i, (inside, first) in enumerate(pairs):
+                found[inside] = first
+                found[f"{name}#{i}" if len(pairs) > 1 else name] = first
+        elif "!tt.ptr" in rest:
+            operands = _NAME.findall(rest)
+            if op == "arith.select":  # the first one says which
+                operands = operands[1:]
+            if operands:
+                found[name] = operands[0]
+    return found
+
+
+def _argument(operands: str, comes_from: dict[str, str]) -> str:
+    """The argument that the pointers of an access, the first of its operands, start from; empty where that is not known."""
+    first = _NAME.search(operands)
+    name, seen = first[0] if first else "", set()
+    while name in comes_from and name not in seen:
+        seen.add(name)
+        if comes_from[name] == name:
+            return name[1:]
+        name = comes_from[name]
+    return ""
 
 
 def _place(line: str, places: dict[str, str]) -> tuple[str, int, int]:

@@ -20,7 +20,7 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
 
    n is the programs that fit on an SM, one more where memory takes part, since the stores of a program that has ended are
    still under way. z is what one warp waits when it is alone on the GPU (scoreboard.py): for memory, as often as its code
-   waits for it, and for its own results. What runs in the background (cp.async, TMA, tensor cores whose results nothing
+   waits for it, each time for the slowest of the loads that it needs, and for its own results. What runs in the background (cp.async, TMA, tensor cores whose results nothing
    in the loop needs) takes no turn.
 3. The kernel's time is the largest of these, plus the launch, the wait for the first load and for the last store. Where
    programs differ in length, as under a causal mask, it is longer by what the longest takes more than the mean: it may be
@@ -57,7 +57,7 @@ from gpukit.simulator.trace.torch_ops import TorchOp
 from gpukit.simulator.trace.tracer import Trace, trace
 
 if TYPE_CHECKING:
-    from gpukit.simulator.trace.caches import Traffic
+    from gpukit.simulator.trace.caches import SiteTraffic, Traffic
 
 SAMPLE = 2  # programs of each launch that are looked at whole
 MEMORY, L2, L1, TENSOR = "device memory", "L2", "L1 and shared memory", "tensor cores"
@@ -312,7 +312,8 @@ def launch_step(
     cycles = {"load": latency, "atomic": reached.atomic_ns, "fence": reached.fenced_atomic_ns - reached.atomic_ns}
     times = mix.weights(compiled, executions)
     own = scoreboard.cycles(compiled, times, {})
-    waiting = scoreboard.cycles(compiled, times, {name: ns * 1e-3 * clock for name, ns in cycles.items()}) - own
+    cycles = {name: ns * 1e-3 * clock for name, ns in cycles.items()}
+    waiting = scoreboard.cycles(compiled, times, cycles, _waits(traffic, reached, clock)) - own
     waits = waiting / clock + max(0.0, own / clock - compute)
     # Loads that run some turns of a loop ahead of their use are waited for where these turns are too short.
     waits = max(waits, _turns_ahead(compiled, times) * latency * 1e-3 - sum(needs))
@@ -334,6 +335,29 @@ def launch_step(
     met = [_contention_us(each, gpu) for each in traffic.contention]
     most = max(busy, alone[L2] + sum(at_most - least for least, at_most in met)) + alone[LAUNCH]
     return Step(launch.kernel, busy + alone[LAUNCH], resources, launch, compiled, warp, together, in_waves, most)
+
+
+def _waits(
+    traffic: Traffic | SimpleNamespace, reached: Machine, clock: float
+) -> dict[tuple[str, int], scoreboard.Wait]:
+    """How the loads of each line of the source wait. Of several on one line, which are waited for together, the slowest."""
+    lines: dict[tuple[str, int], list[tuple[SiteTraffic, float]]] = {}
+    for site in traffic.sites:
+        if site.kind == "load" and site.new:
+            from_dram = min(1.0, site.dram_bytes / (site.l2_sectors * SECTOR_BYTES)) if site.l2_sectors else 0.0
+            from_dram *= site.new_pairs / site.new  # the other sector of a pair comes to L2 with the first
+            missed = from_dram * reached.dram_ns + (1 - from_dram) * reached.l2_ns
+            ns = reached.l1_ns + site.late / site.new * (missed - reached.l1_ns)
+            lines.setdefault((site.file, site.line), []).append((site, ns))
+    again = reached.l1_ns * 1e-3 * clock
+    return {
+        line: scoreboard.Wait(
+            sum(site.new for site, _ in sites) / sum(site.instructions for site, _ in sites),
+            max(ns for _, ns in sites) * 1e-3 * clock,
+            again,
+        )
+        for line, sites in lines.items()
+    }
 
 
 def _longest(launch: Launch) -> float:

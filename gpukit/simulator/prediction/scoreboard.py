@@ -33,11 +33,30 @@ class _Step(NamedTuple):
     result: tuple[str, ...]  # those that it writes late
 
 
-def cycles(compiled: Compiled, times: Sequence[float], latency: Mapping[str, float]) -> float:
+class Wait(NamedTuple):
+    """How long a load lasts. Of its instructions a share `new`, spread evenly from the first on, asks for lines for which the
+    warp has not asked before, and gets them after so many cycles. The others ask for what is on its way already, or there: they
+    last as long as that, and `again` cycles at least."""
+
+    new: float
+    cycles: float
+    again: float
+
+
+def cycles(
+    compiled: Compiled,
+    times: Sequence[float],
+    latency: Mapping[str, float],
+    loads: Mapping[tuple[str, int], Wait] | None = None,
+) -> float:
     """Cycles that one warp takes alone. `times`: how often each instruction runs (mix.weights). `latency`: cycles of a
-    "load", an "atomic" and a "fence", which depend on the caches; 0 for those not given, LATENCY for all others."""
+    "load", an "atomic" and a "fence", which depend on the caches; 0 for those not given, LATENCY for all others. `loads`: of
+    those on a line of the source, (file, line), how they wait, where that is known."""
     latency = {**LATENCY, **latency}
     steps = [_step(instruction) for instruction in compiled.instructions]
+    known = [_wait(i, step, loads or {}) for i, step in zip(compiled.instructions, steps, strict=True)]
+    asked: dict[tuple[str, int], float] = {}  # by line: how much of a new instruction is due
+    coming: dict[tuple[str, int], float] = {}  # by line: when the last new one is there
     now = total = last_atomic = 0.0
     ready: dict[str, float] = {}
     for i, runs in _order(compiled.instructions, times):
@@ -46,6 +65,13 @@ def cycles(compiled: Compiled, times: Sequence[float], latency: Mapping[str, flo
         if step.kind == "fence":  # waits for all that the warp has changed
             now = max(now, last_atomic)
         late = latency.get(step.kind, 0.0)
+        if known[i]:
+            line, wait = known[i]
+            due = asked.get(line, 1.0)
+            if due > 1 - 1e-6:
+                due, coming[line] = due - 1, now + wait.cycles
+            asked[line] = due + wait.new
+            late = max(wait.again, coming[line] - now)
         if step.kind in ("fence", "barrier"):
             now += late
         if step.kind == "atomic":
@@ -54,6 +80,13 @@ def cycles(compiled: Compiled, times: Sequence[float], latency: Mapping[str, flo
         now += step.stall
         total += (now - begin) * runs
     return total
+
+
+def _wait(instruction, step: _Step, loads: Mapping[tuple[str, int], Wait]) -> tuple[tuple[str, int], Wait] | None:
+    """The line of a load and how it waits; None for what is no load, or on no line that is known."""
+    if step.kind != "load":
+        return None
+    return next(((line, loads[line]) for line in instruction.own_frames if line in loads), None)
 
 
 def _order(instructions, times) -> Iterator[tuple[int, float]]:

@@ -46,7 +46,9 @@ _SAMPLED_ROWS, _MAX_WINDOW = 60_000, 8  # of a sampled launch: accesses to play 
 class SiteTraffic:
     """What one tl.load, tl.store or atomic cost. `l1_sectors` are those its instructions asked for, `l2_sectors` those
     that reached L2, `dram_bytes` what was read from DRAM for it, `l1_stretches` the stretches of 128 bytes that its
-    instructions reach over, each of them by itself: L1 takes one per clock."""
+    instructions reach over, each of them by itself: L1 takes one per clock. Of a load's `instructions`, counted on the SMs
+    whose L1 is followed, so many ask for something `new`, for which their warp has not asked before in this load: of so many it is in
+    pairs of sectors that are new too, and of so many `late`, since L1 lacks it."""
 
     kind: str
     tensor: str
@@ -56,6 +58,11 @@ class SiteTraffic:
     l2_sectors: int
     dram_bytes: int
     l1_stretches: int = 0
+    file: str = ""
+    instructions: float = 0.0
+    new: float = 0.0
+    new_pairs: float = 0.0
+    late: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -204,7 +211,8 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
         l1_sectors, l2_sectors = round(asked[number] * scale), round(to_l2 * scale)
         sites.append(
             SiteTraffic(
-                site.kind, site.tensor, site.line, site.via, l1_sectors, l2_sectors, from_dram, round(stretches[number] * scale)
+                site.kind, site.tensor, site.line, site.via, l1_sectors, l2_sectors, from_dram, round(stretches[number] * scale),
+                site.file, *play.waiting[:, number].tolist(),
             )
         )  # fmt: skip
 

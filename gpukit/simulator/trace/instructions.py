@@ -83,9 +83,8 @@ def ways_of(recording: Recording, compiled: Compiled | None) -> dict[Site, Way]:
 
 
 def _compiled_way(site: Site, compiled: Compiled, otherwise: tuple) -> tuple:
-    access = next(
-        (a for a in compiled.layouts if (a.kind, a.line, a.shape) == (site.kind, site.line, site.shape)), None
-    )
+    alike = [a for a in compiled.layouts if (a.kind, a.line, a.shape) == (site.kind, site.line, site.shape)]
+    access = next((a for a in alike if site.tensor in a.tensors), next(iter(alike), None))
     if access is None:
         return otherwise
     if access.to == "TMA" or access.layout is None:
@@ -134,8 +133,10 @@ class Form(NamedTuple):
     """What accesses have in common that differ only by whole sectors: their site, the sectors that the warps'
     instructions ask for, of which so many are new to their warp, the distinct ones, as distances from the one where the
     access begins, and the bytes of each. Of a store and an atomic also its lanes; of an atomic the updates of sectors that they
-    take and the requests that bring them (contention.py), and whether all lanes change one element. Last the stretches of 128
-    bytes that the instructions reach over, each by itself."""
+    take and the requests that bring them (contention.py), and whether all lanes change one element. Then the stretches of 128
+    bytes that the instructions reach over, each by itself. Of a load last how many instructions have a live lane and
+    how many of them ask for sectors that are new to their warp, and for pairs of sectors, which DRAM is read in; of each of these
+    sectors the instruction, in order, and the place in `sectors`."""
 
     site: int
     asked: int
@@ -147,6 +148,18 @@ class Form(NamedTuple):
     requests: int = 0
     one_element: bool = False
     stretches: int = 0
+    instructions: int = 0
+    new: int = 0
+    new_pairs: int = 0
+    new_in: np.ndarray | None = None
+    new_sectors: np.ndarray | None = None
+
+    def late(self, missing: np.ndarray | None) -> int:
+        """Of a load's instructions those that bring in, as the first of their warp, something that is `missing` among its
+        sectors; None stands for all of them."""
+        if missing is None or not self.new:
+            return self.new
+        return _groups(self.new_in[missing[self.new_sectors]])
 
     def updated(self, added_up: bool) -> int:
         """Updates of sectors, where the adds of a warp to one element may be `added_up` before."""
@@ -212,8 +225,18 @@ class Forms:
             asked, warps = _distinct(asked_for), _distinct(asked_for.reshape(self.ways[site].warps, -1))
             stretches = _stretches(np.where(moved, offsets[instructions], _NOBODY))
         count = int(np.count_nonzero(live)) if site.kind != "load" else 0
+        running = new = new_pairs = 0
+        new_in = new_sectors = None
+        if site.kind == "load" and instructions is not None and instructions.size:
+            running = int(np.count_nonzero(moved.any(axis=1)))
+            new_in, new_sectors = _new_to_their_warp(asked_for, self.ways[site].warps, sectors)
+            of_pairs, _ = _new_to_their_warp(
+                np.where(moved, asked_for // 2, _NOBODY), self.ways[site].warps, np.unique(sectors // 2)
+            )
+            new, new_pairs = _groups(new_in), _groups(of_pairs)
         return Form(
-            number, asked, warps, sectors, filled, count, updates, requests, tile >= 0 and elements.size == 1, stretches
+            number, asked, warps, sectors, filled, count, updates, requests, tile >= 0 and elements.size == 1, stretches,
+            running, new, new_pairs, new_in, new_sectors,
         )  # fmt: skip
 
 
@@ -222,6 +245,22 @@ def _distinct(rows: np.ndarray) -> int:
     rows = np.sort(rows, axis=1)
     fresh = (rows[:, 1:] != rows[:, :-1]) & (rows[:, 1:] != _NOBODY)
     return int(np.count_nonzero(rows[:, 0] != _NOBODY) + np.count_nonzero(fresh))
+
+
+def _groups(rising: np.ndarray) -> int:
+    """How many different numbers there are among these, of which none is less than the one before."""
+    return int(np.count_nonzero(rising[1:] != rising[:-1])) + min(1, rising.size)
+
+
+def _new_to_their_warp(rows: np.ndarray, warps: int, sectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of the sectors that each instruction asks for, those for which no instruction of its warp has asked before: the numbers
+    of the instructions, in order, and the places in `sectors`; _NOBODY is none."""
+    own = rows.reshape(warps, -1)
+    live = np.flatnonzero(own != _NOBODY)
+    place = np.searchsorted(sectors, own.reshape(-1)[live])
+    _, first = np.unique(live // own.shape[1] * sectors.size + place, return_index=True)
+    first = np.sort(first)
+    return live[first] // rows.shape[1], place[first]
 
 
 def _sorted(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -284,6 +284,7 @@ class Play:
         self.wave = gpu.sms * programs_per_sm
         if self.known < self.programs:  # a window: two waves, or what there is
             self.wave = min(self.wave, max(1, -(-self.known // 2)))
+        self.waiting = np.zeros((4, len(self.kinds)))  # of loads' instructions, as SiteTraffic has them
         self.l1_missed: dict[int, np.ndarray] = {}  # rows that found something in L1 -> which sectors they did not
 
     def sectors(self, i: int) -> np.ndarray:
@@ -301,9 +302,10 @@ class Play:
             if sm[i] != current:
                 current = sm[i]
                 cache.lru.forget()
-            sectors = self.sectors(i)
+            form = self.forms[self.which[i]]
+            sectors, site = form.sectors + self.base[i], form.site
             missing = cache.read(sectors)
-            site = self.forms[self.which[i]].site
+            self.waiting[:, site] += form.instructions, form.new, form.new_pairs, form.late(missing)
             read[site] += sectors.size
             missed[site] += sectors.size if missing is None else np.count_nonzero(missing)
             if missing is not None:
