@@ -13,7 +13,8 @@ fixed afterwards (gpukit/simulator/prediction/mix.py): predicting again writes w
 seen the set.
 
 The fourth set's rows are those of the day on which it was measured, too (2026-11-28). What samples of both sets took to be read
-from DRAM again, or to be stored in places of its own, was fixed afterwards (gpukit/simulator/trace/waves.py).
+from DRAM again, or to be stored in places of its own, was fixed afterwards (gpukit/simulator/trace/waves.py), and so was how
+long loads are waited for, and what takes its turn beside a loop whose loads run ahead (gpukit/simulator/prediction/).
 
 The fifth set tests the model as it is after these fixes.
 """

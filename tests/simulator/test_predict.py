@@ -337,6 +337,35 @@ def test_what_takes_turns_costs_more_with_fewer_programs_per_sm():
     assert step.programs == 1 and times[1] > times[0] * 1.05
 
 
+@triton.jit
+def gated_product(a_ptr, b_ptr, gate_ptr, c_ptr, N, K, B: tl.constexpr, BK: tl.constexpr):
+    i, j, k = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1) * B + tl.arange(0, B), tl.arange(0, BK)
+    acc = tl.zeros((B, B), tl.float32)
+    for first in range(0, K, BK):
+        a = tl.load(a_ptr + i[:, None] * K + first + k[None, :])
+        acc = tl.dot(a, tl.load(b_ptr + (first + k)[:, None] * N + j[None, :]), acc)
+    at = i[:, None] * N + j[None, :]
+    tl.store(c_ptr + at, acc * tl.sigmoid(tl.load(gate_ptr + at)))
+
+
+def test_what_comes_after_a_pipelined_loop_takes_its_turn():
+    """Of a program that has its SM to itself: the products, the sigmoids, the gates and the results, of which none hides another."""
+    n, k = 8192, 512
+    a, b, gate, c = meta(n, k), meta(k, n), meta(n, n, dtype=torch.float32), meta(n, n, dtype=torch.float32)
+    with trace(sample=1) as t, lines.LineCounter() as counter:
+        gated_product[(n // 128, n // 128)](a, b, gate, c, n, k, B=128, BK=64, num_warps=8)
+    (launch,) = t.launches
+    compiled = dataclasses.replace(compile(launch, gpu="h200"), shared_bytes=200 * 1024)
+    step = predict_module.launch_step(launch, compiled, counter.launches[0])
+    assert step.programs == 1 and predict_module._asynchronous(launch, compiled)
+    found = launch.traffic(H200, compiled)
+    own = predict_module._in_the_open(found, compiled)
+    assert {site.tensor for site in own.sites} == {"gate_ptr", "c_ptr"}
+    assert own.l2_read_sectors * 32 == 4 * n * n and own.l2_write_sectors == found.l2_write_sectors
+    alone = step.resources[TENSOR] + step.resources[SPECIAL] + 2 * 4 * n * n / REACHED.read_gbps * 1e-3
+    assert step.time_us > alone
+
+
 def test_faster_memory_and_twice_the_work():
     def time(rows, gpu):
         x = meta(rows, 16384)

@@ -20,8 +20,9 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
 
    n is the programs that fit on an SM, one more where memory takes part, since the stores of a program that has ended are
    still under way. z is what one warp waits when it is alone on the GPU (scoreboard.py): for memory, as often as its code
-   waits for it, each time for the slowest of the loads that it needs, and for its own results. What runs in the background (cp.async, TMA, tensor cores whose results nothing
-   in the loop needs) takes no turn.
+   waits for it, each time for the slowest of the loads that it needs, and for its own results. What runs in the background
+   (cp.async, TMA, tensor cores whose results nothing in the loop needs) takes no turn; what such a program stores, or loads
+   itself, does.
 3. The kernel's time is the largest of these, plus the launch, the wait for the first load and for the last store. Where
    programs differ in length, as under a causal mask, it is longer by what the longest takes more than the mean: it may be
    the last one that begins.
@@ -304,7 +305,8 @@ def launch_step(
     waits_for_loads = not _asynchronous(launch, compiled)
     results_needed = waits_for_loads or max(work[FP32], work[SPECIAL]) > 0.1 * work[TENSOR]
     compute = max(work[name] for name in (L1, FP32, INTEGER, SPECIAL, ISSUE))
-    memory = max(alone[MEMORY], alone[L2]) / per_sm if waits_for_loads else 0.0
+    in_turn = traffic if waits_for_loads else _in_the_open(traffic, compiled)
+    memory = max(_memory_us(launch, compiled, warp, in_turn).values()) / per_sm
     needs = compute, memory, work[TENSOR] if results_needed else 0.0
 
     hits, found = traffic.l2_hit_rate, traffic.l1_hit_rate
@@ -545,6 +547,19 @@ def _matmul_share(gpu: hardware.Gpu) -> float:
 def _background(compiled: Compiled) -> set[tuple[str | None, int]]:
     """Lines whose loads go to shared memory by cp.async or the TMA unit while the program computes."""
     return {(a.file, a.line) for a in compiled.accesses if a.kind == "load" and a.to != "registers"}
+
+
+def _in_the_open(traffic: Traffic | SimpleNamespace, compiled: Compiled) -> SimpleNamespace:
+    """What a program moves itself: all but its loads in the background."""
+    background = _background(compiled)
+    hidden = [site for site in traffic.sites if site.kind == "load" and (site.file, site.line) in background]
+    return SimpleNamespace(
+        sites=[site for site in traffic.sites if site not in hidden],
+        l2_read_sectors=traffic.l2_read_sectors - sum(site.l2_sectors for site in hidden),
+        l2_write_sectors=traffic.l2_write_sectors, l2_atomic_sectors=traffic.l2_atomic_sectors,
+        dram_read_bytes=max(0, traffic.dram_read_bytes - sum(site.dram_bytes for site in hidden)),
+        dram_write_bytes=traffic.dram_write_bytes, dirty_bytes=traffic.dirty_bytes, contention=traffic.contention,
+    )  # fmt: skip
 
 
 def _asynchronous(launch: Launch, compiled: Compiled) -> bool:
