@@ -740,6 +740,43 @@ def test_a_wild_pointer_is_a_fault_and_not_a_crash():
 
 
 @triton.jit
+def store_far(x_ptr, y_ptr, shift, HOW: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    if HOW == "chosen":
+        y_ptrs = tl.where(offs % 2 == 0, y_ptr + offs + shift, y_ptr + offs)
+    elif HOW == "of two":
+        y_ptrs = tl.where(offs % 2 == 0, x_ptr + offs, y_ptr + offs) + shift
+    elif HOW == "joined":
+        y_ptrs = tl.reshape(tl.join(y_ptr + offs, y_ptr + offs + shift), [2 * BLOCK])
+    elif HOW == "put together":
+        y_ptrs = tl.cat(y_ptr + offs, y_ptr + offs + shift, can_reorder=True)
+    else:
+        y_ptrs = (y_ptr.to(tl.int64) + 4 * (offs + shift)).to(tl.pointer_type(tl.float32))
+    tl.store(y_ptrs, 0.0)
+
+
+@pytest.mark.filterwarnings("ignore:.*can_reorder")  # Triton 3.9's
+@pytest.mark.parametrize("shift", [2**34, -(2**34)])
+def test_pointers_that_are_chosen_or_joined_belong_to_their_tensor(shift):
+    for how in ("chosen", "joined", "put together"):
+        fault = fault_of(lambda how=how: store_far[(1,)](torch.zeros(64), torch.zeros(64), shift, HOW=how, BLOCK=64))
+        assert (fault.tensor, fault.count, fault.where) == (
+            "y_ptr", 32 if how == "chosen" else 64, "past the end" if shift > 0 else "before the start",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("shift", [2**34, -(2**34)])
+def test_where_nobody_knows_which_tensor_was_meant_none_is_named(shift):
+    for how in ("of two", "a number"):
+        fault = fault_of(lambda how=how: store_far[(1,)](torch.zeros(64), torch.zeros(64), shift, HOW=how, BLOCK=64))
+        assert (fault.kind, fault.tensor, fault.where, fault.count) == ("store", "any tensor", "far away", 64)
+        assert "_ptr" not in str(fault)
+    near = torch.zeros(1 << 16)  # elements next to it are taken for its own
+    fault = fault_of(lambda: store_far[(1,)](torch.zeros(64), near, near.numel() - 32, HOW="a number", BLOCK=64))
+    assert (fault.tensor, fault.count, fault.first_index) == ("y_ptr", 32, near.numel())
+
+
+@triton.jit
 def through_an_address(table_ptr, y_ptr, BLOCK: tl.constexpr):
     x_ptr = tl.load(table_ptr).to(tl.pointer_type(tl.float32))
     offs = tl.arange(0, BLOCK)

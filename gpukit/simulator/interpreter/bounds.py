@@ -21,6 +21,7 @@ from gpukit.simulator.interpreter.faults import (
 from gpukit.simulator.interpreter.warps import Warps
 
 _FIRST_IMAGINARY, _IMAGINARY_STEP = 1 << 60, 1 << 30  # addresses that no process has, and room between two of them
+_NEARBY = 4096  # bytes from a tensor at which an address may be meant for it, however small it is
 _MAX_PENDING_LANES = 1 << 22  # of addresses kept per program, 32 MiB: beyond it races with earlier loads go unseen
 
 
@@ -249,9 +250,10 @@ class Memory:
             access.parameter = parameter
             access.buffer = parameter.buffer if parameter else None
             return
-        parameter = parameter or self._nearest(access.low)
         if parameter is None:
-            raise ValueError(f"{access.kind} through a pointer, but the kernel was given no tensor")
+            if not self.parameters:
+                raise ValueError(f"{access.kind} through a pointer, but the kernel was given no tensor")
+            parameter = self._nearest(access)
         buffer = parameter.buffer
         access.parameter, access.buffer = parameter, buffer
         if access.low < buffer.low or access.high > buffer.high:
@@ -259,11 +261,28 @@ class Memory:
         if buffer.legal.mask is not None and not buffer.legal.ok(access.offsets, access.width).all():
             raise self._outside(access)
 
-    def _nearest(self, address: int) -> Parameter | None:
-        def distance(p: Parameter) -> int:
-            return max(p.buffer.low - address, address - p.buffer.high + 1, 0)
+    def _nearest(self, access: Access) -> Parameter:
+        """The tensor that an access is meant for whose pointers say nothing of it, such as a table's. Raises MemoryFault where
+        it is further from each than that one is large: to name one would be a guess."""
 
-        return min(self.parameters, key=distance, default=None)
+        def distance(p: Parameter) -> int:
+            return max(p.buffer.low - access.low, access.low - p.buffer.high + 1, 0)
+
+        found = min(self.parameters, key=distance)
+        if distance(found) > max(found.buffer.nbytes, _NEARBY):
+            file, line = self.where()
+            place = {
+                "program": self.program,
+                "file": file,
+                "line": line,
+                "where": "far away",
+                "first_index": 0,
+                "lane": (),
+            }
+            raise MemoryFault(
+                kind=access.kind, tensor="any tensor", name="", count=access.lanes, size=0, shape=(), **place
+            )
+        return found
 
     def _view(self, parameter: Parameter):
         """The view that a fault is described against: the guard nearest to the argument's first element."""

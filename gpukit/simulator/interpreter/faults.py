@@ -5,7 +5,7 @@ class Fault(Exception):
     """What a kernel did to memory that it must not do. The fields say where; `str()` is one sentence.
 
     kind         "load", "store" or "atomic"
-    tensor       the kernel parameter that the pointer came from
+    tensor       the kernel parameter that the pointer came from; "any tensor" where that is not known and none is near
     program      ids of the program, as many as the grid has axes
     file, line   where tl.load, tl.store or tl.atomic_* was called
     count        lanes of this access that are at fault
@@ -36,12 +36,18 @@ class Fault(Exception):
 
 
 class MemoryFault(Fault):
-    """An access outside every legal element; `where` is "past the end", "before the start" or "between rows"."""
+    """An access outside every legal element; `where` is "past the end", "before the start" or "between rows". It is "far away"
+    where nobody knows which tensor was meant: then there is no view, its name is empty, and its numbers are 0."""
 
     where: str
 
     def _sentence(self) -> str:
         elements = "1 element" if self.count == 1 else f"{self.count} elements"
+        if self.where == "far away":
+            return (
+                f"{self.kind} outside {self.tensor}: {_program(self.program)}, line {self.line}: {elements} far from every tensor, "
+                "and the pointer does not tell which one was meant"
+            )
         place = "between the rows" if self.where == "between rows" else self.where
         return (
             f"{self.kind} outside {self.tensor}: {_program(self.program)}, line {self.line}: {elements} {place} of "

@@ -48,6 +48,7 @@ _PATCHES = (
     (INTERPRETER, "InterpreterBuilder.create_reshape", memory_ops.synchronizing(memory_ops.carry(0))),
     (INTERPRETER, "InterpreterBuilder.create_trans", memory_ops.synchronizing(memory_ops.carry(0))),
     (INTERPRETER, "InterpreterBuilder.create_splat", memory_ops.carry(1)),
+    (INTERPRETER, "InterpreterBuilder.create_select", memory_ops.carry_common(1, 2)),
     (INTERPRETER, "TensorDescHandle.materialize_pointers", memory_ops.pointers_of(descriptor=True)),
     (INTERPRETER, "_ir.PADDING_OPTION.PAD_ZERO", None),
     (INTERPRETER, "InterpreterBuilder.unary_op", arithmetic.elementwise),
@@ -95,7 +96,11 @@ _PATCHES = (
 _PATCHES_IF_THERE = (
     *(
         (INTERPRETER, f"InterpreterBuilder.create_{name}", memory_ops.synchronizing())
-        for name in "barrier join split cat gather histogram".split()
+        for name in "barrier split gather histogram".split()
+    ),
+    *(
+        (INTERPRETER, f"InterpreterBuilder.create_{name}", memory_ops.synchronizing(memory_ops.carry_common(0, 1)))
+        for name in ("join", "cat")
     ),
     (INTERPRETER, "BlockPointerHandle.materialize_pointers", memory_ops.pointers_of(descriptor=False)),
     (INTERPRETER, "InterpreterBuilder.create_tensor_pointer_load", memory_ops.block_pointer_load),

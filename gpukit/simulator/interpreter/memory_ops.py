@@ -288,6 +288,22 @@ def carry(position: int):
     return make
 
 
+def carry_common(*positions: int):
+    """Where pointers of several blocks become one block, it belongs to the tensor that all of them came from, if that is one."""
+
+    def make(plain):
+        def carried(self, *args, **kwargs):
+            out = plain(self, *args, **kwargs)
+            origins = {args[position].attr.get(PARAMETER) for position in positions}
+            if len(origins) == 1 and None not in origins:
+                out.attr[PARAMETER] = origins.pop()
+            return out
+
+        return carried
+
+    return make
+
+
 def descriptor_reduce(plain):
     def create_descriptor_reduce(self, kind, desc, value, offsets):
         ti = interpreter_module()
