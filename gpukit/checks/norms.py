@@ -7,7 +7,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from gpukit.grading import ideas
+from gpukit.grading import compare, ideas
 from gpukit.grading.exercise import Case, KernelExercise, Misconception, Traffic
 from gpukit.grading.ideas import only, padding
 from gpukit.grading.inputs import Inputs, far, listed, nbytes, tensor_case
@@ -15,7 +15,7 @@ from gpukit.grading.inputs import Inputs, far, listed, nbytes, tensor_case
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.evidence import Evidence
+    from gpukit.grading.evidence import Evidence, Outcome
     from gpukit.grading.messages import LaunchFacts
 
 RMS_EPS = 1e-6
@@ -570,6 +570,22 @@ def _along(x_hat: Tensor, g: Tensor, padded: bool = False) -> Tensor:
     return x_hat * (g * x_hat).sum(-1, keepdim=True) / (N + padding(N) * padded)
 
 
+def _gradients_wrong_in_every_case(evidence: Evidence) -> bool:
+    """y is right, and nowhere is dx or dweight: both are computed from rstd."""
+    right = _gradients(
+        dx=lambda x_hat, rstd, weight, dy: rstd * (dy * weight - _along(x_hat, dy * weight)),
+        dweight=lambda x_hat, rstd, weight, dy: (dy * x_hat).sum(0),
+    )
+
+    def wrong(outcome: Outcome) -> bool:
+        outputs = outcome.reply.outputs
+        expected = right(*compare.doubled(outcome.case.args))
+        near = [bool((outputs[name] - e).abs().max() <= 0.01 * e.abs().max()) for name, e in expected.items()]
+        return not any(near)  # what is NaN is near to nothing
+
+    return evidence.output == "dx" and all(wrong(o) for o in evidence.outcomes if "special" not in o.case.tags)
+
+
 def _of_rows(pick: Callable[[int, int], slice]) -> Callable[..., dict[str, Tensor]]:
     """What dweight is where only some rows count: `pick` of M and the number of programs."""
 
@@ -664,6 +680,7 @@ BACKWARD = KernelExercise(
         ),
         Misconception("bias-gradient", gives=_gradients(dweight=lambda x_hat, rstd, weight, dy: dy.sum(0))),
         Misconception("low-precision", when=only("cancel", kind="values")),
+        Misconception("forward-first/2", when=_gradients_wrong_in_every_case),
         Misconception("last-row-only", gives=_of_rows(lambda M, programs: slice(max(0, M - programs), M))),
         Misconception("one-partial", gives=_of_rows(lambda M, programs: slice(0, M, programs))),
         Misconception(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import textwrap
 from collections import Counter
@@ -17,6 +18,7 @@ from gpukit.grading.verdict import MAX_LINES
 from gpukit.simulator.cuda import nvrtc
 
 WIDTH = 118
+_SECTION = re.compile(r"^# -{4,} (\w+\.\w+)$", re.MULTILINE)  # above what belongs to each exercise of a file
 _INSIDE = (
     "the tensor has more than 2^32 elements, and an offset or a bound computed in 32 bits leads to others of them: which index has to "
     "be int64 before it is multiplied?"
@@ -156,13 +158,14 @@ class Words:
             first = f"{fault.kind} of other elements of {fault.tensor}" if inside else first
             wrapped = beyond and "before the start" in fault.text
             why = [_INSIDE] if inside else [_WRAPPED] if wrapped else self._remark(fault.what)
-            more = [fault.text.partition(": ")[2] or fault.text, *code, *why]
+            more = [fault.text.partition(": ")[2] or fault.text, *code, *self._built_on(error.line), *why]
             more.append("nothing was damaged: the check runs your code on copies")
             return self._found("fail", fault.what, first + where, *more)
         more = [f"    {error.source}"] if error.source else []
         if _BACKWARD_TWICE in error.message and (why := self._remark("backward-twice")):
             return self._found("error", "backward-twice", f"{error.type} in {at}{where}", *more, _BACKWARD_TWICE, *why)
         more += [error.message] if error.message else []
+        more += self._built_on(error.line)
         return self._found("error", "exception", f"{error.type} in {at}{where}", *more)
 
     def does_not_compile(self, gpu: str, line: int, message: str, ran: bool = True) -> Diagnosis:
@@ -216,6 +219,13 @@ class Words:
     def _code(self, line: int) -> list[str]:
         lines = self.source.splitlines()
         return [f"    {lines[line - 1].strip()}"] if 0 < line <= len(lines) else []
+
+    def _built_on(self, line: int) -> list[str]:
+        """What to say where a line of the file belongs to another exercise of it."""
+        above = _SECTION.findall("\n".join(self.source.splitlines()[:line]))
+        if not above or above[-1] == self.exercise.id or above[-1].partition(".")[0] != self.exercise.concept:
+            return []
+        return [f"that line belongs to {above[-1]}, on which this exercise builds: it must pass first. Does it?"]
 
     # -- the results ---------------------------------------------------------------------------------------------------
 
