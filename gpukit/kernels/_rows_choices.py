@@ -9,8 +9,7 @@ held in registers, warps, programs on an SM. "kept" is by these kernels, "others
     softmax                  131,072    758     775    (a copy takes 717)
     softmax                   65,536    383     372    not chosen
     softmax                   16,384    104      95    not chosen
-    its gradient              65,536    555     579
-    its gradient              32,768    283     282    not chosen
+    its gradient              65,536    556     557    not chosen: there is no such kernel any more
     cross-entropy in place   128,256    758     991
     cross-entropy in place    50,304    306     384
     cross-entropy in place    32,000    391     436    (8,192 rows)
@@ -20,10 +19,17 @@ held in registers, warps, programs on an SM. "kept" is by these kernels, "others
 Rows that several programs share ("parts" in the file: numbers of a part, warps), beside the same others:
 
     operation                columns  parts  others
-    softmax's gradient        65,664    544     593    (a sum of two tensors takes 528)
+    softmax's gradient        49,152    408     445    (a sum of two tensors takes 396)
+    softmax's gradient        65,536    546     557
+    log-softmax's gradient    65,536    544     572
+    softmax's gradient        65,664    544     593
     softmax's gradient       131,072   1083    1439    (a sum of two tensors takes 1,052)
     softmax's gradient     1,048,576   1173    1807    (512 rows)
     log-softmax's gradient   131,072   1083    1154
+
+On an H200 (gpukit/results/h200/long_rows.csv), whose memory is faster, parts of 32,768 numbers take 207 µs and the others 194; of
+40,960, 259 and 305; of 65,536, 407 and 398, in both functions; log-softmax's gradient with fewer has no gain there: 49,152 take
+312 and 290.
 
 What was tried before is there, too. "shared in Triton" is by programs with a part each (programs of a row, warps, registers; counted:
 parts are taken in the order in which programs begin), "shared in Gluon" by SMs that keep parts as _rows_hopper keeps rows (SMs of
@@ -68,7 +74,6 @@ class Choice(NamedTuple):
 
 
 SOFTMAX = (Choice(256 * KIB, 256 * KIB, 31, 16 * KIB, 14, 3, 16),)
-SOFTMAX_BACKWARD = (Choice(128 * KIB, 128 * KIB, 31, 8 * KIB, 14, 2, 8),)
 CROSS_ENTROPY = (
     Choice(62 * KIB, 80 * KIB, 31, 16 * KIB, 6, 0, 8, 2),
     Choice(80 * KIB, 251 * KIB, 16, 8 * KIB, 28, 6, 16),
@@ -103,13 +108,15 @@ def chosen(module: str, choices: tuple[Choice, ...], *tensors: Tensor) -> tuple[
     return (found, config) if found else None
 
 
-# Longer than those that an SM keeps, and no longer than 128 programs' parts: of 528 that run at the same time, 4 on an SM.
-SHARED_BYTES = range(128 * KIB + 1, 2048 * KIB + 1)
+# From where it pays off for softmax and, True, for log-softmax. No longer than 128 programs' parts: of 528 that run at the same
+# time, 4 on an SM.
+SHARED_BYTES = {False: range(80 * KIB, 2048 * KIB + 1), True: range(128 * KIB, 2048 * KIB + 1)}
 
 
-def shared(*tensors: Tensor) -> ModuleType | None:
-    """gpukit.kernels._rows_shared where several programs are to share a row of tensors [M, N], or None."""
+def shared(log: bool, *tensors: Tensor) -> ModuleType | None:
+    """gpukit.kernels._rows_shared where several programs are to share a row of tensors [M, N] of softmax's gradient, or of
+    log-softmax's, or None."""
     x = tensors[0]
-    if x.element_size() != 2 or 2 * x.shape[1] not in SHARED_BYTES or not all(map(_describable, tensors)):
+    if x.element_size() != 2 or 2 * x.shape[1] not in SHARED_BYTES[log] or not all(map(_describable, tensors)):
         return None
     return for_hopper("_rows_shared", x.device)

@@ -182,70 +182,6 @@ def softmax_rows_kernel(
     )  # fmt: skip
 
 
-@gluon.jit
-def _softmax_gradient(y, dy, dot, LOG: gl.constexpr):
-    y, dy = y.to(gl.float32), dy.to(gl.float32)
-    return dy - _exp(y) * dot if LOG else y * (dy - dot)
-
-
-@gluon.jit
-def _share_of_dot(y, dy, LOG: gl.constexpr):
-    """Each lane's part of sum(dy) or sum(y dy)."""
-    dy = dy.to(gl.float32)
-    return gl.sum(gl.sum(dy if LOG else y.to(gl.float32) * dy, axis=2), axis=0)
-
-
-@gluon.jit
-def _softmax_gradients(
-    dx_ptr, smems, ready, free, M, N,
-    LOG: gl.constexpr, PIECES: gl.constexpr, HELD: gl.constexpr, EVEN: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """What the other warps do backward; y and dy come together."""
-    y_smem, dy_smem = smems
-    slot, phase = gl.to_tensor(0), gl.to_tensor(0)
-    for row in range(gl.program_id(0), M, gl.num_programs(0)):
-        at = (slot + HELD) % STAGES
-        dot_lanes = _lanes(y_smem, 0.0)
-        held = ()
-        for _ in gl.static_range(HELD):
-            mbarrier.wait(ready.index(slot), phase)
-            y, dy = _piece(y_smem, slot), _piece(dy_smem, slot)
-            mbarrier.arrive(free.index(slot), count=1)
-            held = held + ((_as_it_is(y), _as_it_is(dy)),)  # noqa: RUF005 no star here
-            dot_lanes += _share_of_dot(y, dy, LOG)
-            slot, phase = next_slot(slot, phase, STAGES)
-        for _ in range(HELD, PIECES):
-            mbarrier.wait(ready.index(slot), phase)
-            dot_lanes += _share_of_dot(_piece(y_smem, slot), _piece(dy_smem, slot), LOG)
-            slot, phase = next_slot(slot, phase, STAGES)
-        dot = gl.sum(dot_lanes, axis=0)
-        row_ptr = dx_ptr + row.to(gl.int64) * N
-        for i in gl.static_range(HELD):
-            _put(row_ptr, _softmax_gradient(held[i][0], held[i][1], dot, LOG), i, N, EVEN)
-        for i in range(HELD, PIECES):
-            y, dy = _piece(y_smem, at), _piece(dy_smem, at)
-            mbarrier.arrive(free.index(at), count=1)
-            at = gl.where(at == STAGES - 1, 0, at + 1)
-            _put(row_ptr, _softmax_gradient(y, dy, dot, LOG), i, N, EVEN)
-
-
-@gluon.jit
-def softmax_gradients_kernel(
-    dx_ptr, y_desc, dy_desc, M, N,
-    LOG: gl.constexpr, PIECES: gl.constexpr, HELD: gl.constexpr, EVEN: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    smems = blocks_like(y_desc, STAGES), blocks_like(dy_desc, STAGES)
-    ready, free = barriers(STAGES, 1), barriers(STAGES, 1)
-    hopper.fence_async_shared()
-    gl.warp_specialize(
-        [
-            (_softmax_gradients, (dx_ptr, smems, ready, free, M, N, LOG, PIECES, HELD, EVEN, STAGES)),
-            (_fetch_rows, ((y_desc, dy_desc), smems, ready, free, M, PIECES, STAGES)),
-        ],
-        [1], [24],
-    )  # fmt: skip
-
-
 # -------------------------------------------------------------------------------------------------------------- launcher
 @checked_once
 def _described(x: Tensor, size: int) -> TensorDescriptor:
@@ -277,10 +213,3 @@ def softmax_rows(x: Tensor, y: Tensor, log: bool, config: RowsConfig) -> None:
     """Fill y [M, N], contiguous."""
     desc, constants = _pieces(x, config)
     _launch(softmax_rows_kernel, x, config, y, desc, *x.shape, LOG=log, **constants)
-
-
-def softmax_gradients(y: Tensor, dy: Tensor, dx: Tensor, log: bool, config: RowsConfig) -> None:
-    """Fill dx [M, N], contiguous."""
-    y_desc, constants = _pieces(y, config)
-    dy_desc, _ = _pieces(dy, config)
-    _launch(softmax_gradients_kernel, y, config, dx, y_desc, dy_desc, *y.shape, LOG=log, **constants)

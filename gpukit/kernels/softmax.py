@@ -11,8 +11,7 @@ One family of kernels computes both; LOG says which.
 Traffic for M rows of N: forward one read and one write, backward two reads and one write, the least possible. That
 holds while a row stays in the registers of one program (N <= 32,768). A longer row is read a second time, from its end
 backwards: the part read last is still in a cache. On Hopper some of these rows are read once, too: gpukit.kernels._rows_hopper
-keeps them in shared memory, and backward, where two rows of more than 128 KiB do not fit there, gpukit.kernels._rows_shared
-lets several programs share them. Times in comments are of an H200, bf16, 4,096 rows unless said.
+keeps them in shared memory, and backward gpukit.kernels._rows_shared lets several programs share them. Times in comments are of an H200, bf16, 4,096 rows unless said.
 
 Limits: a row of -inf alone is NaN, as in torch.softmax; second derivatives are left to PyTorch's operations.
 Sources: Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867 (one pass for maximum and sum);
@@ -32,7 +31,7 @@ from gpukit.kernels._device import properties
 from gpukit.kernels._dtypes import DTYPES, acc_dtype
 from gpukit.kernels._launch import launch, power_of_2
 from gpukit.kernels._rows import as_rows, empty
-from gpukit.kernels._rows_choices import SOFTMAX, SOFTMAX_BACKWARD, chosen, shared
+from gpukit.kernels._rows_choices import SOFTMAX, chosen, shared
 
 
 @triton.jit
@@ -332,10 +331,7 @@ def softmax_bwd(y: Tensor, dy: Tensor, log: bool = False) -> Tensor:
         config = _resident_config(N, dtype)
         programs = -(-M // config["BLOCK_M"])
         launch(softmax_bwd_kernel, programs, y, dy, dx, *strides, M, N, LOG=log, **config)
-    elif not log and (on_hopper := chosen("_rows_hopper", SOFTMAX_BACKWARD, y, dy)):
-        module, config = on_hopper
-        module.softmax_gradients(y, dy, dx, log, config)
-    elif on_hopper := shared(y, dy):
+    elif on_hopper := shared(log, y, dy):
         on_hopper.softmax_gradients(y, dy, dx, log)
     else:
         config = _online_bwd_config(N, dtype)

@@ -17,12 +17,12 @@ from gpukit.kernels._device import multiprocessors, properties
 from gpukit.kernels._launch import power_of_2
 from gpukit.kernels._rows_choices import RowsConfig
 from gpukit.kernels.norms import norm_fwd
-from gpukit.kernels.softmax import softmax_bwd, softmax_fwd
+from gpukit.kernels.softmax import softmax_fwd
 from gpukit.testing import assert_close
 from tests.kernels.cases import compile_for_hopper, seeded
 
 softmax_module, cross_entropy_module = (sys.modules[f"gpukit.kernels.{name}"] for name in ("softmax", "cross_entropy"))
-TABLES = ("SOFTMAX", "SOFTMAX_BACKWARD", "CROSS_ENTROPY", "LAYER_NORM_BACKWARD")
+TABLES = ("SOFTMAX", "CROSS_ENTROPY", "LAYER_NORM_BACKWARD")
 # Small pieces, so that short rows have many: in the ring alone, and in registers as well; the last row's pieces pass the ring's
 # end. Columns that are whole pieces, and that are not.
 CASES = [
@@ -76,21 +76,6 @@ def test_softmax(M, N, dtype, config, log, hopper):
     y, fn = empty(x), torch.log_softmax if log else torch.softmax
     _rows_hopper.softmax_rows(x, y, log, config)
     assert_close(y, fn(x.double(), -1), fn(x, -1))
-
-
-@pytest.mark.parametrize("log", [False, True], ids=["softmax", "log_softmax"])
-@pytest.mark.parametrize(("M", "N", "dtype", "config"), CASES, ids=str)
-def test_gradients_of_softmax(M, N, dtype, config, log, hopper):
-    fn = torch.log_softmax if log else torch.softmax
-    y = fn(random(M, N, dtype=torch.float32, device=hopper), -1).to(dtype)
-    dy = random(M, N, dtype=dtype, seed=1, device=hopper)
-    dx = empty(y)
-    _rows_hopper.softmax_gradients(y, dy, dx, log, config)
-
-    def expected(y, dy):
-        return dy - y.exp() * dy.sum(-1, keepdim=True) if log else y * (dy - (y * dy).sum(-1, keepdim=True))
-
-    assert_close(dx, expected(y.double(), dy.double()), expected(y, dy), gradient=True)
 
 
 @pytest.mark.parametrize("z_loss", [0.0, 0.01])
@@ -163,8 +148,7 @@ def test_each_byte_is_read_once_and_written_once():
     y, n = torch.empty_like(x), x.nbytes
     with gpukit.trace() as t:
         _rows_hopper.softmax_rows(x, y, False, RowsConfig(2048, 5, 4, 4))
-        _rows_hopper.softmax_gradients(y, x, torch.empty_like(x), False, RowsConfig(2048, 5, 4, 4))
-    assert [(launch.read_bytes, launch.write_bytes) for launch in t.launches] == [(n, n), (2 * n, n)]
+    assert [(launch.read_bytes, launch.write_bytes) for launch in t.launches] == [(n, n)]
 
 
 # ------------------------------------------------------------------------------------------------------------- choices
@@ -184,9 +168,7 @@ def taken(monkeypatch):
 
     monkeypatch.setattr(_rows_hopper, "launch", launch)
     monkeypatch.setattr(choices, "for_hopper", lambda name, device: importlib.import_module(f"gpukit.kernels.{name}"))
-    for module, name in (
-        (softmax_module, "SOFTMAX"), (softmax_module, "SOFTMAX_BACKWARD"), (cross_entropy_module, "CROSS_ENTROPY"),
-    ):  # fmt: skip
+    for module, name in ((softmax_module, "SOFTMAX"), (cross_entropy_module, "CROSS_ENTROPY")):
         monkeypatch.setattr(module, name, (SMALL,))
     monkeypatch.setattr(norm_backward, "LAYER_NORM_BACKWARD", (SMALL._replace(BYTES=4096, STAGES=2),))
     monkeypatch.setattr(softmax_module, "RESIDENT", 1024)
@@ -211,9 +193,11 @@ def test_the_operations_take_them(taken):
         gradients += torch.autograd.grad(outputs[1], (weight, bias), above.to(kind))
         results.append([*(y.detach() for y in outputs), *gradients])
     assert taken == [
-        "cross_entropy_rows_kernel", "softmax_rows_kernel", "softmax_gradients_kernel", "layer_norm_gradients_kernel",
+        "cross_entropy_rows_kernel",
+        "softmax_rows_kernel",
         "layer_norm_gradients_kernel",
-    ]  # fmt: skip
+        "layer_norm_gradients_kernel",
+    ]
     for i, (ours, truth, native) in enumerate(zip(*results, strict=True)):
         assert_close(ours, truth, native, gradient=i >= 3, what=f"result {i}")
 
@@ -244,10 +228,10 @@ def test_what_does_not_fit_goes_to_the_others(taken):
 
 def test_no_other_gpu_gets_them(device):
     """The choices themselves, here and on every GPU but Hopper's; that nothing else is looked at where there is none."""
-    x = torch.empty(1, dtype=torch.bfloat16, device=device).expand(10**4, 65536)
+    x = torch.empty(1, dtype=torch.bfloat16, device=device).expand(10**4, 131072)
     if device == "cuda" and properties(torch.device(device)).compute_capability[0] == 9:
         pytest.skip("kernels for Hopper")
-    assert choices.chosen("_rows_hopper", choices.SOFTMAX_BACKWARD, x) is None
+    assert choices.chosen("_rows_hopper", choices.SOFTMAX, x) is None
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -277,8 +261,6 @@ _rows_hopper.softmax_rows(x, x, False, config("SOFTMAX", 131072))
 for V in (32000, 50304, 128256):
     x = row(V)
     _cross_entropy_hopper.cross_entropy_rows(x, target, stats, stats, scale, -100, 0.0, config("CROSS_ENTROPY", V))
-x = row(65536)
-_rows_hopper.softmax_gradients(x, x, x, False, config("SOFTMAX_BACKWARD", 65536))
 x, stats = row(16384), torch.empty(2, 200)
 _norms_hopper.layer_norm_gradients(x, x, x[0], x[0], stats, x, config("LAYER_NORM_BACKWARD", 16384))
 """
@@ -287,7 +269,7 @@ _norms_hopper.layer_norm_gradients(x, x, x[0], x[0], stats, x, config("LAYER_NOR
 def test_they_compile_without_a_gpu(tmp_path):
     """Nothing lacks registers but the sums of LayerNorm's gradients, which take nearly all, a dozen of 232."""
     *others, stored, loaded = compile_for_hopper(FOR_HOPPER, tmp_path)
-    assert others == [0] * 10 and max(stored, loaded) <= 48
+    assert others == [0] * 8 and max(stored, loaded) <= 48
 
 
 # --------------------------------------------------------------------------------------------------------------- a GPU
@@ -315,24 +297,19 @@ def rows_for(device, N):
 
 @pytest.mark.gpu("long")
 def test_softmax_as_chosen(device, chosen):
-    for N, fn in ((131072, softmax_fwd), (65536, softmax_bwd)):
-        given = [rows_for(device, N)] * (1 if fn is softmax_fwd else 2)
-        first = fn(*given)
-        assert chosen == ["_rows_hopper"]
-        for i in range(0, len(first), 500):
-            part = [t[i : i + 500].double() for t in given]
-            truth = (
-                torch.softmax(part[0], -1) if N == 131072 else part[0] * (part[1] - (part[0] * part[1]).sum(-1, True))
-            )
-            native = truth.bfloat16()
-            assert_close(first[i : i + 500], truth, native, gradient=fn is softmax_bwd)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            again = fn(*given)
-        for _ in range(5):
-            again.zero_()
-            graph.replay()
-            assert torch.equal(first, again)
+    x = rows_for(device, 131072)
+    first = softmax_fwd(x)
+    assert chosen == ["_rows_hopper"]
+    for i in range(0, len(first), 500):
+        truth = torch.softmax(x[i : i + 500].double(), -1)
+        assert_close(first[i : i + 500], truth, truth.bfloat16())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = softmax_fwd(x)
+    for _ in range(5):
+        again.zero_()
+        graph.replay()
+        assert torch.equal(first, again)
         chosen.clear()
 
 

@@ -129,13 +129,14 @@ def as_on_hopper(monkeypatch):
 
 
 def test_which_rows_are_shared(as_on_hopper):
-    def taken(N=LONG, M=2, dtype=torch.bfloat16, device="meta"):
-        y = torch.empty(M, N, dtype=dtype, device=device)
-        return choices.shared(y, y) == "_rows_shared"
+    def taken(N=LONG, M=2, dtype=torch.bfloat16, log=False):
+        y = torch.empty(M, N, dtype=dtype, device="meta")
+        return choices.shared(log, y, y) == "_rows_shared"
 
     assert taken() and taken(M=1) and taken(dtype=torch.float16) and taken(65_664) and taken(128_256) and taken(1 << 20)
-    assert not taken(65_536), "one program keeps it"
-    assert choices.SHARED_BYTES[-1] // 2 <= _rows_shared.PART * 32 * _rows_shared.WARPS, "a slot for each part"
+    assert taken(40_960) and not taken(40_832), "shorter rows stay with the others"
+    assert taken(65_536, log=True) and not taken(65_408, log=True)
+    assert choices.SHARED_BYTES[False][-1] // 2 <= _rows_shared.PART * 32 * _rows_shared.WARPS, "a slot for each part"
     assert not taken((1 << 20) + 128), "more parts than may be there at a time"
     assert not taken(LONG + 16) and not taken(dtype=torch.float32) and not taken(dtype=torch.float64)
     y = torch.empty(2, LONG, dtype=torch.bfloat16, device="meta")
@@ -145,23 +146,23 @@ def test_which_rows_are_shared(as_on_hopper):
         (torch.empty(1, 1, dtype=y.dtype, device="meta").expand(2, LONG), False),
         (torch.empty(1, LONG, dtype=y.dtype, device="meta").expand(2, LONG), False),
     ):
-        assert (choices.shared(y, dy) is not None) == whether
+        assert (choices.shared(False, y, dy) is not None) == whether
 
 
 def test_the_interpreter_and_other_gpus_get_the_pointer_kernel(device):
     y = torch.empty(2, LONG, dtype=torch.bfloat16, device=device)
     if device == "cpu":
-        assert choices.shared(y, y) is None
+        assert choices.shared(False, y, y) is None
     for gpu in ("h100", "a100"):
         with hardware.imagined(hardware.gpu(gpu)):
-            assert choices.shared(y, y) is None
+            assert choices.shared(False, y, y) is None
 
 
 @FUNCTIONS
 def test_the_operation_takes_it(log, parts_of_512, monkeypatch):
     fn = log_softmax if log else softmax
     monkeypatch.setattr(choices, "for_hopper", lambda name, device: _rows_shared if name == "_rows_shared" else None)
-    monkeypatch.setattr(choices, "SHARED_BYTES", range(4096, 8193))
+    monkeypatch.setattr(choices, "SHARED_BYTES", dict.fromkeys((False, True), range(4096, 8193)))
     monkeypatch.setattr(softmax_module, "RESIDENT", 1024)
     monkeypatch.setattr(_rows_shared, "softmax_gradients", partial(_rows_shared.softmax_gradients, patience=0))
     kept = kept_words(monkeypatch)
