@@ -16,7 +16,8 @@ held in registers, warps, programs on an SM. "kept" is by these kernels, "others
     LayerNorm                 16,384    101      98    not chosen: there is no such kernel
     its gradients             16,384    170     330
 
-Rows that several programs share ("parts" in the file: numbers of a part, warps), beside the same others:
+Rows that several programs share ("parts" in the file: numbers of a part, warps; "masked" with a mask for full parts, too),
+beside the same others:
 
     operation                columns  parts  others
     softmax's gradient        49,152    408     445    (a sum of two tensors takes 396)

@@ -11,7 +11,8 @@ One family of kernels computes both; LOG says which.
 Traffic for M rows of N: forward one read and one write, backward two reads and one write, the least possible. That
 holds while a row stays in the registers of one program (N <= 32,768). A longer row is read a second time, from its end
 backwards: the part read last is still in a cache. On Hopper some of these rows are read once, too: gpukit.kernels._rows_hopper
-keeps them in shared memory, and backward gpukit.kernels._rows_shared lets several programs share them. Times in comments are of an H200, bf16, 4,096 rows unless said.
+keeps them in shared memory, and backward gpukit.kernels._rows_shared lets several programs share them. Times in comments are
+of an H200, bf16, 4,096 rows unless said.
 
 Limits: a row of -inf alone is NaN, as in torch.softmax; second derivatives are left to PyTorch's operations.
 Sources: Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867 (one pass for maximum and sum);

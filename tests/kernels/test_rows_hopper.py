@@ -228,10 +228,11 @@ def test_what_does_not_fit_goes_to_the_others(taken):
 
 def test_no_other_gpu_gets_them(device):
     """The choices themselves, here and on every GPU but Hopper's; that nothing else is looked at where there is none."""
-    x = torch.empty(1, dtype=torch.bfloat16, device=device).expand(10**4, 131072)
+    x = torch.empty(8 * multiprocessors(torch.device(device)), 16384, dtype=torch.bfloat16, device=device)
     if device == "cuda" and properties(torch.device(device)).compute_capability[0] == 9:
         pytest.skip("kernels for Hopper")
-    assert choices.chosen("_rows_hopper", choices.SOFTMAX, x) is None
+    assert choices._describable(x) and choices._config(choices.LAYER_NORM_BACKWARD, 2 * 16384, 8), "Hopper's would"
+    assert choices.chosen("_norms_hopper", choices.LAYER_NORM_BACKWARD, x) is None
 
 
 @pytest.mark.parametrize("table", TABLES)
