@@ -1,4 +1,4 @@
-"""All three gradients of FlashAttention in one pass, on Hopper, in Gluon (gpukit.kernels._flash_hopper launches it;
+"""All three gradients of FlashAttention in one pass for a head size of 64, on Hopper, in Gluon (gpukit.kernels._flash_hopper launches it;
 gpukit.kernels._flash_backward explains what is computed).
 
 A kernel for dq and another for dk and dv compute seven products, since both need the scores and the gradients of the weights.
@@ -34,14 +34,14 @@ GROUPS = tl.constexpr(2)
 
 
 @gluon.jit
-def _dq_product(k_smem, ds_smem, buffer, COLUMN: gl.constexpr):
-    """Begins dq's block for 64 of the head's columns, transposed: [64, queries] = k^T ds, over the keys of both groups."""
+def _dq_product(k_smem, ds_smem, buffer):
+    """Begins dq's block, transposed: [64 columns, queries] = k^T ds, over the keys of both groups."""
     KEYS: gl.constexpr = k_smem.shape[3]
     D: gl.constexpr = k_smem.shape[4]
     BLOCK_M: gl.constexpr = ds_smem.shape[2]
     dq = gl.zeros([64, BLOCK_M], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16]))
     for c in gl.static_range(GROUPS):
-        k = k_smem.index(c).reshape([KEYS, D]).slice(COLUMN, 64, dim=1)
+        k = k_smem.index(c).reshape([KEYS, D])
         dq = warpgroup_mma(k.permute((1, 0)), ds_smem.index(buffer * GROUPS + c), dq, use_acc=c > 0, is_async=True)
     return dq
 
@@ -82,18 +82,9 @@ def _compute_dq(given, walks, BLOCK_M: gl.constexpr, D: gl.constexpr, BUFFERS: g
             for j in range(0, total):
                 to = sums + _key(j, walk, BLOCK_M) * D
                 mbarrier.wait(ds_ready.index(buffer), phase)
-                dq = _dq_product(k_smem, ds_smem, buffer, 0)
-                if D > 64:
-                    more = _dq_product(k_smem, ds_smem, buffer, 64)
-                    dq = warpgroup_mma_wait(GROUPS, deps=(dq,))
-                    _add_to_sums(to, dq)
-                    more = warpgroup_mma_wait(0, deps=(more,))
-                    mbarrier.arrive(ds_free.index(buffer), count=1)
-                    _add_to_sums(to + 64 * BLOCK_M, more)
-                else:
-                    dq = warpgroup_mma_wait(0, deps=(dq,))
-                    mbarrier.arrive(ds_free.index(buffer), count=1)
-                    _add_to_sums(to, dq)
+                dq = warpgroup_mma_wait(0, deps=(_dq_product(k_smem, ds_smem, buffer),))
+                mbarrier.arrive(ds_free.index(buffer), count=1)
+                _add_to_sums(to, dq)
                 buffer, phase = next_slot(buffer, phase, BUFFERS)
             sums += gl.cdiv(T_q, BLOCK_M) * BLOCK_M * D
         mbarrier.arrive(done, count=1)
