@@ -63,7 +63,7 @@ class OnePass(NamedTuple):
 FORWARD = {64: HopperConfig(1, 128, 2, 2), 128: HopperConfig(2, 128, 2, 1)}
 BACKWARD_Q = {64: HopperConfig(1, 64, 4, 2), 128: HopperConfig(2, 64, 4, 1)}
 BACKWARD_KV = {64: HopperConfig(1, 64, 4, 2), 128: HopperConfig(2, 32, 8, 1)}
-BACKWARD = {64: OnePass(64, 2, 3, True, 1024), 128: OnePass(64, 2, 2, False, 2048)}
+BACKWARD = {64: OnePass(64, 2, 3, True, 512), 128: OnePass(64, 2, 2, False, 1024)}
 ONE_PASS_REGISTERS = (
     208,
     72,
