@@ -50,7 +50,8 @@ class HopperConfig(NamedTuple):
 class OnePass(NamedTuple):
     """For all gradients at once: 128 keys, blocks of BLOCK_M queries, slots for them, buffers for what passes from the
     groups that compute dk and dv to who computes dq, and whether that is a third group. It is chosen where a query sees at
-    least `keys` on average."""
+    least `keys` on average. With a head size of 64 it is faster from 512 on, there by 2% if causal, which is not worth
+    another last bit of dq in each run of a GPT-2 (gpukit/results/h200/attention_tried.csv)."""
 
     BLOCK_M: int
     STAGES: int
@@ -63,7 +64,7 @@ class OnePass(NamedTuple):
 FORWARD = {64: HopperConfig(1, 128, 2, 2), 128: HopperConfig(2, 128, 2, 1)}
 BACKWARD_Q = {64: HopperConfig(1, 64, 4, 2), 128: HopperConfig(2, 64, 4, 1)}
 BACKWARD_KV = {64: HopperConfig(1, 64, 4, 2), 128: HopperConfig(2, 32, 8, 1)}
-BACKWARD = {64: OnePass(64, 2, 3, True, 512), 128: OnePass(64, 2, 2, False, 1024)}
+BACKWARD = {64: OnePass(64, 2, 3, True, 1024), 128: OnePass(64, 2, 2, False, 1024)}
 ONE_PASS_REGISTERS = (
     208,
     72,
