@@ -671,6 +671,12 @@ def counts_flops(row: Row) -> bool:
     return row.flops > 100 * row.bytes
 
 
+def when(rows: Iterable[Row]) -> str:
+    """The day on which these rows were measured, or the first and the last one; empty for no rows."""
+    days = sorted({row.date for row in rows})
+    return " to ".join(dict.fromkeys([days[0], days[-1]])) if days else ""
+
+
 def best_peer(rows: Iterable[Row]) -> Row | None:
     """The fastest of these rows that is neither a kernel of this project (gpukit, gpukit-inplace) nor the learner's, or None.
     What a claim of speed is measured by is decided here alone: by everything that was recorded, whatever a table shows."""

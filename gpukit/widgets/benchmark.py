@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import ipywidgets as widgets
 
 from gpukit import benchmark, hardware
-from gpukit.benchmark import Row, counts_flops
+from gpukit.benchmark import Row, counts_flops, when
 from gpukit.widgets import board, style
 from gpukit.widgets.board import Box, Drawing, Line, Shape, Words
 from gpukit.widgets.versus import MODES, NAMES, by, colour, order
@@ -103,7 +103,7 @@ class Bench(View):
                 for r in wanted
                 if r.mode == self.mode.value and r.shape in self.shapes.value and r.provider in self.providers.value
             ]
-            date = f", {self.rows[0].date}" if self.rows else ""
+            date = f", {when(self.rows)}" if self.rows else ""
             self.status.value = f"recorded on an {hardware.gpu(self.gpu).name}{date}: nothing is measured here"
         elif not self.rows:
             self.status.value = f"nothing measured yet on {_here()}"

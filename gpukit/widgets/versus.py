@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpukit import benchmark, course, hardware
-from gpukit.benchmark import Row, counts_flops
+from gpukit.benchmark import Row, counts_flops, when
 from gpukit.grading import example, registry
 from gpukit.grading.report import recorded as checked
 from gpukit.widgets import style
@@ -80,7 +80,8 @@ class Versus:
         self.took = {(row.shape, row.provider): row for row in self.rows if row.mode == mode}
         self.graph = {(row.shape, row.provider): row for row in self.rows if row.mode == f"{mode}-graph"}
         first = next(iter(self.took.values()))
-        self.gpu, self.date, self.dtype, self.op = first.gpu, first.date, first.dtype, first.op
+        self.gpu, self.dtype, self.op = first.gpu, first.dtype, first.op
+        self.date = when([*self.took.values(), *self.graph.values()])
         self.flops = counts_flops(first)
         self.copy = next((row.gbps for row in rows if row.op == "copy"), None)
         self.providers = order(provider for _, provider in self.took)
