@@ -296,6 +296,45 @@ def test_instructions_of_a_loop_in_a_loop_of_which_some_turns_are_left_over(bloc
     assert found.units["fma"] == pytest.approx(16 * blocks * 4, rel=0.15)
 
 
+@triton.jit
+def turned(x):
+    return x * x - 0.5
+
+
+@triton.jit
+def two_calls_a_turn(x_ptr, y_ptr, turns, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs)
+    for _ in range(turns):
+        x = turned(x)
+        x = turned(x)
+    tl.store(y_ptr + offs, x)
+
+
+def test_a_loop_turns_no_more_often_for_a_function_that_it_calls_twice():
+    x, y = torch.ones(128), torch.empty(128)
+    (counts,) = counted(lambda: two_calls_a_turn[(1,)](x, y, 64, BLOCK=128))
+    found = mix.mix(compile(two_calls_a_turn, x, y, 64, BLOCK=128), counts)
+    assert found.opcodes["FFMA"] == pytest.approx(2 * 64, rel=0.05)
+
+
+@triton.jit
+def sines(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + offs, tl.sin(tl.load(x_ptr + offs)))
+
+
+def test_what_a_sine_does_with_large_numbers_is_not_counted():
+    """Above 105,615 it multiplies by a longer 2 / pi, in local memory and in double precision."""
+    x, y = torch.ones(128), torch.empty(128)
+    (counts,) = counted(lambda: sines[(1,)](x, y, BLOCK=128))
+    compiled = compile(sines, x, y, BLOCK=128)
+    found = mix.mix(compiled, counts)
+    assert any(i.base == "DMUL" for i in compiled.instructions)
+    assert not found.units.get("fp64") and not found.units.get("local")
+    assert found.bytes["global"] == 2 * 32 * 4 and found.units["fma"] >= 8
+
+
 # ---- the arithmetic, by hand --------------------------------------------------------------------------------------
 
 

@@ -128,6 +128,8 @@ def weights(compiled: Compiled, executions: Executions | None) -> list[float]:
     for i in _on_lines_from_outside(instructions, around):
         ran[i] = None
     turns, left_over = _turns(compiled, loops, around, ran)
+    for i in _for_rare_numbers(instructions):
+        ran[i] = 0.0
     out = []
     for i, (instruction, loop, times) in enumerate(zip(instructions, around, ran, strict=True)):
         most = turns[loop] if loop else 1.0
@@ -149,14 +151,38 @@ def _on_lines_from_outside(instructions, around) -> list[int]:
     return found
 
 
+_ON_REGISTERS = ("fma", "imad", "multiply high", "special", "convert", "fp64", "alu", "local", "uniform", "control")
+
+
+def _for_rare_numbers(instructions) -> set[int]:
+    """Instructions that a branch goes around within one statement, and that compute with registers, local memory and tables
+    alone. Triton decides with selects and predicates what a statement does to each number; such a branch is one of NVIDIA's
+    mathematical functions, around what only a rare number needs, as the sine of one above 105,615 does."""
+    where = {label: i for i, instruction in enumerate(instructions) for label in instruction.labels}
+    found: set[int] = set()
+    for i, instruction in enumerate(instructions):
+        target = re.match(r"@!?U?P\d+ BRA .*?(\.L[\w$.]+)", instruction.text)
+        around = range(i + 1, where.get(target[1], 0) if target else 0)
+        if around and all(_on_registers(instructions[n], instruction) for n in around):
+            found.update(around)
+    return found
+
+
+def _on_registers(instruction: assembly.Instruction, branch: assembly.Instruction) -> bool:
+    """Whether it is of the branch's statement, and computes with registers, local memory and constants alone."""
+    kept = unit(instruction) in _ON_REGISTERS and instruction.base not in ("BAR", "EXIT")
+    table = instruction.base == "LDG" and ".CONSTANT" in instruction.opcode
+    return instruction.own_frames == branch.own_frames and (kept or table)
+
+
 def _ran(compiled: Compiled, executions: Executions) -> list[float | None]:
     """For each instruction how often its source line ran; None where that is not known. Triton 3.6 keeps only the
-    innermost line of a call, which then stands for all calls together."""
+    innermost line of a call: each call has instructions of its own, which run at most as often as the call that runs most."""
     first_lines = statements(compiled.functions)
     executions = _passes_of_headers(compiled.functions, executions)
     anywhere: Counter = Counter()
     for frames, times in executions.items():
-        anywhere[frames[:1]] += times
+        anywhere[frames[:1]] = max(anywhere[frames[:1]], times)
     found = []
     for instruction in compiled.instructions:
         frames = tuple((file, first_lines.get(file, {}).get(line, line)) for file, line in instruction.own_frames)
