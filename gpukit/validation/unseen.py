@@ -16,7 +16,8 @@ The fourth set's rows are those of the day on which it was measured, too (2026-1
 from DRAM again, or to be stored in places of its own, was fixed afterwards (gpukit/simulator/trace/waves.py), and so was how
 long loads are waited for, and what takes its turn beside a loop whose loads run ahead (gpukit/simulator/prediction/).
 
-The fifth set tests the model as it is after these fixes.
+The fifth set tests the model as it is after these fixes. It showed that what a sine does with large numbers was counted as run,
+and a function's calls in a loop as turns of it, which was fixed afterwards (gpukit/simulator/prediction/mix.py).
 """
 
 from __future__ import annotations

@@ -96,6 +96,8 @@ def test_what_is_recorded_of_an_h100():
     seen = [*rows, *(row for name in sets for row in times.read("h100-sxm", name))]
     missed = {(row.case, row.gpu) for row in seen if row.judged and abs(row.ratio - 1) > halves.BARS["worst"]}
     assert halves.REASONS.keys() == missed, "each miss has its reason, and what is none has none"
+    assert halves.reason(*min(missed)) == halves.REASONS[min(missed)] and halves.reason("no case", "h200") is None
+    assert halves.reason(min(missed)[0], "h200") == "as on another GPU: " + halves.REASONS[min(missed)]
     outside = halves.outside(halves.of(rows, "held"))
     assert cli.main(["validate", "--gpu", "h100-sxm"]) == int(bool(outside) or halves_with_unknown_traffic())
 
