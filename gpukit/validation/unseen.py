@@ -16,8 +16,12 @@ The fourth set's rows are those of the day on which it was measured, too (2026-1
 from DRAM again, or to be stored in places of its own, was fixed afterwards (gpukit/simulator/trace/waves.py), and so was how
 long loads are waited for, and what takes its turn beside a loop whose loads run ahead (gpukit/simulator/prediction/).
 
-The fifth set tests the model as it is after these fixes. It showed that what a sine does with large numbers was counted as run,
-and a function's calls in a loop as turns of it, which was fixed afterwards (gpukit/simulator/prediction/mix.py).
+The fifth set tests the model as it is after these fixes, on both GPUs. It showed that what a sine does with large numbers was
+counted as run, a function's calls in a loop as turns of it, and answers of L2 to atomics that the compiler had made reductions,
+which was fixed afterwards (gpukit/simulator/prediction/mix.py, gpukit/simulator/trace/contention.py).
+
+The rows of the third and the fourth set on an H200 are of 2026-11-28, too: predicted after they were measured, by a model that
+had been fixed after both sets had been seen on an H100.
 """
 
 from __future__ import annotations

@@ -770,3 +770,17 @@ def test_a_sample_knows_where_programs_store_after_a_loop():
     found = assumed(lambda: summed[(programs,)](x, y, 8, ODD=odd, BLOCK=64), gpu, sample=2)
     stored = found.dram_write_bytes + found.dirty_bytes
     assert stored == pytest.approx(4 * programs * odd, rel=0.02) and found.dram_read_bytes < 0.1 * stored
+
+
+@pytest.mark.parametrize(
+    "opcode, answered", [("RED.E.ADD.STRONG.GPU", False), ("ATOMG.E.ADD.STRONG.GPU", True), ("LDG.E", True)]
+)
+def test_what_the_compiler_made_a_reduction_is_not_answered(opcode, answered):
+    """Counted on an H100: relaxed atomics whose answer nobody asks for are RED, and only loads come from L2."""
+    from types import SimpleNamespace
+
+    from gpukit.simulator.trace.contention import answers
+
+    compiled = SimpleNamespace(instructions=[SimpleNamespace(opcode=opcode, line=7)])
+    assert answers(7, compiled) is answered
+    assert answers(8, compiled) and answers(7, None), "of another line, or of what nobody compiled"

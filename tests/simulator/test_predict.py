@@ -832,7 +832,7 @@ def test_loads_and_stores_cross_to_l2_in_directions_of_their_own():
         )
         found = types.SimpleNamespace(
             dram_read_bytes=0, dram_write_bytes=0, dirty_bytes=0, l2_read_sectors=read, l2_write_sectors=written,
-            l2_atomic_sectors=0, sites=[site],
+            l2_atomic_sectors=0, unanswered_sectors=0, sites=[site],
         )  # fmt: skip
         return predict_module._memory_us(launch, compiled, None, found)[predict_module.L2]
 

@@ -387,7 +387,7 @@ def _traffic(launch: Launch, compiled: Compiled) -> Traffic | SimpleNamespace:
     reads, writes, atomics = launch.load_sectors, launch.store_sectors, launch.atomic_sectors
     return SimpleNamespace(
         l1_read_sectors=reads, l2_read_sectors=reads, l2_write_sectors=writes, l2_atomic_sectors=atomics,
-        l1_hit_rate=0.0, l2_hit_rate=0.0, dirty_bytes=0, sites=(),
+        l1_hit_rate=0.0, l2_hit_rate=0.0, dirty_bytes=0, sites=(), unanswered_sectors=0,
         contention=tuple(unknown(a.tensor, launch.arguments.get(a.tensor), a.lanes) for a in launch.accesses if a.kind == "atomic"),
         dram_read_bytes=(reads + atomics) * SECTOR_BYTES, dram_write_bytes=(writes + atomics) * SECTOR_BYTES,
     )  # fmt: skip
@@ -414,7 +414,8 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
     written = traffic.dram_write_bytes + traffic.dirty_bytes
     dram = _dram_us(max(0, traffic.dram_read_bytes - fetched), written, reached)
     # Loads and stores cross between L2 and the SMs in directions of their own.
-    loaded = max(0, traffic.l2_read_sectors - traffic.l2_atomic_sectors - single["load"]) * SECTOR_BYTES
+    answers = traffic.l2_atomic_sectors - traffic.unanswered_sectors
+    loaded = max(0, traffic.l2_read_sectors - answers - single["load"]) * SECTOR_BYTES
     stored = max(0, traffic.l2_write_sectors - single["store"]) * SECTOR_BYTES
     one_sm = L2_BYTES_PER_CLOCK_AND_SM * min(gpu.sms, launch.programs) * gpu.boost_mhz
     l2 = max(loaded / min(reached.l2_gbps * 1e3, one_sm), stored / min(reached.write_gbps * 1e3, one_sm))
@@ -559,6 +560,7 @@ def _in_the_open(traffic: Traffic | SimpleNamespace, compiled: Compiled) -> Simp
         l2_write_sectors=traffic.l2_write_sectors, l2_atomic_sectors=traffic.l2_atomic_sectors,
         dram_read_bytes=max(0, traffic.dram_read_bytes - sum(site.dram_bytes for site in hidden)),
         dram_write_bytes=traffic.dram_write_bytes, dirty_bytes=traffic.dirty_bytes, contention=traffic.contention,
+        unanswered_sectors=traffic.unanswered_sectors,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from gpukit.hardware import KIB, Gpu
 from gpukit.simulator.compiler.occupancy import occupancy, reserved_shared_bytes
 from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
 from gpukit.simulator.trace import coalesce
-from gpukit.simulator.trace.contention import Contention, contention, is_floating, merges
+from gpukit.simulator.trace.contention import Contention, answers, contention, is_floating, merges
 from gpukit.simulator.trace.instructions import ALONE, Forms, alone_among_warps, ways_of
 from gpukit.simulator.trace.recording import Recording
 from gpukit.simulator.trace.waves import Play
@@ -69,7 +69,7 @@ class SiteTraffic:
 class Traffic:
     """One launch on one GPU, with cold caches.
 
-    l2_read_sectors     32-byte sectors from L2 to L1: of loads, and the answers to atomics
+    l2_read_sectors     32-byte sectors from L2 to L1: of loads, and the answers to atomics, but for those of `unanswered_sectors`
     l2_write_sectors    of stores, those of spilled registers included, which are also in `spilled_sectors`
     l2_atomic_sectors   of atomics
     dram_read_bytes, dram_write_bytes                      what L2 reads from and writes to DRAM while the kernel runs
@@ -95,10 +95,11 @@ class Traffic:
     dirty_bytes: int
     sites: tuple[SiteTraffic, ...] = field(repr=False)
     contention: tuple[Contention, ...] = ()
+    unanswered_sectors: int = 0  # of atomics that the compiler made reductions: nothing comes back
 
     @property
     def l1_hit_rate(self) -> float:
-        missed = self.l2_read_sectors - self.l2_atomic_sectors
+        missed = self.l2_read_sectors + self.unanswered_sectors - self.l2_atomic_sectors
         return max(0.0, 1 - missed / self.l1_read_sectors) if self.l1_read_sectors else 0.0
 
     @property
@@ -219,13 +220,14 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
     def total(kind: str, name: str = "l2_sectors") -> int:
         return sum(getattr(s, name) for s in sites if s.kind == kind)
 
+    unanswered = sum(s.l2_sectors for s in sites if s.kind == "atomic" and not answers(s.line, compiled))
     spilled = 0 if compiled is None else compiled.spill_stores * compiled.threads * call.programs // SECTOR_BYTES
     return Traffic(
         gpu=gpu.key, layouts="assumed" if compiled is None else "compiled", programs_per_sm=programs_per_sm,
         waves=call.programs / (gpu.sms * programs_per_sm), l1_bytes=l1,
-        l1_read_sectors=total("load", "l1_sectors"), l2_read_sectors=total("load") + total("atomic"),
+        l1_read_sectors=total("load", "l1_sectors"), l2_read_sectors=total("load") + total("atomic") - unanswered,
         l2_write_sectors=total("store") + spilled, l2_atomic_sectors=total("atomic"), spilled_sectors=spilled,
         dram_read_bytes=sum(s.dram_bytes for s in sites) + round(dram.completed * SECTOR_BYTES),
         dram_write_bytes=round(dram.written * SECTOR_BYTES), dirty_bytes=round(dram.dirty * SECTOR_BYTES),
-        sites=tuple(sites), contention=contention(recording, forms, compiled),
+        sites=tuple(sites), contention=contention(recording, forms, compiled), unanswered_sectors=unanswered,
     )  # fmt: skip

@@ -22,6 +22,7 @@ import torch
 from gpukit.simulator.trace.levels import LINE_BYTES
 
 STRETCH_BYTES = 512  # of neighbors that are in one slice of L2
+_REDUCTIONS, _ATOMICS = {"RED", "REDG"}, {"ATOM", "ATOMG"}
 
 if TYPE_CHECKING:
     from gpukit.simulator.compiler.compile import Compiled
@@ -76,6 +77,15 @@ def _whole(tensor: torch.Tensor) -> tuple[int, int]:
 def merges(floating: bool, compiled: Compiled | None) -> bool:
     """Whether a warp's adds to one element are added up before they are sent."""
     return not floating and (compiled is None or any(i.opcode.startswith("REDUX") for i in compiled.instructions))
+
+
+def answers(line: int, compiled: Compiled | None) -> bool:
+    """Whether L2 sends back what the atomics of this line found. Where nobody asks for it, and their order does not matter
+    (sem="relaxed"), the compiler makes them reductions (RED), which nothing comes back from; in any other order they stay ATOM."""
+    if compiled is None:
+        return True
+    found = {i.opcode.partition(".")[0] for i in compiled.instructions if i.line == line}
+    return bool(found & _ATOMICS) or not found & _REDUCTIONS
 
 
 def _of_tensor(name: str, recording: Recording, forms: Forms, compiled: Compiled | None) -> Contention:
