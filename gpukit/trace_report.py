@@ -159,6 +159,15 @@ class _Announced(launches.Onlooker):
         self.say(f"counting what {call.kernel} moves, {call.programs:,} programs")
         return self
 
+    def turn_begins(self) -> None:
+        pass
+
+    def repeat(self, turn, steps, times, before, after) -> None:
+        pass
+
+    def rewind(self, state) -> None:
+        pass
+
     def end(self) -> None:
         self.say(f"compiling {self.kernel} and playing its accesses through the caches")
 

@@ -522,6 +522,69 @@ def test_where_programs_begin_is_told_from_a_few_where_it_can_be(how, expected, 
 
 
 @triton.jit
+def long_loop(x_ptr, index_ptr, y_ptr, N, HOW: tl.constexpr, BLOCK: tl.constexpr):
+    x_ptr += tl.program_id(0).to(tl.int64) * N
+    offs, total, carried = tl.arange(0, BLOCK), tl.zeros([BLOCK], tl.float32), 0
+    for k in tl.range(0, N, BLOCK):
+        at = k
+        if HOW == "backwards":
+            total += tl.load(x_ptr + (N - BLOCK - k) + offs)
+        if HOW == "named":
+            at = k + 0
+        if HOW == "again after 16 turns":
+            at = k % (16 * BLOCK)
+        if HOW == "carried":
+            carried += BLOCK
+            at = carried - BLOCK
+        if HOW == "indices":
+            at = tl.load(index_ptr + k // BLOCK)
+        if HOW == "a branch":
+            if k == 37 * BLOCK:
+                total += tl.load(x_ptr + offs)
+        if HOW == "a loop":
+            for i in tl.range(0, 2):
+                total += tl.load(x_ptr + k + i * 4 + offs, mask=offs < 4)
+        total += tl.load(x_ptr + at + offs, mask=at + offs < N)
+        if HOW == "stores":
+            tl.store(y_ptr + offs, total)
+    tl.store(y_ptr + offs, total)
+
+
+@pytest.mark.parametrize(
+    ("how", "N", "in_part"),
+    [
+        ("", 4096, True), ("backwards", 4096, True), ("the last turn is masked", 4090, False),
+        ("again after 16 turns", 4096, False), ("carried", 4096, False), ("named", 4096, False), ("indices", 4096, False),
+        ("a branch", 4096, False), ("a loop", 4096, False), ("stores", 4096, False), ("a short loop", 64 * 20, False),
+    ],
+)  # fmt: skip
+def test_of_a_long_loop_as_many_turns_are_run_as_tell_the_others(how, N, in_part, monkeypatch):
+    """What is counted is that of all turns: accesses, FLOPs, where rows begin, and how often lines run."""
+    from gpukit.simulator.interpreter import memory_ops, turns
+    from gpukit.simulator.interpreter.lines import LineCounter
+
+    admit, made = memory_ops._admit, []
+    monkeypatch.setattr(memory_ops, "_admit", lambda *given: made.append(given) or admit(*given))
+    index = torch.arange(64, dtype=torch.int32) * 64
+
+    def traced():
+        made.clear()
+        x, y = torch.empty(8, N, device="meta"), torch.empty(64, device="meta")
+        with gpukit.trace(sample=2, gpu="h100-sxm") as t, LineCounter() as lines:
+            long_loop[(8,)](x, index, y, N, HOW=how, BLOCK=64)
+        loads = sum(kind == "load" for kind, *_ in made)
+        recording = t.launches[0].recording
+        rows = [(*row[:2], row[3]) for row in recording.rows()]
+        return loads, (t.launches[0], counts(t.launches[0]), rows, recording.tiles, recording.dots, lines.launches)
+
+    some, found = traced()
+    monkeypatch.setattr(turns, "_LEAST", 10**9)
+    every, expected = traced()
+    assert found == expected
+    assert some < every / 2 if in_part else some >= every
+
+
+@triton.jit
 def picked(x_ptr, index_ptr, y_ptr, BLOCK: tl.constexpr):
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y_ptr + offs, tl.load(x_ptr + tl.load(index_ptr + offs)))

@@ -10,6 +10,6 @@ arithmetic    bf16, fp8, dots, reductions; numerics (number formats) and libdevi
 language      and, or and not; min, max and range; what the interpreter lacks
 gluon         what the words of a kernel in Gluon mean; shared_memory is where its warps, copies and products meet
 frames        where in the user's code it happened
-lines         how often each source line ran; sampled runs a few programs on addresses alone
+lines         how often each source line ran; sampled runs a few programs on addresses alone, turns a few turns of a loop
 type_cache    what makes it quicker, and shortcuts
 """

@@ -1,5 +1,6 @@
 """Where the lanes of one load, store or atomic point: as a grid where they are one, and which sectors lie under it."""
 
+import copy
 import math
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -152,6 +153,14 @@ class Access:
             if self.lanes:
                 self.low, self.high = int(self.addresses.min()), int(self.addresses.max()) + width
         self.masked = pointers.size - self.lanes
+
+    def moved(self, step: int) -> "Access":
+        """The same lanes, which are a grid, so many bytes further on, as far as recorders ask of them; it has no addresses."""
+        other = copy.copy(self)
+        other.tile, other.low, other.high = self.tile.moved(self.tile.start + step), self.low + step, self.high + step
+        other._offsets = None
+        other.__dict__.pop("addresses", None)
+        return other
 
     @cached_property
     def addresses(self) -> np.ndarray:

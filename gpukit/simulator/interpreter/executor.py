@@ -164,10 +164,12 @@ def _language():
 
     def index(self):
         must_be_known(self.handle.data, "a bound")
+        _turns_differ()
         return int(self.handle.data.item())  # NumPy >= 2.4, Triton 3.6
 
     def chosen(self):
         must_be_known(self.handle.data, "a branch")
+        _turns_differ()
         return truth(self)
 
     scope.set_attr(tl.core.tensor, "__index__", index)
@@ -181,6 +183,12 @@ def _language():
     places = {(id(owner), name): (owner, name) for owner, name, _ in scope._changes}
     _meanings[loaded] = [(owner, name, shortcuts.direct(vars(owner)[name])) for owner, name in places.values()]
     return scope
+
+
+def _turns_differ() -> None:
+    """A bound or a branch in a loop: what a turn does may depend on which one it is."""
+    if running.now is not None and running.now.turns is not None:
+        running.now.turns.alike = False
 
 
 def _readable(value):

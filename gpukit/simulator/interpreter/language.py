@@ -17,6 +17,7 @@ import triton.language as tl
 from gpukit.simulator.interpreter import arithmetic, running
 from gpukit.simulator.interpreter.integers import Read
 from gpukit.simulator.interpreter.running import interpreter_module
+from gpukit.simulator.interpreter.turns import alike
 
 # ---- and, or, not -------------------------------------------------------------------------------------------------
 
@@ -166,7 +167,13 @@ def _counter(plain):
         wide = wide or any(not -(2**31) <= number < 2**31 for number in (numbers.start, numbers.stop, numbers.step))
         dtype, kind = (np.int64, tl.int64) if wide else (np.int32, tl.int32)
         handle = interpreter_module().TensorHandle
-        return (tl.core.tensor(handle(np.array([n], dtype=dtype), kind), kind) for n in _once(numbers))
+
+        def counter(n: int):
+            return tl.core.tensor(handle(np.array([n], dtype=dtype), kind), kind)
+
+        if running.now.seen is not None:
+            return map(counter, _once(numbers))
+        return alike(numbers, counter)
 
     return counted
 

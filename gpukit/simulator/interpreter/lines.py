@@ -55,6 +55,18 @@ class LineCounter(launches.Onlooker):
     def end(self) -> None:
         sys.settrace(self._outer)
 
+    def turn_begins(self) -> Counter:
+        return self.launches[-1].copy()
+
+    def repeat(self, turn, steps, times: int, before: Counter, after: Counter) -> None:
+        self.rewind(after)
+        for statement, count in after.items():
+            self.launches[-1][statement] += (count - before[statement]) * times
+
+    def rewind(self, state: Counter) -> None:
+        self.launches[-1].clear()
+        self.launches[-1].update(state)
+
     # What Python calls.
 
     def _call(self, frame: FrameType, event: str, arg):

@@ -50,6 +50,7 @@ class Running:
     again      how often it has made one again, while another one had had no live lane yet
     few        of how many of these the two on one line are told apart; None for all
     shortened  it has left such a loop before its end
+    turns      who looks at the turns of the loop that runs, if anybody does (turns.py)
     """
 
     def __init__(self):
@@ -62,6 +63,7 @@ class Running:
         self.again = 0
         self.few: int | None = None
         self.shortened = False
+        self.turns = None
         self.scope = None
         self.shared = None
         self.num_warps = 4

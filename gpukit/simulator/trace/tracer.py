@@ -152,6 +152,21 @@ class _Recorder:
             self.launch.flops += flops
             self.launch.recording.dots = True
 
+    def turn_begins(self) -> None:
+        """Of a loop: there is nothing to remember."""
+
+    def repeat(self, turn: tuple[list, int], steps: list[int], times: int, before, after) -> None:
+        """A turn of a loop is done so many times more, each access by its step further on each time."""
+        accesses, flops = turn
+        for number in range(1, times + 1):
+            for (access, *place), step in zip(accesses, steps, strict=True):
+                self.access(access.moved(number * step), *place)
+        if flops:
+            self.dot(flops * times)
+
+    def rewind(self, state) -> None:
+        pass
+
     def window(self) -> int:
         """After the sampled programs have run: of how many programs, from the first on, to look at the beginning."""
         return caches.window(self.launch.recording, self.trace.gpu)
