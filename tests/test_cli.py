@@ -606,13 +606,21 @@ def test_where_nothing_can_be_written_is_a_sentence(real_course, shell, status, 
 # ---- validate ----------------------------------------------------------------------------------------------------
 
 
+def without_a_reason(gpu):
+    """1 where a recorded row of traffic is outside its bar and says not why, 0 where none is."""
+    from gpukit.validation import traffic
+
+    rows = [row for path in (traffic.RESULTS / gpu).glob("*traffic.csv") for row in traffic.read(path)]
+    return int(any(row.unexplained for row in rows))
+
+
 def test_validate_prints_what_is_recorded(capsys):
-    assert cli.main(["validate", "--gpu", "h200"]) == 0
+    assert cli.main(["validate", "--gpu", "h200"]) == without_a_reason("h200")
     out = capsys.readouterr().out
     assert "TRAFFIC, simulated and measured on h200\nkernel" in out
     assert re.search(r"\n\d+ rows judged: \d+ within their bar", out)
     assert "TIMES, simulated and measured on h200\n" in out
-    assert cli.main(["validate", "--misses", "--gpu", "h200"]) == 0
+    assert cli.main(["validate", "--misses", "--gpu", "h200"]) == without_a_reason("h200")
     assert len(capsys.readouterr().out) < len(out)
 
 
@@ -630,7 +638,7 @@ def test_validate_without_measurements(capsys, monkeypatch, tmp_path):
     from gpukit.validation import times
 
     monkeypatch.setattr(times, "RESULTS", tmp_path)
-    assert cli.main(["validate", "--gpu", "H200"]) == 0
+    assert cli.main(["validate", "--gpu", "H200"]) == without_a_reason("h200")
     assert "TIMES, simulated and measured on h200\nnothing is recorded: no such file: " in capsys.readouterr().out
     assert cli.main(["validate", "--gpu", "t4"]) == 1
     assert capsys.readouterr().out.count("nothing is recorded") == 6

@@ -1,4 +1,5 @@
-"""Why a row of a table of traffic is outside its bar: one sentence for each known miss. A row inside its bar has none here."""
+"""Why a row of a table of traffic on an H100 is outside its bar: one sentence for each known miss. A row inside its bar has none
+here."""
 
 from __future__ import annotations
 

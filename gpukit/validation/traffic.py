@@ -56,8 +56,10 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Why it is not inside; empty where that is not known."""
-        return "" if self.inside else REASONS.get((self.kernel, self.counter), "")
+        """Why it is not inside; empty where that is not known. Reasons were looked for in the rows of an H100, where each of
+        these kernels was measured first."""
+        found = "" if self.inside else REASONS.get((self.kernel, self.counter), "")
+        return f"of an H100: {found}" if found and self.gpu != "h100-sxm" else found
 
     @property
     def unexplained(self) -> bool:

@@ -190,7 +190,7 @@ def test_the_table_is_written_read_and_shown(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(traffic.REASONS, ("odd", "dram_read_bytes"), "the moon was full")
     assert command.main(["--misses"]) == 0
     shown = capsys.readouterr().out
-    assert "MISS: odd (dram_read_bytes)\n      the moon was full\n" in shown and "65,536" not in shown
+    assert "MISS: odd (dram_read_bytes)\n      of an H100: the moon was full\n" in shown and "65,536" not in shown
     assert command.main(["--only", "copy"]) == 0
     assert command.main(["--only", "nothing"]) == 2
     assert command.main(["--gpu", "t4"]) == 2
