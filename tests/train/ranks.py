@@ -7,6 +7,7 @@ A script of its own: the processes are forked once everything is imported, befor
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import multiprocessing
@@ -319,23 +320,28 @@ def _as_planned(place: Place, runs) -> None:
 
 
 def _peak(place: Place, joined: ranks.Ranks, options: dict) -> tuple[int, int]:
-    """The most that is allocated in the third step, as PyTorch's profiler sees it, and what the plan says."""
-    mark = 1_234_567  # bytes of a tensor that is there for a moment before that step
+    """The most that is allocated in a step, as PyTorch's profiler sees it, and what the plan says. Of three steps after the
+    second the one with the least counts: gloo's thread may still hold a bucket that has been sent, for as long as the
+    other process keeps it waiting."""
+    mark = 1_234_567  # bytes of a tensor that is there for a moment before such a step, and after the last one
     with torch.profiler.profile(profile_memory=True, acc_events=True) as record:
         trainer = place.trainer("run", joined, **options)
         trainer.train_step()
-        trainer.train_step()
-        time.sleep(0.02)  # the profiler's clock counts in microseconds
-        torch.empty(mark, dtype=torch.uint8)
-        time.sleep(0.02)
-        trainer.train_step()
+        for _ in range(4):
+            trainer.train_step()
+            time.sleep(0.02)  # the profiler's clock counts in microseconds
+            torch.empty(mark, dtype=torch.uint8)
+            time.sleep(0.02)
     file = place.folder / f"trace{joined.rank}.json"
     record.export_chrome_trace(str(file))
     events = [event for event in json.loads(file.read_text())["traceEvents"] if event.get("name") == "[memory]"]
     events = [event["args"] for event in sorted(events, key=lambda event: event["ts"])]
     before = events[0]["Total Allocated"] - events[0]["Bytes"]
-    third = max(number for number, event in enumerate(events) if abs(event["Bytes"]) == mark)
-    found = max(event["Total Allocated"] for event in events[third + 1 :]) - before
+    marks = [number for number, event in enumerate(events) if event["Bytes"] == -mark]  # where it is freed
+    steps = [events[start + 1 : end] for start, end in itertools.pairwise(marks)]
+    assert len(steps) == 3
+    most = [max(event["Total Allocated"] for event in step if abs(event["Bytes"]) != mark) for step in steps]
+    found = min(most) - before
     config = plan.accounting_config("tiny", trainer.settings.model)
     return found, plan.step_memory(config, trainer.settings, joined.world, on_cpu=True).total_bytes
 
