@@ -56,11 +56,11 @@ def promise() -> Markdown:
     if not times:
         return Markdown("No run is recorded: `gpukit bench softmax` makes one where there is a GPU.")
     five, library, ours = (times[name, SHAPE] for name in ("torch", "library", "gpukit"))
-    dates = " and ".join(sorted({row.date for row in rows() if row.shape == SHAPE and row.mode == "fwd"}))
+    days = benchmark.when(row for row in rows() if row.shape == SHAPE and row.mode == "fwd")
     return Markdown(
         f"Softmax of a matrix of 4096 x 4096 numbers in bfloat16, written as five lines of PyTorch, takes **{five:.0f} "
         f"µs** on an H200. `torch.softmax` takes **{library:.0f} µs**. A Triton kernel of six lines, launched with a "
-        f"suitable number of warps, takes **{ours:.0f} µs** (all three measured, {dates}). You will write those "
+        f"suitable number of warps, takes **{ours:.0f} µs** (all three measured, {days}). You will write those "
         "six lines, and by the end you can say where the microseconds go."
     )
 
