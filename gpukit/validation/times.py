@@ -6,8 +6,8 @@ python -m gpukit.validation.times --again FILE.csv    predict each case of FILE.
                                                       times.csv and machine.csv among the results
 
 With --kernels new all of them are about gpukit.validation.new_kernels, and the table is halves.csv; with --kernels third
-about gpukit.validation.third_set, and it is third.csv; with --kernels fourth or fifth about fourth_set or fifth_set, and it
-is fourth.csv or fifth.csv.
+about gpukit.validation.third_set, and it is third.csv; with --kernels fourth, fifth or sixth about fourth_set, fifth_set or
+sixth_set, and it is fourth.csv, fifth.csv or sixth.csv.
 
 Times are medians with a cold L2 (gpukit.timing), inputs random, the GPU at whatever clock it chooses.
 """
@@ -42,6 +42,7 @@ KERNELS = {
     "third": ("gpukit.validation.third_set", "third.csv"),
     "fourth": ("gpukit.validation.fourth_set", "fourth.csv"),
     "fifth": ("gpukit.validation.fifth_set", "fifth.csv"),
+    "sixth": ("gpukit.validation.sixth_set", "sixth.csv"),
 }
 LEAST_US = 50  # shorter ones are shown and not judged: launching is too much of them
 MEDIAN_BAR, WORST_BAR = 0.15, 0.35  # of |predicted / measured - 1|
