@@ -38,9 +38,14 @@ class Config(NamedTuple):
 
 # BLOCK_K in bytes of an operand's row. Tiles of a few rows read more of b for each FLOP, and are for those that must.
 HOPPER = (
-    Config(128, 256, 128, 4, 4, 760, PIECES=2, GLUON=True),
-    Config(128, 256, 128, 8, 3, 740, PIECES=2, FLATTEN=True),
-    Config(128, 128, 128, 8, 4, 620, PIECES=1),
+    Config(128, 256, 128, 4, 4, 840, PIECES=2, GLUON=True),
+    Config(128, 128, 128, 4, 6, 800, PIECES=2, GLUON=True),  # 3072 x 3072 x 3072, 4.4 waves: 87 us, 101 with 128 x 256
+    Config(128, 256, 128, 8, 3, 830, PIECES=2, FLATTEN=True),
+    Config(128, 128, 128, 8, 4, 720, PIECES=1),
+    Config(
+        64, 256, 128, 4, 5, 790, PIECES=2, FLATTEN=True
+    ),  # 1280 x 1280 x 1280, 100 tiles: 10 us, 10.9 with 128 x 128
+    Config(64, 128, 256, 4, 4, 640, PIECES=1, FLATTEN=True),  # 1024 x 1024 x 1024: 6.4 us, 7.9 by pointers
     Config(128, 128, 128, 4, 3, 700),  # two programs on an SM: 203 us for 4096 x 4096 x 4096, 273 with 128 x 256
     Config(64, 128, 128, 4, 4, 480),
     Config(64, 64, 128, 4, 4, 330),
@@ -61,8 +66,8 @@ PLAIN = (Config(64, 64, 64, 4, 3, 30), Config(16, 64, 64, 4, 3, 15), Config(64, 
 INTERPRETER = (Config(32, 32, 64, 4, 1, 1),)
 SPLITS = (1, 2, 4, 8, 16)
 GROUP_M = 8
-# From here on, in 2 M N K, descriptors gain more than they cost: on the CPU as much as three launches, and for operands
-# without wide loads copies into padded rows.
+# From here on, in 2 M N K, descriptors gain more than they cost: on the CPU as much as three launches, which a CUDA graph takes
+# out, and for operands without wide loads copies into padded rows.
 WORTH_DESCRIPTORS = 2e10
 WORTH_A_COPY = 4e9
 
@@ -132,10 +137,13 @@ def _seconds(given: Problem, config: Config) -> float:
     one SM draws from memory, and for shares of K their sums, written and read."""
     split, row_bytes = config.SPLIT_K, given.K * given.dtype.itemsize
     waves = -(-given.tiles(config) * split // (given.gpu.sms if given.gpu else 2))
+    # Until a first block of K is there, and while a last tile is stored, nothing is multiplied; and groups of warps with registers
+    # of their own begin later.
+    ends = 2.5e-6 + config.BLOCK_M * config.BLOCK_N * 6e-11 + (1.2e-6 if config.GLUON else 0)
     arithmetic = config.BLOCK_M * config.BLOCK_N * row_bytes / (config.rate * 1e12 / 132)
-    traffic = (config.BLOCK_M + config.BLOCK_N) * row_bytes / 60e9
+    traffic = (config.BLOCK_M + config.BLOCK_N) * row_bytes / (120e9 if config.descriptors else 60e9)
     again = 0 if split == 1 else 2e-6 + given.batches * given.M * given.N * 8 * split / 4e12
-    return waves * max(arithmetic, traffic) / split + again
+    return ends + waves * max(arithmetic, traffic) / split + again
 
 
 @cache
@@ -169,7 +177,9 @@ def _by_tma(a: Tensor, b: Tensor, gated: bool) -> bool:
         return False
     if gated and N // 2 * b.dtype.itemsize % 16:
         return False  # the columns of `up` would not begin where a load can
-    return 2 * M * N * K >= (WORTH_DESCRIPTORS if _wide(a) and _wide(b) else WORTH_A_COPY)
+    if not (_wide(a) and _wide(b)):
+        return 2 * M * N * K >= WORTH_A_COPY
+    return 2 * M * N * K >= WORTH_DESCRIPTORS or torch.cuda.is_current_stream_capturing()
 
 
 def _in_gluon(a: Tensor, b: Tensor, gated: bool) -> bool:

@@ -158,7 +158,8 @@ def matmul_fwd(
     after = (z, bias, residual, scale)
     if config is None:
         key = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, precision, activation, a.device)
-        at = (*key, (a.data_ptr() | b.data_ptr()) % 16, properties(a.device))
+        captured = a.is_cuda and torch.cuda.is_current_stream_capturing()  # see _by_tma
+        at = (*key, (a.data_ptr() | b.data_ptr()) % 16, properties(a.device), captured)
         configs = _known.get(at)
         if configs is None:
             batches = [x if x.ndim == 3 else x.unsqueeze(0) for x in (a, b)]
