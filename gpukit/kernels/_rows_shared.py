@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpukit.kernels._launch import interpreted, launch
+from gpukit.kernels._rows import as_it_is
 
 # Numbers of a part, and the warps for it: a thread keeps 32 numbers of y and 32 of dy in 32 registers. With 64 registers per
 # thread four programs share an SM. 4,096 x 131,072 on an H100: 1,083 us; 1,094 with half of that in a part, 1,090 with twice.
@@ -30,13 +31,8 @@ PATIENCE = 1024
 
 
 @triton.jit
-def _as_it_is(x, PTX: tl.constexpr):
-    """x. Behind an instruction that it does not know, the compiler keeps numbers of 16 bits, and not those in float32 that it
-    makes of them, which take twice the registers."""
-    if PTX:
-        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
-    else:
-        return x
+def _kept(x, PTX: tl.constexpr):
+    return as_it_is(x) if PTX else x
 
 
 @triton.jit
@@ -57,7 +53,7 @@ def _part(y_ptr, dy_ptr, part, N, BLOCK: tl.constexpr, EVEN: tl.constexpr, PTX: 
     mask = (offs < N) | EVEN
     y = tl.load(y_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_first")
     dy = tl.load(dy_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_first")
-    return _as_it_is(y, PTX), _as_it_is(dy, PTX)
+    return _kept(y, PTX), _kept(dy, PTX)
 
 
 @triton.jit
@@ -118,7 +114,7 @@ def softmax_bwd_shared_kernel(
         y, dy = _part(y_ptr, dy_ptr, part, N, BLOCK, EVEN, PTX)
         _put(dx_ptr, y, dy, tl.sum(_sum_in(words), axis=0), part, N, LOG, BLOCK, EVEN)
     else:
-        _put(dx_ptr, _as_it_is(y, PTX), _as_it_is(dy, PTX), tl.sum(_sum_in(words), axis=0), part, N, LOG, BLOCK, EVEN)
+        _put(dx_ptr, _kept(y, PTX), _kept(dy, PTX), tl.sum(_sum_in(words), axis=0), part, N, LOG, BLOCK, EVEN)
 
 
 def softmax_gradients(y: Tensor, dy: Tensor, dx: Tensor, log: bool, patience: int = PATIENCE) -> None:

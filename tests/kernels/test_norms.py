@@ -208,7 +208,7 @@ def test_operators_without_weight_and_bias(device):
 
 # ---------------------------------------------------------------------------------------------------- on a GPU alone
 @pytest.mark.gpu
-@pytest.mark.parametrize("N", [33, 1024, 4096, 8200, 20_001, 32_768, 40_000])
+@pytest.mark.parametrize("N", [33, 1024, 4096, 5000, 8200, 12_288, 16_384, 20_001, 32_768, 40_000])
 @pytest.mark.parametrize(("op", "fn"), CASES)
 def test_every_length(op, fn, N, device):
     """Each form of the kernels, with more rows than programs where there is room for that."""
@@ -216,7 +216,7 @@ def test_every_length(op, fn, N, device):
     check(op, fn, (M, N), torch.bfloat16, device)
     if N in (1024, 8200, 40_000):
         check(op, fn, (6, N), torch.float32, device)
-    if N in (33, 40_000):
+    if N in (33, 5000, 12_288, 40_000):
         check(op, fn, (6, N), torch.float16, device, padded_rows, dy_layout=transposed)
 
 
