@@ -5,7 +5,8 @@ The same kernel, to be read first: `linear_cross_entropy` in solutions/losses.py
 
 For M tokens, width D and V classes in chunks of C tokens, the memory is C V for a chunk's logits, which become their own
 gradient in place, and D (M + V) for the two gradients, instead of 3 M V and those. The products are PyTorch's, three of
-2 M V D FLOPs; nothing is computed twice. The gradients exist when the loss does; backward() only scales them.
+2 M V D FLOPs; nothing is computed twice. The gradients exist when the loss does; backward() only scales them, and where the
+scale is 1 it reads that one number and leaves them as they are.
 
 Limits: the weight's gradient is summed over chunks in the weight's dtype, one rounding a chunk (each product is summed in
 float32 inside), so few large chunks are also more exact. Second derivatives are not there. In float16 the gradients exist
@@ -16,25 +17,58 @@ Sources: https://arxiv.org/abs/2410.10989 (chunks), https://arxiv.org/abs/2411.0
 from contextlib import nullcontext
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from gpukit.kernels._arguments import check_tensors
 from gpukit.kernels._autograd import operator, refuse_second
 from gpukit.kernels._class_losses import check, reduced
+from gpukit.kernels._device import multiprocessors
 from gpukit.kernels._dtypes import DTYPES, torch_acc_dtype
+from gpukit.kernels._launch import launch
 from gpukit.kernels.cross_entropy import cross_entropy_fwd
 
-# Logits of one chunk. 8,192 tokens x 4,096 x 128,256 on an H200, bf16: 1,024 tokens at a time take 42.1 ms and 1.29 GiB,
-# 2,048 take 42.0 ms and 1.53 GiB, all logits at once 40.0 ms and 5.87 GiB.
+# Logits of one chunk at least.
 CHUNK_ELEMENTS = 1 << 27
 ROW_ELEMENTS = 64
+BLOCK = 4096
 
 
-def chunk_tokens(tokens: int, classes: int) -> int:
-    """Tokens in one chunk: equal chunks of at most CHUNK_ELEMENTS logits, a multiple of 128 where there are so many."""
-    chunks = -(-tokens * classes // CHUNK_ELEMENTS)
+def chunk_logits(classes: int, width: int) -> int:
+    """How many logits a chunk may have: CHUNK_ELEMENTS, or as many as the weight has numbers, since its gradient takes the
+    same memory. Few chunks are faster, because each is added to that gradient, which is read and written for it. On an H200
+    in bf16, 8,192 tokens x 4,096 x 128,256 take 41.5 ms in chunks of 1,024 tokens, 40.1 of 2,048, 39.4 of 4,096 and 39.5 in
+    one, without backward()."""
+    return max(CHUNK_ELEMENTS, classes * width)
+
+
+def chunk_tokens(tokens: int, classes: int, width: int) -> int:
+    """Tokens in one chunk: equal chunks of at most `chunk_logits`, a multiple of 128 where there are so many."""
+    chunks = -(-tokens * classes // chunk_logits(classes, width))
     size = -(-tokens // max(chunks, 1))
     return max(1, size if size < 128 else -(-size // 128) * 128)
+
+
+@triton.jit
+def scale_kernel(x_ptr, scale_ptr, n, BLOCK: tl.constexpr):
+    """x [n] *= scale in place, by a grid of any size. A scale of 1, as most are, costs no pass over x; the CPU could not see
+    that without waiting for the GPU."""
+    scale = tl.load(scale_ptr)
+    if scale != 1.0:
+        step = tl.num_programs(0).to(tl.int64) * BLOCK
+        for start in tl.range(tl.program_id(0).to(tl.int64) * BLOCK, n, step):
+            offs = start + tl.arange(0, BLOCK)
+            x = tl.load(x_ptr + offs, mask=offs < n)
+            tl.store(x_ptr + offs, x.to(scale.dtype) * scale, mask=offs < n)
+
+
+def _scale(x: Tensor, scale: Tensor) -> Tensor:
+    """x, contiguous, times a scalar, in place."""
+    if x.numel() > 0:
+        programs = min(-(-x.numel() // BLOCK), 4 * multiprocessors(x.device))
+        launch(scale_kernel, programs, x, scale, x.numel(), BLOCK=BLOCK, num_warps=8)
+    return x
 
 
 def linear_cross_entropy_fwd(
@@ -101,7 +135,9 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("linear_cross_entropy: backward ran twice, and the first has used the gradients")
         gradients, ctx.gradients = ctx.gradients, None
-        scaled = (g.mul_(dloss) if needed else None for g, needed in zip(gradients, ctx.needs_input_grad, strict=False))
+        scaled = (
+            _scale(g, dloss) if needed else None for g, needed in zip(gradients, ctx.needs_input_grad, strict=False)
+        )
         return *scaled, *(None,) * 6
 
 
@@ -143,7 +179,7 @@ def linear_cross_entropy(
 
     x [..., D] and weight [V, D] of one dtype (float16, bfloat16, float32 or float64), target [...] int64 or int32.
     reduction "mean" or "sum": the loss is a scalar, float32 (float64 for float64). chunk: tokens at a time; by default
-    2^27 logits. The loss's gradients are computed with the loss; backward() runs once.
+    as many as 2^27 logits allow, or as many logits as the weight has numbers, if these are more. The loss's gradients are computed with the loss; backward() runs once.
 
     Raises TypeError and ValueError for what does not fit.
     """
@@ -174,7 +210,7 @@ def linear_cross_entropy(
     x, target = x.reshape(-1, x.shape[-1]), target.reshape(-1).contiguous()
     settings = (
         reduction == "mean",
-        chunk or chunk_tokens(len(x), V),
+        chunk or chunk_tokens(len(x), V, x.shape[1]),
         ignore_index,
         float(label_smoothing),
         float(z_loss),

@@ -66,9 +66,10 @@ def mfu_formula(config: models.Config, settings: Settings, gpu: hardware.Gpu | N
 
 def chunked_loss_bytes(config: models.Config, tokens: int) -> int:
     """What gpukit's linear_cross_entropy needs beside its inputs: the logits of a chunk, and both gradients, in 16 bits."""
-    from gpukit.kernels.linear_cross_entropy import CHUNK_ELEMENTS
+    from gpukit.kernels.linear_cross_entropy import chunk_logits
 
-    return 2 * min(CHUNK_ELEMENTS, tokens * config.vocab_size) + 2 * (tokens + config.vocab_size) * config.hidden
+    logits = min(chunk_logits(config.vocab_size, config.hidden), tokens * config.vocab_size)
+    return 2 * logits + 2 * (tokens + config.vocab_size) * config.hidden
 
 
 def step_memory(config: models.Config, settings: Settings, world: int = 1, *, on_cpu: bool = False) -> memory.Memory:

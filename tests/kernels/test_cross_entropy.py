@@ -465,9 +465,10 @@ def test_linear_under_autocast_leaves_float64(device):
 
 def test_chunks_cover_the_tokens():
     for tokens, classes in ((1, 1), (0, 5), (127, 50257), (8192, 128256), (100_000, 200_000), (3, 10**9)):
-        size = chunk_tokens(tokens, classes)
+        size = chunk_tokens(tokens, classes, 8)
         assert size >= 1 and (size * classes <= 2**27 + 128 * classes)
-    assert chunk_tokens(8192, 128256) == 1024
+    assert chunk_tokens(8192, 128256, 768) == 1024
+    assert chunk_tokens(8192, 128256, 4096) == 4096  # as many logits as the weight has numbers
 
 
 # ---------------------------------------------------------------------------------------------------- on a GPU alone
