@@ -30,7 +30,8 @@ beside the same others:
 
 On an H200 (gpukit/results/h200/long_rows.csv), whose memory is faster, parts of 32,768 numbers take 207 µs and the others 194; of
 40,960, 259 and 305; of 65,536, 407 and 398, in both functions; log-softmax's gradient with fewer has no gain there: 49,152 take
-312 and 290.
+312 and 290. Forward, which was measured on an H200 alone, 50,304 numbers take 220 µs shared, 271 by the others and 222 kept; 65,536
+take 276, 297 and 285; 131,072 take 550 shared and 568 kept, which they stay until an H100 has shared them, too.
 
 What was tried before is there, too. "shared in Triton" is by programs with a part each (programs of a row, warps, registers; counted:
 parts are taken in the order in which programs begin), "shared in Gluon" by SMs that keep parts as _rows_hopper keeps rows (SMs of
@@ -109,15 +110,19 @@ def chosen(module: str, choices: tuple[Choice, ...], *tensors: Tensor) -> tuple[
     return (found, config) if found else None
 
 
-# From where it pays off for softmax and, True, for log-softmax; of 65,536 on an H100 alone, on an H200 that costs 2%. No longer
-# than 128 programs' parts: of 528 that run at the same time, 4 on an SM.
-SHARED_BYTES = {False: range(80 * KIB, 2048 * KIB + 1), True: range(128 * KIB, 2048 * KIB + 1)}
+# From where it pays off: forward, for softmax and for log-softmax, whose rows stay in one program's registers up to 64 KiB, and
+# for their gradients; that of 65,536 numbers on an H100 alone, on an H200 it costs 2%. No longer than 128 programs' parts: of 528
+# that run at the same time, 4 on an SM, or forward of 792.
+SHARED_BYTES = {
+    "forward": range(64 * KIB + 1, 2048 * KIB + 1),
+    "softmax": range(80 * KIB, 2048 * KIB + 1),
+    "log_softmax": range(128 * KIB, 2048 * KIB + 1),
+}
 
 
-def shared(log: bool, *tensors: Tensor) -> ModuleType | None:
-    """gpukit.kernels._rows_shared where several programs are to share a row of tensors [M, N] of softmax's gradient, or of
-    log-softmax's, or None."""
+def shared(which: str, *tensors: Tensor) -> ModuleType | None:
+    """gpukit.kernels._rows_shared where several programs are to share a row of tensors [M, N] in one of SHARED_BYTES, or None."""
     x = tensors[0]
-    if x.element_size() != 2 or 2 * x.shape[1] not in SHARED_BYTES[log] or not all(map(_describable, tensors)):
+    if x.element_size() != 2 or 2 * x.shape[1] not in SHARED_BYTES[which] or not all(map(_describable, tensors)):
         return None
     return for_hopper("_rows_shared", x.device)

@@ -1,17 +1,19 @@
-"""Softmax's gradient of a row that several programs share, in Triton: each number is read once and written once
+"""Softmax, and its gradient, of a row that several programs share, in Triton: each number is read once and written once
 (gpukit.kernels._rows_choices says which rows; softmax launches it).
 
 A row of y and one of dy, 131,072 numbers each, take 512 KiB, more than the registers and the shared memory of an SM. Here each
-program takes one part of a row and keeps it in registers. What it cannot know alone is sum(y dy) over the whole row. It sums
-its own part, posts the sum in memory, and waits until the sums of the other parts are there: 8 bytes per part are exchanged,
-and no part is read twice. Several programs share an SM, so that some load while others wait.
+program takes one part of a row and keeps it in registers. What it cannot know alone is sum(y dy) over the whole row, or forward
+the maximum m and the sum l of exp(x - m). It computes these of its own part, posts them in memory, and waits until those of the
+other parts are there: 8 bytes per part are exchanged, and no part is read twice. Several programs share an SM, so that some
+load while others wait. Forward, a program keeps exp(x - m) under the maximum of its part, and one factor makes a softmax of it:
+an exponential per number, where a program that reads a row twice computes two.
 
-A message is one word of 64 bits: the sum in its upper half, and a 1 below, which tells it from the 0 that was there before.
-It is written and read as a whole, hence no order of stores has to be enforced. Sums are always added in the same order, and
-the result has the same bits in every run.
+A message is one word of 64 bits: for the gradient the sum in its upper half and a 1 below, forward m and l. It is never the 0
+that was there before: where m is 0, l is at least 1. It is written and read as a whole, hence no order of stores has to be
+enforced. Messages are always joined in the same order, and the result has the same bits in every run.
 
 Nobody waits forever. A GPU gives no promise that all programs of a row run at the same time: another stream may take their
-place, and the interpreter runs one after the other. A program whose patience ends computes all the sums itself, from the row
+place, and the interpreter runs one after the other. A program whose patience ends computes all messages itself, from the row
 in memory. That costs time and changes no bit.
 """
 
@@ -26,6 +28,9 @@ from gpukit.kernels._rows import as_it_is
 # Numbers of a part, and the warps for it: a thread keeps 32 numbers of y and 32 of dy in 32 registers. With 64 registers per
 # thread four programs share an SM. 4,096 x 131,072 on an H100: 1,083 us; 1,094 with half of that in a part, 1,090 with twice.
 PART, WARPS, REGISTERS = 8192, 8, 64
+# Forward a thread keeps 64 numbers in float32, and six programs share an SM. 4,096 x 65,536 on an H200: 276 us; 277 with half of a
+# part, 284 with a quarter, 297 by a program per row that reads it twice.
+FORWARD_WARPS, FORWARD_REGISTERS = 4, 80
 # How often a program looks for the words of the others before it computes them: about a millisecond.
 PATIENCE = 1024
 
@@ -72,15 +77,26 @@ def _put(dx_ptr, y, dy, dot, part, N, LOG: tl.constexpr, BLOCK: tl.constexpr, EV
 
 
 @triton.jit
-def _posted(words_ptr, parts, SLOTS: tl.constexpr):
-    """The words of a row, as far as they have come, and how many have not. Beyond the last part stands a word with the sum 0.
+def _posted(words_ptr, parts, SLOTS: tl.constexpr, NOTHING: tl.constexpr):
+    """The words of a row, as far as they have come, and how many have not. Beyond the last part stands NOTHING, which adds none.
 
     There are as many slots as threads, hence each word is loaded by one thread alone, and what follows from the words is the
     same for all threads. Two threads that load a word each for themselves may see it come at different times, and one of
     them would leave a loop in which the other stays."""
     slots = tl.arange(0, SLOTS)
-    words = tl.load(words_ptr + slots, mask=slots < parts, other=1, volatile=True)
+    words = tl.load(words_ptr + slots, mask=slots < parts, other=NOTHING, volatile=True)
     return words, tl.sum((words == 0).to(tl.int32), axis=0)
+
+
+@triton.jit
+def _awaited(words_ptr, parts, patience, SLOTS: tl.constexpr, NOTHING: tl.constexpr):
+    """What `_posted` says when all words have come, or patience ends."""
+    words, missing = _posted(words_ptr, parts, SLOTS, NOTHING)
+    looked = 0
+    while (missing > 0) & (looked < patience):
+        words, missing = _posted(words_ptr, parts, SLOTS, NOTHING)
+        looked += 1
+    return words, missing
 
 
 @triton.jit
@@ -100,12 +116,7 @@ def softmax_bwd_shared_kernel(
     y, dy = _part(y_ptr, dy_ptr, part, N, BLOCK, EVEN, PTX)
     tl.atomic_xchg(words_ptr + part, _word(_dot(y, dy, LOG)), sem="relaxed")
 
-    words, missing = _posted(words_ptr, parts, SLOTS)
-    looked = 0
-    while (missing > 0) & (looked < patience):
-        words, missing = _posted(words_ptr, parts, SLOTS)
-        looked += 1
-
+    words, missing = _awaited(words_ptr, parts, patience, SLOTS, 1)
     if missing > 0:
         for i in tl.range(0, parts):
             y, dy = _part(y_ptr, dy_ptr, i, N, BLOCK, EVEN, PTX)
@@ -115,6 +126,84 @@ def softmax_bwd_shared_kernel(
         _put(dx_ptr, y, dy, tl.sum(_sum_in(words), axis=0), part, N, LOG, BLOCK, EVEN)
     else:
         _put(dx_ptr, _kept(y, PTX), _kept(dy, PTX), tl.sum(_sum_in(words), axis=0), part, N, LOG, BLOCK, EVEN)
+
+
+# ---------------------------------------------------------------------------------------------------------------- forward
+NOTHING = tl.constexpr(-0x80_0000 << 32)  # the message of a part without numbers: -inf and 0
+
+
+@triton.jit
+def _exp(x):
+    return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
+def _pair(m, l):
+    """A maximum and a sum in float32 as a message."""
+    low = l.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+    return (m.to(tl.int32, bitcast=True).to(tl.int64) << 32) | low
+
+
+@triton.jit
+def _state(x_ptr, part, N, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    """A part's numbers less their maximum, [BLOCK] in float32, the exponentials of that, the maximum, and their sum. The maximum is
+    finite where all numbers are -inf, so that -inf - m is never NaN."""
+    offs = part * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, mask=(offs < N) | EVEN, other=-float("inf"), eviction_policy="evict_first").to(tl.float32)
+    m = tl.maximum(tl.max(x, axis=0), -3.4028234663852886e38)
+    x -= m
+    e = _exp(x)
+    return x, e, m, tl.sum(e, axis=0)
+
+
+@triton.jit
+def _put_softmax(y_ptr, x, e, m, words, part, N, LOG: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    """Stores a part's softmax, or log-softmax, from what `_state` said of it and from the messages of all."""
+    maxima, sums = _sum_in(words), (words & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
+    m_row = tl.max(maxima, axis=0)
+    total = tl.sum(sums * _exp(maxima - m_row), axis=0)
+    y = x + (m - m_row - tl.log(total)) if LOG else e * (_exp(m - m_row) / total)
+    offs = part * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + offs, y, mask=(offs < N) | EVEN)
+
+
+@triton.jit
+def softmax_fwd_shared_kernel(
+    x_ptr, y_ptr, words_ptr,
+    stride_xm,
+    N, patience,
+    LOG: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """A program per part, those of a row one after the other. words [M, parts]: 0. EVEN: all parts are full."""
+    parts = tl.cdiv(N, BLOCK)
+    row, part = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
+    x_ptr += row * stride_xm
+    y_ptr += row * N
+    words_ptr += row * parts
+    x, e, m, l = _state(x_ptr, part, N, BLOCK, EVEN)
+    tl.atomic_xchg(words_ptr + part, _pair(m, l), sem="relaxed")
+
+    words, missing = _awaited(words_ptr, parts, patience, SLOTS, NOTHING)
+    if missing > 0:
+        for i in tl.range(0, parts):
+            _, _, m, l = _state(x_ptr, i, N, BLOCK, EVEN)
+            words = tl.where(tl.arange(0, SLOTS) == i, _pair(m, l), words)
+        x, e, m, _ = _state(x_ptr, part, N, BLOCK, EVEN)  # again, as above
+        _put_softmax(y_ptr, x, e, m, words, part, N, LOG, BLOCK, EVEN)
+    else:
+        _put_softmax(y_ptr, x, e, m, words, part, N, LOG, BLOCK, EVEN)
+
+
+# -------------------------------------------------------------------------------------------------------------- launchers
+def softmax_parts(x: Tensor, y: Tensor, log: bool, patience: int = PATIENCE) -> None:
+    """Fill y [M, N], contiguous, with the softmax, or log-softmax, of x, whose rows may lie apart. Both are of 16 bits."""
+    M, N = x.shape
+    parts = -(-N // PART)
+    words = torch.zeros(M * parts, dtype=torch.int64, device=x.device)
+    launch(
+        softmax_fwd_shared_kernel, M * parts, x, y, words, x.stride(0), N, patience,
+        LOG=log, SLOTS=32 * FORWARD_WARPS, BLOCK=PART, EVEN=N % PART == 0, num_warps=FORWARD_WARPS, maxnreg=FORWARD_REGISTERS,
+    )  # fmt: skip
 
 
 def softmax_gradients(y: Tensor, dy: Tensor, dx: Tensor, log: bool, patience: int = PATIENCE) -> None:

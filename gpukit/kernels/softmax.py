@@ -11,7 +11,7 @@ One family of kernels computes both; LOG says which.
 Traffic for M rows of N: forward one read and one write, backward two reads and one write, the least possible. That
 holds while a row stays in the registers of one program (N <= 32,768). A longer row is read a second time, from its end
 backwards: the part read last is still in a cache. On Hopper some of these rows are read once, too: gpukit.kernels._rows_hopper
-keeps them in shared memory, and backward gpukit.kernels._rows_shared lets several programs share them. Times in comments are
+keeps them in shared memory, and gpukit.kernels._rows_shared lets several programs share them. Times in comments are
 of an H200, bf16, 4,096 rows unless said.
 
 Limits: a row of -inf alone is NaN, as in torch.softmax; second derivatives are left to PyTorch's operations.
@@ -303,6 +303,9 @@ def softmax_fwd(x: Tensor, log: bool = False) -> Tensor:
         module, config = on_hopper
         module.softmax_rows(x, y, log, config)
         return y
+    if not resident and (on_hopper := shared("forward", x)):
+        on_hopper.softmax_parts(x, y, log)
+        return y
     if not resident:
         launch(softmax_fwd_online_kernel, M, x, y, *strides, N, LOG=log, **_online_fwd_config(N, dtype))
         return y
@@ -332,7 +335,7 @@ def softmax_bwd(y: Tensor, dy: Tensor, log: bool = False) -> Tensor:
         config = _resident_config(N, dtype)
         programs = -(-M // config["BLOCK_M"])
         launch(softmax_bwd_kernel, programs, y, dy, dx, *strides, M, N, LOG=log, **config)
-    elif on_hopper := shared(log, y, dy):
+    elif on_hopper := shared("log_softmax" if log else "softmax", y, dy):
         on_hopper.softmax_gradients(y, dy, dx, log)
     else:
         config = _online_bwd_config(N, dtype)

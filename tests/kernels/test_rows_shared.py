@@ -1,4 +1,5 @@
-"""Softmax's gradient of rows that several programs share: in the interpreter, where programs run one after the other, and on a Hopper GPU."""
+"""Softmax and its gradient of rows that several programs share: in the interpreter, where programs run one after the other, and on a
+Hopper GPU."""
 
 import sys
 from functools import partial
@@ -20,6 +21,10 @@ LONG = 131_072
 # Columns that are whole parts, and that are not; one part alone; fewer numbers than a part.
 CASES = [(7, 4096), (3, 2000), (1, 1040), (5, 512), (2, 16)]
 FUNCTIONS = pytest.mark.parametrize("log", [False, True], ids=["softmax", "log_softmax"])
+
+
+def name(log):
+    return "log_softmax" if log else "softmax"
 
 
 def random(*shape, dtype=torch.float32, seed=0, device="cpu"):
@@ -53,6 +58,65 @@ def parts_of_512(monkeypatch):
     if torch.cuda.is_available():
         pytest.skip("a GPU gets parts as large as they are")
     monkeypatch.setattr(_rows_shared, "PART", 512)
+
+
+def numbers(M, N, dtype, device="cpu"):
+    """x; parts of 512 of the first row have -inf alone, and of the last rows one is of -inf and one holds a NaN, as far as there are
+    rows."""
+    x = random(M, N, dtype=dtype, device=device)
+    x[0, 512:1024] = -float("inf")
+    if M > 4:
+        x[-1], x[-2, N // 3] = -float("inf"), float("nan")
+    return x
+
+
+def forward(x, log, patience):
+    y = poison(torch.empty(x.shape, dtype=x.dtype, device=x.device))
+    _rows_shared.softmax_parts(x, y, log, patience)
+    return y
+
+
+@FUNCTIONS
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("M", "N"), CASES, ids=str)
+def test_forward_nobody_waits_forever(M, N, dtype, log, parts_of_512):
+    x, fn = numbers(M, N, dtype), torch.log_softmax if log else torch.softmax
+    wide = torch.empty(M, N + 24, dtype=dtype)[:, :N].copy_(x)  # its rows lie apart
+    for patience in (0, 3):
+        y = forward(wide, log, patience)
+        assert_close(y, fn(x.double(), -1), fn(x, -1))
+        assert M <= 4 or (y[-1].isnan().all() and y[-2].isnan().all() and not y[:-2].isnan().any())
+
+
+@FUNCTIONS
+def test_forward_words_that_have_come_give_the_same_bits(log, parts_of_512, monkeypatch):
+    x = numbers(7, 2000, torch.bfloat16)
+    kept = kept_words(monkeypatch)
+    alone = forward(x, log, 0)
+    (words,) = kept
+    assert words.shape == (7 * 4,) and (words != 0).all()
+    maxima, sums = ((words >> shift).to(torch.int32).view(torch.float32).view(7, 4) for shift in (32, 0))
+    for part in range(4):
+        own = x[:, 512 * part : 512 * (part + 1)].float()
+        m = own.amax(-1).clamp(min=torch.finfo(torch.float32).min)
+        finite = ~own.isnan().any(-1)
+        assert torch.equal(maxima[finite, part], m[finite])
+        torch.testing.assert_close(sums[:, part][finite], (own - m[:, None]).exp().sum(-1)[finite])
+
+    def again(words):
+        with monkeypatch.context() as patch:
+            patch.setattr(_rows_shared, "torch", SimpleNamespace(zeros=lambda *_, **__: words, int64=torch.int64))
+            return forward(x, log, 0)
+
+    assert torch.equal(again(words.clone()).nan_to_num(7), alone.nan_to_num(7))
+    # And the messages are what is used: with a sum that is larger by 100 in the last part's, which its program posts only at the end.
+    larger = torch.where(torch.arange(4) == 3, sums + 100, sums).view(torch.int32).long() & 0xFFFFFFFF
+    found = again((words.view(7, 4) >> 32 << 32 | larger).flatten())
+    m = maxima.amax(-1, keepdim=True)
+    total = (sums * (maxima - m).exp()).sum(-1, keepdim=True) + 100 * (maxima[:, 3:] - m).exp()
+    expected = (x - m - total.log() if log else (x - m).exp() / total).bfloat16()
+    torch.testing.assert_close(found[:5, :1536], expected[:5, :1536], rtol=2**-6, atol=1e-4)
+    assert torch.equal(found[:5, 1536:], alone[:5, 1536:])
 
 
 @FUNCTIONS
@@ -119,6 +183,13 @@ def test_each_byte_is_read_once_where_nobody_waits(parts_of_512, monkeypatch):
     programs = 3 * 4
     assert launch.read_bytes == 2 * y.nbytes + programs * 4 * 8, "each looks at the words of its row"
     assert launch.write_bytes == y.nbytes + programs * 8, "and posts its own"
+    kept = kept_words(monkeypatch)
+    result = forward(y, False, 0)
+    with gpukit.trace() as t, monkeypatch.context() as patch:
+        patch.setattr(_rows_shared, "torch", SimpleNamespace(zeros=lambda *_, **__: kept[0], int64=torch.int64))
+        assert torch.equal(forward(y, False, 0), result)
+    (launch,) = t.launches
+    assert (launch.read_bytes, launch.write_bytes) == (y.nbytes + programs * 4 * 8, y.nbytes + programs * 8)
 
 
 @pytest.fixture
@@ -131,12 +202,26 @@ def as_on_hopper(monkeypatch):
 def test_which_rows_are_shared(as_on_hopper):
     def taken(N=LONG, M=2, dtype=torch.bfloat16, log=False):
         y = torch.empty(M, N, dtype=dtype, device="meta")
-        return choices.shared(log, y, y) == "_rows_shared"
+        return choices.shared(name(log), y, y) == "_rows_shared"
 
     assert taken() and taken(M=1) and taken(dtype=torch.float16) and taken(65_664) and taken(128_256) and taken(1 << 20)
     assert taken(40_960) and not taken(40_832), "shorter rows stay with the others"
     assert taken(65_536, log=True) and not taken(65_408, log=True)
-    assert choices.SHARED_BYTES[False][-1] // 2 <= _rows_shared.PART * 32 * _rows_shared.WARPS, "a slot for each part"
+    for N, whether in (
+        (32_768, False),
+        (32_896, True),
+        (50_304, True),
+        (65_536, True),
+        (1 << 20, True),
+        ((1 << 20) + 128, False),
+    ):
+        assert (
+            choices.shared("forward", torch.empty(2, N, dtype=torch.bfloat16, device="meta")) is not None
+        ) == whether
+    assert choices.SHARED_BYTES["forward"][-1] // 2 <= _rows_shared.PART * 32 * _rows_shared.FORWARD_WARPS
+    assert choices.SHARED_BYTES["softmax"][-1] // 2 <= _rows_shared.PART * 32 * _rows_shared.WARPS, (
+        "a slot for each part"
+    )
     assert not taken((1 << 20) + 128), "more parts than may be there at a time"
     assert not taken(LONG + 16) and not taken(dtype=torch.float32) and not taken(dtype=torch.float64)
     y = torch.empty(2, LONG, dtype=torch.bfloat16, device="meta")
@@ -146,38 +231,42 @@ def test_which_rows_are_shared(as_on_hopper):
         (torch.empty(1, 1, dtype=y.dtype, device="meta").expand(2, LONG), False),
         (torch.empty(1, LONG, dtype=y.dtype, device="meta").expand(2, LONG), False),
     ):
-        assert (choices.shared(False, y, dy) is not None) == whether
+        assert (choices.shared("softmax", y, dy) is not None) == whether
 
 
 def test_the_interpreter_and_other_gpus_get_the_pointer_kernel(device):
     y = torch.empty(2, LONG, dtype=torch.bfloat16, device=device)
     if device == "cpu":
-        assert choices.shared(False, y, y) is None
+        assert choices.shared("softmax", y, y) is None
     for gpu in ("h100", "a100"):
         with hardware.imagined(hardware.gpu(gpu)):
-            assert choices.shared(False, y, y) is None
+            assert choices.shared("softmax", y, y) is None
 
 
 @FUNCTIONS
 def test_the_operation_takes_it(log, parts_of_512, monkeypatch):
     fn = log_softmax if log else softmax
     monkeypatch.setattr(choices, "for_hopper", lambda name, device: _rows_shared if name == "_rows_shared" else None)
-    monkeypatch.setattr(choices, "SHARED_BYTES", dict.fromkeys((False, True), range(4096, 8193)))
+    monkeypatch.setattr(choices, "SHARED_BYTES", dict.fromkeys(choices.SHARED_BYTES, range(4096, 8193)))
     monkeypatch.setattr(softmax_module, "RESIDENT", 1024)
     monkeypatch.setattr(_rows_shared, "softmax_gradients", partial(_rows_shared.softmax_gradients, patience=0))
+    monkeypatch.setattr(_rows_shared, "softmax_parts", partial(_rows_shared.softmax_parts, patience=0))
     kept = kept_words(monkeypatch)
     for layout in (torch.clone, padded_rows, lambda dy: torch.nn.functional.pad(dy, (0, 128))[..., :-128]):
         x, dy = (
             random(2, 3, 2048, dtype=torch.bfloat16).requires_grad_(),
             layout(random(2, 3, 2048, dtype=torch.bfloat16, seed=1)),
         )
-        (dx,) = torch.autograd.grad(fn(x), x, dy)
+        y = fn(x)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        plain = torch.log_softmax if log else torch.softmax
+        assert_close(y.detach(), plain(x.detach().double(), -1), plain(x.detach(), -1))
         results = []
         for kind in (torch.float64, torch.bfloat16):
             leaf = x.detach().to(kind).requires_grad_()
             results += torch.autograd.grad((torch.log_softmax if log else torch.softmax)(leaf, -1), leaf, dy.to(kind))
         assert_close(dx, *results, gradient=True)
-    assert len(kept) == 2, "rows that begin at any address are not shared"
+    assert len(kept) == 3 + 2, "rows that begin at any address are not shared"
 
 
 FOR_HOPPER = """
@@ -188,12 +277,16 @@ for N, dtype in ((131072, torch.bfloat16), (131072, torch.float16), (128256, tor
     for log in (False, True):
         x = torch.empty(2, N, dtype=dtype)
         _rows_shared.softmax_gradients(x, x, x, log)
+        _rows_shared.softmax_parts(x, x, log)
 """
 
 
 def test_it_compiles_without_a_gpu(tmp_path):
-    """In 64 registers, with none lacking."""
-    assert compile_for_hopper(FOR_HOPPER, tmp_path) == [0] * 2 * 6
+    """In 64 registers with none lacking, and forward in 80, where 7 of a thread's 64 numbers and more may have to make room."""
+    spilled = compile_for_hopper(FOR_HOPPER, tmp_path)
+    assert len(spilled) == 2 * 12
+    for i in range(0, 24, 4):
+        assert spilled[i : i + 2] == [0, 0] and max(spilled[i + 2 : i + 4]) <= 28
 
 
 # ---------------------------------------------------------------------------------------------------- on a GPU alone
@@ -202,7 +295,7 @@ def chosen(device, monkeypatch):
     """One name for each call for which several programs were to share a row."""
     if choices.for_hopper("_rows_shared", torch.device(device)) is None:
         pytest.skip("chosen on Hopper")
-    names, original = [], softmax_module.shared
+    names, original = [], softmax_module.shared  # one of LONG is kept forward
 
     def spy(*tensors):
         found = original(*tensors)
@@ -233,7 +326,7 @@ def test_any_number_of_rows(N, log, device, chosen):
             torch.autograd.grad(y, leaf, dy.to(y.dtype))[0] for y, leaf in zip(expected, (truth, native), strict=True)
         )
         assert_close(dx, true_dx, near_dx, gradient=True, what="dx")
-        assert chosen == ["_rows_shared"]
+        assert chosen == ["_rows_shared"] * (1 if N == LONG else 2)
         chosen.clear()
 
 
@@ -261,6 +354,19 @@ def test_the_bits_do_not_depend_on_which_program_computes_a_sum(N, log, device, 
     for patience in (0, 1, 2, 3, 4, 5, 6, 8, 12, 20, 1 << 20):
         for _ in range(3):
             assert torch.equal(shared(y, dy, log, patience), expected), f"patience {patience}"
+
+
+@pytest.mark.gpu
+@FUNCTIONS
+@pytest.mark.parametrize("N", [LONG, 128_256, 50_304])
+def test_forward_bits_do_not_depend_on_which_program_computes_a_message(N, log, device, chosen):
+    x = numbers(600, N, torch.bfloat16, device)
+    expected = forward(x, log, 1 << 20).nan_to_num(7)
+    fn = torch.log_softmax if log else torch.softmax
+    assert_close(expected[:9], fn(x[:9].double(), -1), fn(x[:9], -1))
+    for patience in (0, 1, 2, 3, 4, 5, 6, 8, 12, 20, 1 << 20):
+        for _ in range(3):
+            assert torch.equal(forward(x, log, patience).nan_to_num(7), expected), f"patience {patience}"
 
 
 @pytest.mark.gpu
