@@ -42,9 +42,7 @@ HOPPER = (
     Config(128, 128, 128, 4, 6, 800, PIECES=2, GLUON=True),  # 3072 x 3072 x 3072, 4.4 waves: 87 us, 101 with 128 x 256
     Config(128, 256, 128, 8, 3, 830, PIECES=2, FLATTEN=True),
     Config(128, 128, 128, 8, 4, 720, PIECES=1),
-    Config(
-        64, 256, 128, 4, 5, 790, PIECES=2, FLATTEN=True
-    ),  # 1280 x 1280 x 1280, 100 tiles: 10 us, 10.9 with 128 x 128
+    Config(64, 256, 128, 4, 5, 790, PIECES=4, FLATTEN=True),  # 1280 x 1280 x 1280: 10 us, 10.9 with 128 x 128
     Config(64, 128, 256, 4, 4, 640, PIECES=1, FLATTEN=True),  # 1024 x 1024 x 1024: 6.4 us, 7.9 by pointers
     Config(128, 128, 128, 4, 3, 700),  # two programs on an SM: 203 us for 4096 x 4096 x 4096, 273 with 128 x 256
     Config(64, 128, 128, 4, 4, 480),
