@@ -166,10 +166,10 @@ def costs() -> Table:
         logits = 4 * s.batch // s.micro_batches * s.seq * c.vocab_size
         rows.append((name, plan.multiplied_parameters(c) / 1e6, each / 1e6, attention / each, logits / 1e9))
     columns = {
-        "preset": "", "N": "million", "FLOPs per token": "million", "of it attention": "", "logits of a micro-batch": "GB",
+        "preset": "", "N": "million", "FLOPs per token": "million", "attention's share": "", "logits of a micro-batch": "GB",
     }  # fmt: skip
     return style.table(
-        columns, rows, caption="computed; the logits in float32", formats={"of it attention": ".0%", "N": ",.1f"}
+        columns, rows, caption="computed; the logits in float32", formats={"attention's share": ".0%", "N": ",.1f"}
     )
 
 
@@ -213,7 +213,8 @@ def rung_losses() -> Picture | Missing:
 
 def profile(rung: str) -> Table:
     """The eight kernels in which a step of GPT-2's ladder spent the most time at that rung."""
-    return view.kernels("gpt2", rung, top=8)
+    caption = f"the longest kernels of a step of gpt2 at the rung {rung}, recorded on an H200"
+    return view.kernels("gpt2", rung, top=8, caption=caption)
 
 
 def _steps() -> dict[str, tuple[float, str]]:
@@ -680,10 +681,10 @@ def scaling() -> Reveal:
         step = int(row["batch"]) * int(row["seq"]) / int(row["tokens_per_s"]) * 1e3
         rows.append((*_ran(row), int(row["tokens_per_s"]), *values, step, *times))
     columns = {**_RAN, "speed": "tokens/s", "MFU": "", "scaling": "", "step": "ms", "computation": "ms"}
-    columns |= {"NCCL": "ms", "of it exposed": "ms"}
+    columns |= {"NCCL": "ms", "NCCL exposed": "ms"}
     caption = (
         "measured on H100s of one machine; scaling: the speed per GPU divided by that of one GPU alone; computation and NCCL: how "
-        "long these kernels ran in a recorded step, which takes longer than the others; exposed: the part in which only NCCL's ran"
+        "long these kernels ran in a recorded step, which takes longer than the others; NCCL exposed: the part in which only NCCL's ran"
     )
     formats = {
         "MFU": ".1%",
@@ -691,7 +692,7 @@ def scaling() -> Reveal:
         "step": ",.0f",
         "computation": ",.0f",
         "NCCL": ".1f",
-        "of it exposed": ".1f",
+        "NCCL exposed": ".1f",
     }
     shown = style.table(columns, rows, caption=caption, formats=formats)
     speed = {(row["preset"], row["engine"], int(row["gpus"])): int(row["tokens_per_s"]) for row in _ranks()}
@@ -995,15 +996,15 @@ def promise() -> Markdown:
     """The result at the head of the notebook."""
     tiny = PRESETS["tiny"]
     n = parameters(plan.accounting_config("tiny", tiny.settings.model)).total
-    loss, _, how = tiny.measured.partition(" after ")
-    seconds = float(re.search(r"in (\d+) s", how)[1])
-    rate = tiny.settings.steps * tiny.settings.tokens_per_step / seconds
+    loss, steps, seconds, where = re.fullmatch(r"(.+) after (.+) steps in (\d+) s, (.+)", tiny.measured).groups()
+    rate = tiny.settings.steps * tiny.settings.tokens_per_step / float(seconds)
     return Markdown(
         f"The smallest GPT of this course has **{n / 1e6:.2f} million** parameters. It begins with random weights and "
         "reads the "
-        f"source code of Python's standard library. Measured: **{loss}** after {how}. That is {style.number(round(rate, -2))} tokens per second. The *loss*, in *nats*, says how badly "
-        "it predicts the "
-        "next token; less is better. What the numbers mean, and which loss a model has that knows nothing, comes below."
+        f"source code of Python's standard library. After {steps} steps, which took {seconds} s, its loss on text that it has not "
+        f"read is **{loss}** (measured {where}). It read {style.number(round(rate, -2))} tokens per second. The *loss*, in *nats*, "
+        "says how badly it predicts the next token; less is better. What the numbers mean, and which loss a model has that knows "
+        "nothing, comes below."
     )
 
 

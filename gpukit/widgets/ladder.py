@@ -162,11 +162,11 @@ def table(preset: str, folder: Path | str = "h200", caption: str = "") -> Table:
     return style.table(columns, lines, caption=caption, formats=formats)
 
 
-def kernels(preset: str, rung: str, folder: Path | str = "h200", top: int = 10) -> Table:
+def kernels(preset: str, rung: str, folder: Path | str = "h200", top: int = 10, caption: str = "") -> Table:
     """The kernels in which a step of the rung spent the most time, as a profiler recorded them."""
     found = [row for row in read(folder, f"ladder-{preset}-kernels.csv") if row["rung"] == rung][:top]
     lines = [[_short(row["kernel"]), int(row["launches"]), float(row["us"]) / 1e3] for row in found]
-    return style.table({"kernel": "", "launches": "", "time": "ms"}, lines)
+    return style.table({"kernel": "", "launches": "", "time": "ms"}, lines, caption=caption)
 
 
 def _short(name: str) -> str:
