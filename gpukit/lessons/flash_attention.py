@@ -433,7 +433,7 @@ def reuse() -> Table:
         launch = trace.launches[0]
         read = launch.traffic("h200", compiled=False).dram_read_bytes
         rows.append((size, launch.load_bytes / 2**20, read / 2**20, launch.flops / launch.load_bytes))
-    columns = {"BLOCK_M": "", "loaded by programs": "MiB", "of it from memory": "MiB", "FLOPs per byte loaded": ""}
+    columns = {"BLOCK_M": "", "loaded by programs": "MiB", "from memory": "MiB", "FLOPs per byte loaded": ""}
     return style.table(
         columns, rows, caption="loads counted, memory modelled for an H200; one head of 4,096 tokens, D = 128, bfloat16"
     )
@@ -661,6 +661,18 @@ def _took(op: str, mode: str, shape: tuple[int, ...]) -> dict[str, benchmark.Row
     }
 
 
+def _older(back: Mapping[str, benchmark.Row]) -> str:
+    """Said of the backward pass where its rows in CUDA graphs were measured before that of the call."""
+    call, graph = back["gpukit"], _took("flash_attention", "bwd-graph", back["gpukit"].shape).get("gpukit")
+    if graph is None or graph.date >= call.date:
+        return ""
+    return (
+        f" (The rows in CUDA graphs are older. On {graph.date} the course's kernel for D = 128 had blocks of 32 queries and took "
+        f"{graph.median_ms * 1e3:,.0f} µs for 4,096 tokens, where the call of {call.date} takes {call.median_ms * 1e3:,.0f}. So "
+        "compare rows in graphs with rows in graphs, and calls with calls.)"
+    )
+
+
 def what_the_times_say() -> Markdown:
     """Said below the tables."""
     try:
@@ -687,8 +699,8 @@ def what_the_times_say() -> Markdown:
         f"{share['back']:.0%} of the peak for D = 128 and takes {back['gpukit'].median_ms / peers.median_ms:.2f} times as long "
         f"as the best of the others; for D = 64, {small_back['gpukit'].median_ms / small_peers.median_ms:.2f} times. It computes "
         "the five products that are needed: a program has a block of keys, and adds what its keys give to dQ to sums in memory, "
-        "by atomic additions. For D = 128 its blocks have only 32 queries, for want of registers, and the tensor cores wait for "
-        "shared memory.\n\nKernels without atomics, yours among them, compute seven products, since the one for dQ and the one for "
+        "by atomic additions. For D = 128 its blocks have 64 queries, as many as registers allow. With fewer the tensor cores "
+        f"would wait for shared memory, from which they fetch their operands.{_older(back)}\n\nKernels without atomics, yours among them, compute seven products, since the one for dQ and the one for "
         "dK and dV each compute the scores and dP for themselves: at the same rate per product they take 1.4 times as long. "
         "Atomic additions come in another order each time, and a floating-point sum depends on the order; with "
         "`torch.use_deterministic_algorithms(True)`, and for short sequences, the course's kernels compute seven products too.\n\nSDPA takes nearly the same "
@@ -716,7 +728,7 @@ def what_limits_it() -> Markdown:
     text = (
         f"**What you saw.** At the peak of the tensor cores the products take {least:.2f} ms. The model says "
         f"{found.time_us / 1e3:.2f} ms "
-        f"for the kernel with pointers, which is built like yours. Its limit there is {found.limit}. *Taking "
+        f"for the kernel with pointers, which is built like yours. Its limit is the {found.limit}. *Taking "
         "turns* is the time in "
         "which one unit waits for another: a warp that computes exponentials does not start products at the same moment. "
         "The limit, *taking turns* and the launch add up to the whole time. "

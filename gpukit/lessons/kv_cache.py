@@ -479,6 +479,7 @@ def by_parts() -> Reveal:
     """How much faster 16 parts are than 4, and what the cache's bytes take at the rate of a copy."""
     few, many = modelled_us(4), modelled_us(16)
     least = us(cache_bytes())
+    gain = f"{1 - least / many:.0%} at most" if 1 - least / many >= 0.01 else "next to nothing"
     rows = [("4", 4 * SHAPE[2], few), ("16", 16 * SHAPE[2], many), ("the cache at a copy's rate", "", least)]
     table = style.table(
         {"parts": "", "programs": "", "takes": "µs"}, rows, caption="modelled for an H200", formats={"takes": ".1f"}
@@ -487,9 +488,14 @@ def by_parts() -> Reveal:
         f"**What you saw.** 32 programs take {few:.0f} µs and 128 programs {many:.1f} µs, so 16 parts are {few / many:.1f} times as fast. "
         "As long as there are idle SMs, the time falls almost in proportion to the number of parts. With 16 parts nearly every SM has a "
         f"program, and memory is the limit: the cache's {cache_bytes() / 1e6:.0f} MB need {least:.1f} µs at the rate of a "
-        f"copy. More parts could gain {1 - least / many:.0%} at most. For this sequence the course's kernel chooses {chosen_parts()} parts on "
+        f"copy. So more parts could gain {gain} in the model. For this sequence the course's kernel chooses {chosen_parts()} parts on "
         "an H200. It loads several blocks ahead, so one program on an SM keeps the memory busy and it does not need two."
     )
+    if clock := took(mode="fwd-graph").get(("gpukit", SHAPE)):
+        said += (
+            f" The clock says {clock:.1f} µs for it (measured in a CUDA graph). What the model leaves out is probably the time in which "
+            "programs start and join their parts; you will see more of it below."
+        )
     return reveal("by-parts", {"16 parts, compared with 4": few / many}, how="modelled", also=[table, said])
 
 
@@ -623,7 +629,7 @@ def what_was_measured() -> Markdown:
         f"{alone:.1f} µs. A likely reason for this first part of the difference is the way of measuring: before each plain "
         "call the benchmark empties the L2 cache by overwriting it, and what it wrote there goes to memory while the kernel "
         "reads. In the graph, calls take turns on copies of the inputs, and nothing is left to be written "
-        f"([04 Benchmarking](04_benchmarking.ipynb)). The remaining {alone - model:.1f} µs are a fixed cost of the kernel: "
+        f"([04 Benchmarking](04_benchmarking.ipynb)). The remaining {alone - model:.0f} µs are a fixed cost of the kernel: "
         "its programs start, wait for their first blocks, and join the parts at the end. With 16 times the bytes nothing "
         f"is left of it. There the course's kernel takes {us_of['gpukit', MANY]:.0f} µs, a little less than the model, because it "
         f"reads and hardly writes: on an H200 reading alone is {reads.read_gbps / reads.copy_gbps:.2f} times as fast as "

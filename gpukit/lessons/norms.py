@@ -393,7 +393,7 @@ def fused_sum() -> Markdown:
     one = norms.residual_rms_norm_cost(SHAPE, torch.bfloat16).bytes
     return Markdown(
         f"Forward, for {M:,} rows of {N:,} on an H200: **{us(two):.0f} µs** as two kernels and **{us(one):.0f} µs** as one "
-        "(computed: bytes at the rate of a copy)."
+        "(modelled: their bytes at the rate of a copy)."
     )
 
 

@@ -60,8 +60,8 @@ def promise() -> Markdown:
     return Markdown(
         f"Softmax of a matrix of 4096 x 4096 numbers in bfloat16, written as five lines of PyTorch, takes **{five:.0f} "
         f"µs** on an H200. `torch.softmax` takes **{library:.0f} µs**. A Triton kernel of six lines, launched with a "
-        f"suitable number of warps, takes **{ours:.0f} µs** (all three measured, {days}). You will write those "
-        "six lines, and by the end you can say where the microseconds go."
+        f"suitable number of warps (groups of 32 threads), takes **{ours:.0f} µs** (all three measured, {days}). You will "
+        "write those six lines, and by the end you can say where the microseconds go."
     )
 
 
@@ -407,15 +407,15 @@ def few_programs() -> Reveal | Missing:
     short = (65536, 128)
     actual = {"132 programs": times["programs-132", short], "2,112 programs": times["programs-2112", short]}
     ways = {
-        "fused": "one program per row", "programs-132": "132 programs", "programs-528": "528", "programs-1056": "1,056",
-        "programs-2112": "2,112", "gpukit": "this course",
+        "fused": "one program per row", **{f"programs-{n}": f"{n:,} programs" for n in (132, 528, 1056, 2112)},
+        "gpukit": "this course",
     }  # fmt: skip
     shapes = sorted({shape for _, shape in times}, key=lambda shape: shape[1])
     lines = [(" x ".join(f"{n:,}" for n in shape), *(times[way, shape] for way in ways)) for shape in shapes]
-    columns = {"shape": "", **dict.fromkeys(ways.values(), "µs")}
+    columns = dict.fromkeys(["shape", *ways.values()], "")
+    caption = "measured on an NVIDIA H200 in CUDA graphs, times in µs: your kernels as the solutions write them"
     table = style.table(
-        columns, lines, caption="measured on an NVIDIA H200 in CUDA graphs: your kernels as the solutions write them",
-        formats=dict.fromkeys([*columns][1:], ".1f"),
+        columns, lines, caption=caption, formats=dict.fromkeys(ways.values(), ".1f"), whole=("shape",),
     )  # fmt: skip
     return reveal("softmax-persistent", actual, "measured", also=[table, _what_few_programs_say(times, short)])
 
@@ -464,9 +464,10 @@ def where_the_time_goes() -> Markdown:
         f"have nothing to do. At N = 4,096, the size at the top of this notebook, {ours[4096]:.1f} µs become {graph:.1f} in a graph, "
         f"and the bytes take {least[4096]:.1f}.\n\n"
         f"For longer rows the share falls again, to {share[65536]:.0%} at N = 65,536. These rows "
-        "do not fit into the registers of one program and are read a second time, partly from the L2 cache, which all SMs share. "
-        "That is why this course's kernel uses a second pass for long rows alone. Rows of 131,072 numbers, where it reaches "
-        f"{share[131072]:.0%}, are read only once: the next section shows how. No time of Liger is recorded there."
+        "do not fit into the registers of one program, so they are read a second time, partly from the L2 cache, which all SMs "
+        "share. The second read costs time, so this course's kernel does it only for rows that registers cannot hold. Even longer "
+        f"rows need not be read twice: at 131,072 numbers the kernel reads each row once and reaches {share[131072]:.0%}. The next "
+        "section shows how. No time of Liger is recorded there."
     )
 
 
@@ -532,14 +533,16 @@ def what_keeping_gains() -> Markdown:
     loss, norm = times["cross-entropy in place", (4096, 128256)], times["layer norm backward", (4096, 16384)]
     return Markdown(
         f"**What you saw.** For 4,096 rows of {LONG:,} numbers on an H100 this kernel takes **{long.kept:.0f} µs**, the one that "
-        f"reads each row twice {long.others:.0f}, and a copy {long.copy:.0f} (all measured). So the L2 cache had answered most of "
-        f"the second read already, and the gain is {1 - long.kept / long.others:.0%}. At N = {LONG // 2:,} there is none: "
-        f"{shorter.kept:.0f} µs against {shorter.others:.0f}. Where the second read costs more, the gain is larger. The gradient "
-        f"of softmax for rows of {LONG:,} takes {gradient.kept:.0f} µs when 16 programs share a row, instead of "
-        f"{gradient.others:.0f}. The loss of "
+        f"reads each row twice {long.others:.0f} µs, and a copy {long.copy:.0f} µs (all times here were measured on an H100, so "
+        "they are longer than the H200's above). The gain is only "
+        f"{1 - long.kept / long.others:.0%}, because the L2 cache had already answered most of the second read. At N = "
+        f"{LONG // 2:,} there is no gain: {shorter.kept:.0f} µs when the row is kept, {shorter.others:.0f} µs when it is read "
+        "twice.\n\nWhere the second read costs more, the gain is larger. The gradient of softmax for rows of "
+        f"{LONG:,} takes {gradient.kept:,.0f} µs when 16 programs share a row, instead of {gradient.others:,.0f} µs. The loss of "
         f"128,256 logits and its gradient, in place ([15 Losses](15_losses.ipynb)), take {loss.kept:.0f} µs instead of "
-        f"{loss.others:.0f}, and LayerNorm's gradients for rows of 16,384 numbers ([11 Norms](11_norms.ipynb)) {norm.kept:.0f} "
-        f"instead of {norm.others:.0f}. The course uses such a kernel only for rows for which it was measured to be faster."
+        f"{loss.others:.0f} µs, and LayerNorm's gradients for rows of 16,384 numbers ([11 Norms](11_norms.ipynb)) take "
+        f"{norm.kept:.0f} µs instead of {norm.others:.0f} µs. The course uses such a kernel only for rows for which it was "
+        "measured to be faster."
     )
 
 

@@ -19,7 +19,7 @@ import html
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -287,6 +287,7 @@ class Table:
     rows     one sequence a row; numbers are written by `number` or by `formats`, text is left as it is
     formats  name -> format specification, for instance {"time": ".1f"}
     links    column name -> one address a row ("" for none), in HTML only
+    whole    columns of text whose cells are never broken into lines, in HTML; columns of numbers never are
     """
 
     columns: Mapping[str, str]
@@ -294,6 +295,7 @@ class Table:
     caption: str = ""
     formats: Mapping[str, str] = field(default_factory=dict)
     links: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    whole: Collection[str] = ()
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -338,11 +340,11 @@ class Table:
             if name in self.links:
                 addresses = [html.escape(address) for address in self.links[name]]
                 texts = [f'<a href="{a}">{t}</a>' if a else t for t, a in zip(texts, addresses, strict=True)]
-            look = (
-                "text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums"
-                if numeric
-                else "text-align:left"
-            )
+            look = f"text-align:{'right' if numeric else 'left'}"
+            if numeric or name in self.whole:
+                look += ";white-space:nowrap"
+            if numeric:
+                look += ";font-variant-numeric:tabular-nums"
             header = f'<th style="{look}">{html.escape(_header(name, unit))}</th>'
             columns.append([header, *(f'<td style="{look}">{text}</td>' for text in texts)])
         head, *body = ["<tr>" + "".join(cells) + "</tr>" for cells in zip(*columns, strict=True)]

@@ -72,6 +72,11 @@ def by(shape: Sequence[int]) -> str:
     return " x ".join(f"{n:,}" for n in shape)
 
 
+def _dates(called: str, graphed: str) -> str:
+    """When calls and CUDA graphs were measured: once where it was on the same days."""
+    return f"calls {called}, CUDA graphs {graphed}" if graphed and graphed != called else called
+
+
 class Versus:
     """Times of one operation, mode and dtype side by side: `table`, `picture` and `sentence`. A cell shows all three."""
 
@@ -81,11 +86,12 @@ class Versus:
         self.graph = {(row.shape, row.provider): row for row in self.rows if row.mode == f"{mode}-graph"}
         first = next(iter(self.took.values()))
         self.gpu, self.dtype, self.op = first.gpu, first.dtype, first.op
-        self.date = when([*self.took.values(), *self.graph.values()])
         self.flops = counts_flops(first)
         self.copy = next((row.gbps for row in rows if row.op == "copy"), None)
         self.providers = order(provider for _, provider in self.took)
         self.shapes = sorted({shape for shape, _ in self.took}, key=lambda s: (math.prod(s), s))
+        graphed = when(row for row in self.graph.values() if row.shape in self.shapes)
+        self.date = _dates(when(self.took.values()), graphed)
 
     def _name(self, provider: str) -> str:
         return self.names.get(provider, provider)
@@ -118,15 +124,23 @@ class Versus:
 
     @property
     def table(self) -> style.Table:
+        """A row for each shape and way of timing, in µs. The ways have a column where there is more than one."""
+        ways = {"call": self.took, "CUDA graph": self.graph}
+        timed = {"timed": ""} if self.graph else {}
         lines = []
-        for took, note in ((self.took, ""), (self.graph, ", in a CUDA graph")):
+        for way, took in ways.items():
             for shape in self.shapes:
                 there = {p: took[shape, p] for p in self.providers if (shape, p) in took}
                 if there:
                     times = (there[p].median_ms * 1e3 if p in there else None for p in self.providers)
-                    lines.append((by(shape) + note, self._least_us(next(iter(there.values()))), *times))
-        columns = {"shape": "", "model": "µs", **{self._name(p): "µs" for p in self.providers}}
-        return style.table(columns, lines, caption=self.title, formats=dict.fromkeys([*columns][1:], ",.1f"))
+                    what = (by(shape), way) if timed else (by(shape),)
+                    lines.append((*what, self._least_us(next(iter(there.values()))), *times))
+        named = ["model", *map(self._name, self.providers)]
+        columns = {"shape": "", **timed, **dict.fromkeys(named, "")}  # the unit is in the caption: headers stay short
+        caption = f"{self.title}; times in µs"
+        return style.table(
+            columns, lines, caption=caption, formats=dict.fromkeys(named, ",.1f"), whole=("shape", "timed")
+        )
 
     def _along(self) -> tuple[int, list[tuple[int, ...]]]:
         """(dimension, shapes) if most shapes differ in one dimension alone, or are cubes; else (-1, all shapes)."""

@@ -299,7 +299,10 @@ def test_versus_draws_what_is_recorded(records):
     assert isinstance(view, Versus)
     text = str(view)
     assert "softmax, forward, bfloat16: recorded on an NVIDIA H200, 2026-11-21" in text
-    assert "five lines (µs)" in text and "this course (µs)" in text and "4,096 x 1,024, in a CUDA graph" in text
+    assert "2026-11-21; times in µs" in text and "five lines" in text and "this course" in text
+    graphed = [line for line in text.splitlines() if line.startswith("4,096 x 1,024") and "CUDA graph" in line]
+    assert len(graphed) == 1 and graphed[0].endswith("6.0"), "the one row that was timed in a graph"
+    assert 'white-space:nowrap">4,096 x 1,024' in view.table._repr_html_(), "a shape stays on one line"
     assert view.providers == ["torch", "library", "sdpa-x", "gpukit"]
     assert view._along()[0] == 1 and len(view._along()[1]) == 3, "a line along N; 8192 x 781 is in the table alone"
     assert "2.00 times as fast as the best of the others (PyTorch) at 4,096 x" in view.sentence
@@ -323,7 +326,7 @@ def test_versus_has_the_learners_kernel_in_it_once_that_passes(records, monkeypa
     monkeypatch.setattr(versus_module, "_here", lambda gpu: False)
     plain, view = versus("softmax"), versus("softmax", yours="softmax.fused")
     assert view.providers == [*plain.providers, "yours"] and {*asked} == {("bfloat16", shape) for shape in plain.shapes}
-    assert "yours, predicted (µs)" in repr(view.table) and view.sentence == plain.sentence
+    assert "yours, predicted" in repr(view.table) and view.sentence == plain.sentence
     assert colour("yours", view.providers) == style.YOURS != colour("gpukit", view.providers)
     assert view.picture.data != plain.picture.data
     for changed in ({"edited": True}, {"state": "fail"}):

@@ -1,11 +1,13 @@
 """The numbers of notebook 13, without its looks."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import gpukit
+from gpukit.kernels import _flash_hopper
 from gpukit.lessons import flash_attention as lesson
 
 
@@ -82,3 +84,19 @@ def test_computed_share_of_the_masks():
 def test_the_layer_needs_a_hundredth_of_the_bytes():
     lines, kernel = lesson.layer_bytes()
     assert lines / kernel == pytest.approx(1 + 4 * 32 * 8192 / (128 * 80))
+
+
+def test_what_is_said_of_the_backward_pass_holds(monkeypatch):
+    took = lesson._took
+    shape = (4, 16, 4096, 128)
+    call, graph = (took("flash_attention", mode, shape)["gpukit"] for mode in ("bwd", "bwd-graph"))
+    said = lesson.what_the_times_say().data
+    assert f"For D = 128 its blocks have {_flash_hopper.BACKWARD[128].BLOCK_M} queries" in said
+    older = f"took {graph.median_ms * 1e3:,.0f} µs for 4,096 tokens, where the call of {call.date}"
+    assert (older in said) == (graph.date < call.date)
+
+    def of_one_day(op, mode, shape):
+        return {name: replace(row, date=call.date) for name, row in took(op, mode, shape).items()}
+
+    monkeypatch.setattr(lesson, "_took", of_one_day)
+    assert "are older" not in lesson.what_the_times_say().data

@@ -75,7 +75,7 @@ def test_what_keeping_gains_has_the_recorded_times():
     assert f"**{best:.0f} µs**" in said
     assert f"twice {times['softmax', '4096x131072', 'others']:.0f}" in said
     shared, twice = (times["softmax backward", "4096x131072", way] for way in ("parts (8192 8)", "others"))
-    assert f"{shared:.0f} µs when 16 programs share a row, instead of {twice:.0f}." in said
+    assert f"{shared:,.0f} µs when 16 programs share a row, instead of {twice:,.0f} µs." in said
     assert lesson.LONG // _rows_shared.PART == 16
     assert f"instead of {times['layer norm backward', '4096x16384', 'others']:.0f}" in said
 
