@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import random
 import re
 import subprocess
 from pathlib import Path
@@ -100,6 +101,13 @@ def test_the_head_counts_lessons_and_exercises_right():
 
 
 def test_the_diagnosis_that_the_readme_shows_is_the_one_of_the_check():
+    from gpukit.grading import registry
+
     text = " ".join((ROOT / "README.md").read_text().split())
     sentence = re.search(r"^- tail-mask: (.*)$", (ROOT / "gpukit/checks/softmax.md").read_text(), re.MULTILINE)[1]
     assert sentence.format(lanes=243) in text and 1024 - 781 == 243
+    shown = re.search(r"softmax.fused: values differ \((\d+) of (\d+) cases pass\)", text)
+    cases = registry.exercise("softmax.fused").cases(random.Random(1))
+    lengths = [case.args[0].shape[-1] for case in cases]
+    whole = sum(n & (n - 1) == 0 for n in lengths)  # rows without padding lanes, which this mistake leaves right
+    assert [*map(int, shown.groups())] == [whole, len(cases)]
