@@ -164,6 +164,10 @@ class Lab:
         self.cell(cell_id).locator(".jp-Cell-outputWrapper", has_text=text).wait_for(timeout=timeout_s * 1000)
         return self.cell_output(cell_id)
 
+    def unfold(self) -> None:
+        """Open every folded answer, so that a picture has them."""
+        self.page.evaluate("document.querySelectorAll('details').forEach(answer => answer.open = true)")
+
     def screenshot(self, name: str, whole: bool = False, folder: Path = SCREENSHOTS) -> list[Path]:
         """Keep a picture of the window; with `whole`, of the whole notebook, in pieces that are comfortable to read."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -272,6 +276,7 @@ def main() -> None:
     parser.add_argument("notebooks", nargs="+", type=Path)
     parser.add_argument("--impl", default="exercises", choices=("exercises", "solutions"))
     parser.add_argument("--theme", default="Light", choices=("Light", "Dark"))
+    parser.add_argument("--unfold", action="store_true", help="open every folded answer first")
     parser.add_argument("--out", type=Path, default=SCREENSHOTS)
     args = parser.parse_args()
     if reason := why_not():
@@ -280,6 +285,8 @@ def main() -> None:
         for notebook in args.notebooks:
             person.open(f"notebooks/{notebook.name}")
             person.run_each()
+            if args.unfold:
+                person.unfold()
             for picture in person.screenshot(f"{notebook.stem}-{args.theme.lower()}", whole=True, folder=args.out):
                 print(picture)
 

@@ -72,7 +72,7 @@ def promise() -> Markdown:
         f"Attention written as three lines of PyTorch takes **{lines.median_ms:.1f} ms** on an H200 for {HEADS} heads of "
         f"{TOKENS:,} tokens, and **{lines.peak_bytes / 1e9:.1f} GB** of memory beside its inputs. A FlashAttention kernel "
         f"computes the same result in **{ours.median_ms:.1f} ms** and **{ours.peak_bytes / 1e9:.2f} GB** (measured, "
-        f"{ours.date}; bfloat16, head size {HEAD_SIZE}). By the end of this notebook you will have written a "
+        f"{benchmark.when((lines, ours))}; bfloat16, head size {HEAD_SIZE}). By the end of this notebook you will have written a "
         "kernel that computes in the same way, and you will be able to say where the difference comes from."
     )
 
@@ -182,7 +182,7 @@ def _by_length_table(rows: Mapping[Key, benchmark.Row]) -> Table:
     formats |= dict.fromkeys(("three lines hold", "kernel holds"), ".2f")
     first = rows["gpukit", "fwd", TOKENS]
     caption = (
-        f"measured on an {first.gpu}, {first.date}: forward, {HEADS} heads, D = {HEAD_SIZE}, {TOKENS:,} tokens in all, no mask; "
+        f"measured on an {first.gpu}, {benchmark.when(rows.values())}: forward, {HEADS} heads, D = {HEAD_SIZE}, {TOKENS:,} tokens in all, no mask; "
         "both passes: times as fast, forward and backward together"
     )
     return style.table(columns, table, caption=caption, formats=formats)

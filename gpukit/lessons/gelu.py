@@ -349,9 +349,9 @@ def times(op: str, shape: tuple[int, int] = SHAPE) -> Table:
         if took:
             least = cost[mode[:3]](shape, torch.bfloat16).bytes / rates / 1e3
             rows.append((_MODES[mode], least, *(took.get(p) for p in providers)))
-    columns = {"": "", "bytes over a copy's rate": "µs", **{_NAMES[p]: "µs" for p in providers}}
-    caption = f"{op}, {shape[0]:,} x {shape[1]:,}, bfloat16, measured on an H200"
-    return style.table(columns, rows, caption=caption, formats=dict.fromkeys(list(columns)[1:], ".0f"))
+    columns = dict.fromkeys(["", "bytes over a copy's rate", *(_NAMES[p] for p in providers)], "")
+    caption = f"{op}, {shape[0]:,} x {shape[1]:,}, bfloat16, measured on an H200; times in µs"
+    return style.table(columns, rows, caption=caption, formats=dict.fromkeys(list(columns)[1:], ".0f"), whole=("",))
 
 
 def bars(op: str, shape: tuple[int, int] = SHAPE) -> Picture:

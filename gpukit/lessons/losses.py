@@ -96,7 +96,7 @@ def promise() -> Markdown:
     return Markdown(
         f"For {M:,} tokens and the vocabulary of Llama 3, {V:,} entries, the logits take {2 * M * V / 1e9:.2f} GB in "
         f"bfloat16. PyTorch computes their loss and its gradient in **{us(theirs):,.0f} µs** on an H200. The kernel of this "
-        f"course takes **{us(ours):,.0f} µs** (measured, {ours.date}) and leaves the gradient where the logits were, so that "
+        f"course takes **{us(ours):,.0f} µs** (measured, {benchmark.when((theirs, ours))}) and leaves the gradient where the logits were, so that "
         "it needs no other tensor of that size. You will write kernels of the same form."
     )
 
@@ -508,7 +508,8 @@ def measured() -> Table | Markdown:
         "provider": "", f"V = {SHORT[1]:,}": "µs", f"V = {V:,}": "µs", "worth": "passes", "memory beside the logits": "GB",
     }  # fmt: skip
     formats = dict(zip(list(columns)[1:], (",.0f", ",.0f", ".1f", ".2f"), strict=True))
-    caption = f"measured on an NVIDIA H200, {long['gpukit'].date}: loss and gradient of {M:,} rows in bfloat16"
+    days = benchmark.when(found[name] for found in (long, short) for name in NAMES)
+    caption = f"measured on an NVIDIA H200, {days}: loss and gradient of {M:,} rows in bfloat16"
     return style.table(columns, rows, formats=formats, caption=caption)
 
 
@@ -634,9 +635,7 @@ def linear() -> Table | Markdown:
     }
     lines = [(said, rows[name].median_ms, rows[name].peak_bytes / GIB) for name, said in named.items()]
     columns = {"provider": "", "time": "ms", "most memory": "GiB"}
-    caption = (
-        f"measured on an NVIDIA H200, {rows['gpukit'].date}: last layer and loss with gradients, {by(LINEAR)}, bfloat16"
-    )
+    caption = f"measured on an NVIDIA H200, {benchmark.when(rows[name] for name in named)}: last layer and loss with gradients, {by(LINEAR)}, bfloat16"
     return style.table(columns, lines, formats={"time": ".1f", "most memory": ".2f"}, caption=caption)
 
 
@@ -675,7 +674,8 @@ def kl() -> Table | Markdown:
     least = (results.copy_us("kl_div", next(iter(rows.values())).bytes) for rows in (wide, narrow))
     lines = [("model: three reads, one write", *least)]
     lines += [(said, us(wide[name]), us(narrow[name]) if name in narrow else None) for name, said in named.items()]
-    caption = f"measured on an NVIDIA H200, {wide['gpukit'].date}: divergence and gradient, {by(KL_SHAPE)}"
+    days = benchmark.when([*wide.values(), *narrow.values()])
+    caption = f"measured on an NVIDIA H200, {days}: divergence and gradient, {by(KL_SHAPE)}"
     return style.table(
         {"provider": "", "float32": "µs", "bfloat16": "µs"}, lines, caption=caption,
         formats=dict.fromkeys(("float32", "bfloat16"), ",.0f"),

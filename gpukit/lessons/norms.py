@@ -69,11 +69,12 @@ def promise() -> Markdown:
     if not results.rows("rms_norm"):
         return Markdown("No run is recorded: `gpukit bench rms_norm` makes one where there is a GPU.")
     a, b, c, d = (micros("rms_norm", mode, SHAPE, name) for name in ("torch", "gpukit") for mode in ("fwd", "bwd"))
+    days = results.days(lambda row: row.shape == SHAPE and row.mode in ("fwd", "bwd"), "rms_norm")
     return Markdown(
         f"RMSNorm of 16,384 rows of 4,096 numbers in bfloat16, written in four lines of PyTorch, takes **{a:.0f} µs** on "
         "an H200 "
         f"and its gradients **{b:,.0f} µs**. The kernels of this course take **{c:.0f} µs** and **{d:.0f} µs** (measured, "
-        f"{results.rows('rms_norm')[0].date}). You will write kernels of the same form. At the end you can say why the "
+        f"{days}). You will write kernels of the same form. At the end you can say why the "
         "gradients are further from "
         "the speed of a copy than the forward pass."
     )
@@ -443,13 +444,13 @@ def others() -> Table | Missing:
                 took, graph = judged(op, mode, shape)
                 times = (took[name].median_ms * 1e3 if name in took else None for name in NAMES)
                 least = us(next(iter(took.values())).bytes)
-                in_one_line = by(shape).replace(" ", "\N{NO-BREAK SPACE}")
-                lines.append((f"{op} {words}", in_one_line, "graph" if graph else "call", least, *times))
+                lines.append((f"{op} {words}", by(shape), "graph" if graph else "call", least, *times))
     if not lines:
         return Missing("No run of layer_norm, residual_rms_norm and rope is recorded yet.")
-    columns = dict.fromkeys(("operation", "shape", "timed", "model", *NAMES.values()), "")  # no room for units
-    formats = dict.fromkeys(["model", *NAMES.values()], ",.0f")
-    return style.table(columns, lines, formats=formats, caption="µs, measured on an NVIDIA H200 in bfloat16")
+    named = ["model", *(NAMES | {"liger-triton": "Liger"}).values()]  # there is no room for units and longer names
+    columns, formats = dict.fromkeys(["operation", "shape", "timed", *named], ""), dict.fromkeys(named, ",.0f")
+    caption = "measured on an NVIDIA H200 in bfloat16; times in µs"
+    return style.table(columns, lines, formats=formats, caption=caption, whole=("operation", "shape"))
 
 
 def what_the_others_say() -> Markdown:

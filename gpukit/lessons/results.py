@@ -4,6 +4,7 @@ recorded."""
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from typing import NamedTuple
 
 from gpukit import benchmark
@@ -21,6 +22,11 @@ def rows(name: str, key: str = "h200") -> list[benchmark.Row]:
 def anywhere(name: str) -> list[benchmark.Row]:
     """The rows of an H200, or where there are none those of an H100: all of one GPU. None where nothing is recorded."""
     return rows(name) or rows(name, "h100-sxm")
+
+
+def days(wanted: Callable[[benchmark.Row], bool], *names: str) -> str:
+    """When the rows of these files that are wanted were measured on an H200: a day, or the first and the last one."""
+    return benchmark.when(row for name in names for row in rows(name) if wanted(row))
 
 
 def short(row: benchmark.Row) -> str:

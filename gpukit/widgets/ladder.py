@@ -86,7 +86,7 @@ def steps(preset: str, folder: Path | str = "h200") -> Picture | Missing:
         ax.set_xlim(0, 1.3 * edge)
         ax.xaxis.set_major_formatter("{x:,.0f}")
         style.axes(ax, x="tokens per second", grid="x")
-        ax.set_title("Measured (bars), and modelled before (dashed)")
+        ax.set_title("Measured (bars), and modelled beforehand (dashed)")
     words = "; ".join(f"{row['rung']} {value:,.0f}" for row, value in zip(found, measured, strict=True))
     return style.picture(fig, alt=f"Tokens per second of each rung. {words}.")
 
@@ -155,11 +155,11 @@ def table(preset: str, folder: Path | str = "h200", caption: str = "") -> Table:
             value("peak_bytes", 1e9), value("predicted_bytes", 1e9), value("kernels"),
         ])  # fmt: skip
     columns = {
-        "rung": "", "starts from": "", "step": "ms", "step modelled": "ms", "tokens/s": "", "MFU": "%", "memory": "GB",
-        "memory modelled": "GB", "kernels": "",
+        "rung": "", "starts from": "", "step": "ms", "modelled (ms)": "", "tokens/s": "", "MFU": "%", "memory": "GB",
+        "modelled (GB)": "", "kernels": "",
     }  # fmt: skip
-    formats = {"MFU": ".1f", "memory": ".1f", "memory modelled": ".1f"}
-    return style.table(columns, lines, caption=caption, formats=formats)
+    formats = {"MFU": ".1f", "memory": ".1f", "modelled (GB)": ".1f"}
+    return style.table(columns, lines, caption=caption, formats=formats, whole=("rung", "starts from"))
 
 
 def kernels(preset: str, rung: str, folder: Path | str = "h200", top: int = 10, caption: str = "") -> Table:
