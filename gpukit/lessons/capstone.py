@@ -475,7 +475,8 @@ def larger_models() -> Reveal:
         f"{float(cheap['predicted_ms']):.0f} ms and {_gb(cheap, 'predicted_bytes')} GB are those of bf16 weights."
     )
     said += _days({name: found[name] for name in ("gpt-1.3b", "llama-1b")})
-    tables = [view.table(name, caption=f"{name}, measured on an H200") for name in ("gpt-1.3b", "llama-1b")]
+    measured = "measured on an H200, apart from the columns that are modelled"
+    tables = [view.table(name, caption=f"{name}, {measured}") for name in ("gpt-1.3b", "llama-1b")]
     return reveal("larger", {"times as fast": fp8["gpt-1.3b"]}, "measured", also=[*tables, said])
 
 
