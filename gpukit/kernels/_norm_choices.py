@@ -29,7 +29,7 @@ def resident_config(N: int, dtype: torch.dtype, BLOCK_M: int, num_warps: int) ->
 
 def packed_config(N: int, dtype: torch.dtype, centre: bool) -> dict | None:
     """How rows of 16-bit numbers are held as they were loaded, on Hopper, or None: for these it was not faster. Measured on an
-    H200 with 4,096 rows in bf16: a LayerNorm of 5,120 takes 28 us in place of 35, of 12,288 58 in place of 101, of 16,384 72 in
+    H200 with 4,096 rows in bf16: a LayerNorm of 5,120 takes 28 µs in place of 35, of 12,288 58 in place of 101, of 16,384 72 in
     place of 75; an RMSNorm of 12,288 52 in place of 56."""
     least, most = (4097, 16384) if centre else (8193, 16383)
     if dtype.itemsize != 2 or not least <= N <= most:
