@@ -135,53 +135,6 @@ def _first_pass(
     return m_row, gl.sum(l * _exp(m - m_row), axis=0), held, slot, phase
 
 
-@gluon.jit
-def _softmax(x, m, scale, LOG: gl.constexpr):
-    x = x.to(gl.float32) - m
-    if LOG:
-        return x - scale
-    else:
-        return _exp(x) * scale
-
-
-@gluon.jit
-def _softmax_rows(
-    y_ptr, smem, ready, free, M, N,
-    LOG: gl.constexpr, PIECES: gl.constexpr, HELD: gl.constexpr, EVEN: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """What the other warps do for softmax and, if LOG, log-softmax."""
-    slot, phase = gl.to_tensor(0), gl.to_tensor(0)
-    for row in range(gl.program_id(0), M, gl.num_programs(0)):
-        at = (slot + HELD) % STAGES
-        m, l, held, slot, phase = _first_pass(smem, ready, free, slot, phase, N, PIECES, HELD, EVEN, STAGES)
-        scale = gl.log(l) if LOG else 1.0 / l
-        row_ptr = y_ptr + row.to(gl.int64) * N
-        for i in gl.static_range(HELD):
-            _put(row_ptr, _softmax(held[i], m, scale, LOG), i, N, EVEN)
-        for i in range(HELD, PIECES):
-            x = _piece(smem, at)
-            mbarrier.arrive(free.index(at), count=1)
-            at = gl.where(at == STAGES - 1, 0, at + 1)
-            _put(row_ptr, _softmax(x, m, scale, LOG), i, N, EVEN)
-
-
-@gluon.jit
-def softmax_rows_kernel(
-    y_ptr, x_desc, M, N,
-    LOG: gl.constexpr, PIECES: gl.constexpr, HELD: gl.constexpr, EVEN: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    smem = blocks_like(x_desc, STAGES)
-    ready, free = barriers(STAGES, 1), barriers(STAGES, 1)
-    hopper.fence_async_shared()
-    gl.warp_specialize(
-        [
-            (_softmax_rows, (y_ptr, smem, ready, free, M, N, LOG, PIECES, HELD, EVEN, STAGES)),
-            (_fetch_rows, ((x_desc,), (smem,), ready, free, M, PIECES, STAGES)),
-        ],
-        [1], [24],
-    )  # fmt: skip
-
-
 # -------------------------------------------------------------------------------------------------------------- launcher
 @checked_once
 def _described(x: Tensor, size: int) -> TensorDescriptor:
@@ -207,9 +160,3 @@ def _launch(kernel, x: Tensor, config: RowsConfig, *given, **constants) -> None:
 def _pieces(x: Tensor, config: RowsConfig) -> tuple[TensorDescriptor, dict]:
     N, size = x.shape[1], config.BYTES // x.element_size()
     return _described(x, size), {"PIECES": -(-N // size), "HELD": config.HELD, "EVEN": N % size == 0}
-
-
-def softmax_rows(x: Tensor, y: Tensor, log: bool, config: RowsConfig) -> None:
-    """Fill y [M, N], contiguous."""
-    desc, constants = _pieces(x, config)
-    _launch(softmax_rows_kernel, x, config, y, desc, *x.shape, LOG=log, **constants)

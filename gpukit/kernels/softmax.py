@@ -10,8 +10,8 @@ One family of kernels computes both; LOG says which.
 
 Traffic for M rows of N: forward one read and one write, backward two reads and one write, the least possible. That
 holds while a row stays in the registers of one program (N <= 32,768). A longer row is read a second time, from its end
-backwards: the part read last is still in a cache. On Hopper some of these rows are read once, too: gpukit.kernels._rows_hopper
-keeps them in shared memory, and gpukit.kernels._rows_shared lets several programs share them. Times in comments are
+backwards: the part read last is still in a cache. On Hopper most of these rows are read once, too: in
+gpukit.kernels._rows_shared several programs share a row. Times in comments are
 of an H200, bf16, 4,096 rows unless said.
 
 Limits: a row of -inf alone is NaN, as in torch.softmax; second derivatives are left to PyTorch's operations.
@@ -32,7 +32,7 @@ from gpukit.kernels._device import properties
 from gpukit.kernels._dtypes import DTYPES, acc_dtype
 from gpukit.kernels._launch import launch, power_of_2
 from gpukit.kernels._rows import as_rows, empty
-from gpukit.kernels._rows_choices import SOFTMAX, chosen, shared
+from gpukit.kernels._rows_choices import shared
 
 
 @triton.jit
@@ -299,10 +299,6 @@ def softmax_fwd(x: Tensor, log: bool = False) -> Tensor:
     # Interleaved rows that are read once are faster without a copy (4096 x 4096: 119 us, 132 with it).
     x = as_rows(x, copy_interleaved=not resident)
     M, strides = x.shape[0], x.stride()
-    if not resident and (on_hopper := chosen("_rows_hopper", SOFTMAX, x)):
-        module, config = on_hopper
-        module.softmax_rows(x, y, log, config)
-        return y
     if not resident and (on_hopper := shared("forward", x)):
         on_hopper.softmax_parts(x, y, log)
         return y
