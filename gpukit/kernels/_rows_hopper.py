@@ -15,12 +15,11 @@ threads meet once for each row.
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from gpukit.kernels._device import multiprocessors
-from gpukit.kernels._hopper import barriers, blocks_like, fetch, next_slot
+from gpukit.kernels._hopper import fetch, next_slot
 from gpukit.kernels._launch import checked_once, launch
 from gpukit.kernels._rows_choices import RowsConfig
 
