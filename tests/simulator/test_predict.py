@@ -721,14 +721,30 @@ def test_what_is_waited_for_together_takes_as_long_as_the_slowest():
     taken = scoreboard.cycles(listing("R0", "R1", "R2", "R3"), [1.0] * 5, {}, line)
     assert taken == 600 + 1  # the second is there when the first is; and a cycle for the addition
     assert scoreboard.cycles(listing("R0", "R1", "R2", "R3", then="FADD R9, R3, R3"), [1.0] * 5, {}, line) == 601
-    # All of them new: the second one is the last that is waited for, a cycle after the first.
-    new = {("k.py", 7): scoreboard.Wait(1.0, 600, 40)}
-    assert scoreboard.cycles(listing("R0", "R1", "R2", "R3"), [1.0] * 5, {}, new) == 602
-    # The fifth is new again.
+    # All of them late: the second one is the last that is waited for, a cycle after the first.
+    late = {("k.py", 7): scoreboard.Wait(1.0, 600, 40)}
+    assert scoreboard.cycles(listing("R0", "R1", "R2", "R3"), [1.0] * 5, {}, late) == 602
+    # None of them late.
+    there = {("k.py", 7): scoreboard.Wait(0.0, 600, 40)}
+    assert scoreboard.cycles(listing("R0", "R1", "R2", "R3"), [1.0] * 5, {}, there) == 42
+    # The fifth is late again.
     fifth = listing("R0", "R1", "R2", "R3", "R5", then="FADD R9, R5, R5")
     assert scoreboard.cycles(fifth, [1.0] * 6, {}, line) == 600 + 5
     # Of a line that is not known, all loads take what a load takes.
     assert scoreboard.cycles(listing("R0", "R1"), [1.0] * 3, {"load": 100}, {}) == 102
+
+
+def test_a_loop_waits_as_often_as_a_load_comes_late():
+    """Of a loop's loads every fourth goes to memory: in 1,000 turns 250 do, though only the first turns are followed."""
+    texts = {"LDG.E": "LDG.E R0, [R4]", "FADD": "FADD R9, R0, R1", "BRA": "@P0 BRA `(.L_x_0)"}
+    body = [
+        assembly.Instruction(opcode, text, (), i, (".L_x_0",) * (i == 0), (("k.py", 7),) * (i == 0))
+        for i, (opcode, text) in enumerate(texts.items())
+    ]
+    assert len(assembly.loops(body)) == 1
+    line = {("k.py", 7): scoreboard.Wait(0.25, 600, 40)}
+    taken = scoreboard.cycles(types.SimpleNamespace(instructions=body), [1000.0] * 3, {}, line)
+    assert taken == pytest.approx(250 * 600 + 750 * 40, rel=0.02)
 
 
 def test_how_loads_wait():
@@ -741,14 +757,17 @@ def test_how_loads_wait():
     def ns(*sites):
         (wait,) = predict_module._waits(types.SimpleNamespace(sites=sites), REACHED, 1e3).values()
         assert wait.again == REACHED.l1_ns
-        return wait.new, wait.cycles
+        return wait.late, wait.cycles
 
-    l1, l2, dram = REACHED.l1_ns, REACHED.l2_ns, REACHED.dram_ns
+    l2, dram = REACHED.l2_ns, REACHED.dram_ns
     assert ns(site()) == (0.5, pytest.approx(dram))
     assert ns(site(dram_bytes=0)) == (0.5, pytest.approx(l2))
-    assert ns(site(late=1)) == (0.5, pytest.approx(dram / 4 + l1 * 3 / 4))
+    assert ns(site(late=1)) == (0.125, pytest.approx(dram))  # L1 has what the others ask for
+    assert ns(site(late=0)) == (0.0, pytest.approx(dram))  # all of them
     assert ns(site(new_pairs=2)) == (0.5, pytest.approx((dram + l2) / 2))  # the other sector of a pair is in L2 by then
-    assert ns(site(), site(tensor="y", new=8, new_pairs=8, late=0)) == (0.75, pytest.approx(dram))
+    assert ns(site(), site(tensor="y", new=8, new_pairs=8, late=0)) == (0.25, pytest.approx(dram))
+    often, seldom = site(dram_bytes=0), site(tensor="y", late=1)
+    assert ns(often, seldom) == (5 / 16, pytest.approx(l2))  # what seldom comes late is waited for by few
     assert not predict_module._waits(types.SimpleNamespace(sites=[site(new=0)]), REACHED, 1e3)
 
 

@@ -342,24 +342,26 @@ def launch_step(
 def _waits(
     traffic: Traffic | SimpleNamespace, reached: Machine, clock: float
 ) -> dict[tuple[str, int], scoreboard.Wait]:
-    """How the loads of each line of the source wait. Of several on one line, which are waited for together, the slowest."""
-    lines: dict[tuple[str, int], list[tuple[SiteTraffic, float]]] = {}
+    """How the loads of each line of the source wait. Of several tensors on one line, which are waited for together, for the
+    slowest of those that L1 lacks."""
+    lines: dict[tuple[str, int], list[SiteTraffic]] = {}
     for site in traffic.sites:
         if site.kind == "load" and site.new:
-            from_dram = min(1.0, site.dram_bytes / (site.l2_sectors * SECTOR_BYTES)) if site.l2_sectors else 0.0
-            from_dram *= site.new_pairs / site.new  # the other sector of a pair comes to L2 with the first
-            missed = from_dram * reached.dram_ns + (1 - from_dram) * reached.l2_ns
-            ns = reached.l1_ns + site.late / site.new * (missed - reached.l1_ns)
-            lines.setdefault((site.file, site.line), []).append((site, ns))
+            lines.setdefault((site.file, site.line), []).append(site)
     again = reached.l1_ns * 1e-3 * clock
-    return {
-        line: scoreboard.Wait(
-            sum(site.new for site, _ in sites) / sum(site.instructions for site, _ in sites),
-            max(ns for _, ns in sites) * 1e-3 * clock,
-            again,
-        )
-        for line, sites in lines.items()
-    }
+    found = {}
+    for line, sites in lines.items():
+        share = sum(site.late for site in sites) / sum(site.instructions for site in sites)
+        slow = [_missed_ns(site, reached) for site in sites if 2 * site.late >= share * site.instructions]
+        found[line] = scoreboard.Wait(share, max(slow) * 1e-3 * clock, again)
+    return found
+
+
+def _missed_ns(site: SiteTraffic, reached: Machine) -> float:
+    """How long a load lasts that L1 lacks, in the mean of those that find their line in L2 and those that do not."""
+    from_dram = min(1.0, site.dram_bytes / (site.l2_sectors * SECTOR_BYTES)) if site.l2_sectors else 0.0
+    from_dram *= site.new_pairs / site.new  # the other sector of a pair comes to L2 with the first
+    return from_dram * reached.dram_ns + (1 - from_dram) * reached.l2_ns
 
 
 def _longest(launch: Launch) -> float:

@@ -10,6 +10,7 @@ Latencies in cycles: https://arxiv.org/abs/1804.06826 (Volta, tables 3.1 and 4.1
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -19,7 +20,10 @@ from gpukit.simulator.compiler.compile import Compiled
 from gpukit.simulator.prediction import mix
 
 LATENCY = {"shared": 30, "local": 33, "shuffle": 24, "special": 20, "convert": 20, "tensor": 33, "barrier": 20}
-_TURNS = 3  # of a loop that are followed: in the last one everything is as in all later ones
+_FIRST, _TURNS = (
+    2,
+    10,
+)  # turns of a loop that stand for themselves alone; those followed, the later of which stand for the rest
 _LOADS = {"LDG": "load", "LD": "load", "ATOMG": "atomic", "ATOM": "atomic", "LDS": "shared", "LDSM": "shared",
           "ATOMS": "shared", "LDL": "local"}  # fmt: skip
 _OTHERS = ("shuffle", "special", "convert", "tensor")  # units of mix.UNITS with latencies of their own
@@ -34,11 +38,11 @@ class _Step(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """How long a load lasts. Of its instructions a share `new`, spread evenly from the first on, asks for lines for which the
-    warp has not asked before, and gets them after so many cycles. The others ask for what is on its way already, or there: they
-    last as long as that, and `again` cycles at least."""
+    """How long a load lasts. Of its instructions a share `late`, spread evenly from the first on, asks for lines that L1 lacks,
+    and gets them after so many cycles. The others ask for what is on its way already, or there: they last as long as that, and
+    `again` cycles at least."""
 
-    new: float
+    late: float
     cycles: float
     again: float
 
@@ -55,8 +59,8 @@ def cycles(
     latency = {**LATENCY, **latency}
     steps = [_step(instruction) for instruction in compiled.instructions]
     known = [_wait(i, step, loads or {}) for i, step in zip(compiled.instructions, steps, strict=True)]
-    asked: dict[tuple[str, int], float] = {}  # by line: how much of a new instruction is due
-    coming: dict[tuple[str, int], float] = {}  # by line: when the last new one is there
+    asked: dict[tuple[str, int], float] = {}  # by line: how much of a late instruction is due
+    coming: dict[tuple[str, int], float] = {}  # by line: when the last late one is there
     now = total = last_atomic = 0.0
     ready: dict[str, float] = {}
     for i, runs in _order(compiled.instructions, times):
@@ -67,11 +71,11 @@ def cycles(
         late = latency.get(step.kind, 0.0)
         if known[i]:
             line, wait = known[i]
-            due = asked.get(line, 1.0)
+            due = asked.get(line, math.ceil(wait.late))
             if due > 1 - 1e-6:
                 due, coming[line] = due - 1, now + wait.cycles
-            asked[line] = due + wait.new
-            late = max(wait.again, coming[line] - now)
+            asked[line] = due + wait.late
+            late = max(wait.again, coming.get(line, 0.0) - now)
         if step.kind in ("fence", "barrier"):
             now += late
         if step.kind == "atomic":
@@ -91,16 +95,18 @@ def _wait(instruction, step: _Step, loads: Mapping[tuple[str, int], Wait]) -> tu
 
 def _order(instructions, times) -> Iterator[tuple[int, float]]:
     """Indices of instructions in the order in which they run, and for how many runs each stands. Of innermost loops the
-    first turns stand for themselves and the last one followed for the rest."""
+    first turns stand for themselves, and those followed after them for the rest: not in each of them a load comes late."""
     loops = assembly.loops(instructions)
     innermost = {l.start: l for l in loops if not any(o != l and l.start <= o.start and o.end <= l.end for o in loops)}
     i = 0
     while i < len(instructions):
         loop = innermost.get(i)
-        for turn in range(_TURNS if loop else 1):
-            for j in range(i, loop.end + 1 if loop else i + 1):
-                first = min(1.0, times[j] / _TURNS) if loop else 0.0
-                yield j, first if loop and turn < _TURNS - 1 else times[j] - (_TURNS - 1) * first
+        if loop is None:
+            yield i, times[i]
+        for turn in range(_TURNS if loop else 0):
+            for j in range(i, loop.end + 1):
+                first = min(1.0, times[j] / (_FIRST + 1))
+                yield j, first if turn < _FIRST else (times[j] - _FIRST * first) / (_TURNS - _FIRST)
         i = loop.end + 1 if loop else i + 1
 
 
