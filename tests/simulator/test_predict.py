@@ -964,11 +964,25 @@ def test_atomics_whose_addresses_were_too_many_to_keep_have_a_range():
 
 def test_programs_take_turns():
     turn = predict_module._in_turn
-    assert turn(1, (1.0, 2.0, 0.0), 4.0, False) == pytest.approx(7)  # alone: one thing after another
-    assert turn(8, (1.0, 2.0, 0.0), 0.0, False) == pytest.approx(3 + 7 * 2)  # the longest is always busy
-    assert turn(8, (1.0, 2.0, 0.0), 1e6, False) == pytest.approx(1e6, rel=1e-3)  # all wait at once
-    assert turn(8, (1.0, 2.0, 0.0), 4.0, True) < turn(8, (1.0, 2.0, 0.0), 4.0, False)
-    assert turn(0, (1.0,), 4.0, False) == 0 and turn(2, (0.0,), 4.0, False) == 4
+    assert turn(1, 7.0, (1.0, 2.0, 0.0)) == pytest.approx(7)  # alone: one thing after another
+    assert turn(8, 3.0, (1.0, 2.0, 0.0)) == pytest.approx(3 + 7 * 2)  # the longest is always busy
+    assert turn(8, 1e6, (1.0, 2.0, 0.0)) == pytest.approx(1e6, rel=1e-3)  # all wait at once
+    assert turn(8, 1.0, (1.0, 2.0, 0.0)) == pytest.approx(16)  # what needs a resource for 2 takes 2
+    assert turn(2, 4.0, (0.0,)) == 4
+
+
+def test_warps_take_turns_at_the_units_of_a_scheduler():
+    computing = predict_module._computing
+    # Of 4 warps each scheduler has one. It has the units for itself, and takes as long as it does.
+    assert computing(1, 1, 6.0, (1.0, 2.0, 0.0)) == pytest.approx(6)
+    # Of 8 it has two, each of which needs half of what the program does: one takes 3, and the other is done 1 later.
+    assert computing(1, 2, 1.5, (1.0, 2.0, 0.0)) == pytest.approx(1.5 + 1)
+    # Many warps keep the busiest unit busy, and what a warp waits for itself does not count.
+    assert computing(16, 4, 6.0, (1.0, 2.0, 0.0)) == pytest.approx(2.0, rel=0.1)
+    # One warp of a program alone leaves three schedulers idle; four such programs do not.
+    assert computing(1, 0.25, 6.0, (0.5, 1.0, 0.0)) == 6 and computing(4, 0.25, 6.0, (0.5, 1.0, 0.0)) == 1.5
+    # While one warp's products are under way, the other computes.
+    assert 4 < computing(1, 2, 2.0, (1.0, 4.0, 4.0)) < 8
 
 
 @triton.jit

@@ -12,17 +12,18 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
    shared memory, and bring the clock down. In each clock, L1 moves what an instruction wants of one stretch of 128 bytes,
    and each bank of shared memory one word: lanes that lie apart, or that meet in a bank, take more clocks (instructions.py,
    banks.py).
-2. Taking turns.  A program that waits for its loads, computes, then stores, uses one resource at a time; the SM's other
-   programs fill the gaps. With n programs at different points that each need the resources d1, d2, ... and besides wait
-   for the time z, a balanced network of queues takes no longer for all of them than
+2. Taking turns.  Who waits for loads, computes, then stores, uses one resource at a time; others fill the gaps. With n users
+   at different points that each need the resources d1, d2, ... and besides wait for the time z, a balanced network of queues
+   takes no longer for all of them than
 
        d + z + (n - 1) longest / (1 + z / (n d)),  d = d1 + d2 + ...        Lazowska et al. 1984, balanced job bounds
 
-   n is the programs that fit on an SM, one more where memory takes part, since the stores of a program that has ended are
-   still under way. z is what one warp waits when it is alone on the GPU (scoreboard.py): for memory, as often as its code
-   waits for it, each time for the slowest of the loads that it needs, and for its own results. What runs in the background
-   (cp.async, TMA, tensor cores whose results nothing in the loop needs) takes no turn; what such a program stores, or loads
-   itself, does.
+   Such users are, first, the warps on each of an SM's schedulers: they take turns at its units, and d + z is what one warp
+   takes from its first instruction to its last if it is alone on the GPU and all that it loads is there (scoreboard.py). That
+   is how long programs compute which do so together. Then the programs that fit on an SM take turns at computing and at
+   memory. Their z is what a warp waits for memory, as often as its code waits for it, each time for the slowest of the loads
+   that it needs. Nobody waits for the stores of a program that has ended. What runs in the background (cp.async, TMA, tensor
+   cores whose results nothing in the loop needs) takes no turn; what such a program stores, or loads itself, does.
 3. The kernel's time is the largest of these, plus the launch, the wait for the first load and for the last store. Where
    programs differ in length, as under a causal mask, it is longer by what the longest takes more than the mean: it may be
    the last one that begins.
@@ -39,7 +40,7 @@ import contextlib
 import html
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -65,6 +66,7 @@ MEMORY, L2, L1, TENSOR = "device memory", "L2", "L1 and shared memory", "tensor 
 FP32, INTEGER, SPECIAL, ISSUE = "fp32 arithmetic", "integers and logic", "special functions", "instruction issue"
 STARTING, WAITING, LAUNCH, TURNS = "starting programs", "waiting for results", "launch", "taking turns"
 RESOURCES = (MEMORY, L2, L1, TENSOR, FP32, INTEGER, SPECIAL, ISSUE, STARTING, WAITING, LAUNCH, TURNS)
+_COMPUTING = FP32, INTEGER, SPECIAL, ISSUE
 
 L2_BYTES_PER_CLOCK_AND_SM = 64  # what one SM takes at most; machine.csv, "L2, one SM"
 L2_SLICES = {"h100-sxm": 80}  # as Nsight Compute counts them, and what goes to which (contention.py)
@@ -304,10 +306,11 @@ def launch_step(
     # 2. Taking turns. Where there is arithmetic besides the tensor cores', it is arithmetic on their results.
     waits_for_loads = not _asynchronous(launch, compiled)
     results_needed = waits_for_loads or max(work[FP32], work[SPECIAL]) > 0.1 * work[TENSOR]
-    compute = max(work[name] for name in (L1, FP32, INTEGER, SPECIAL, ISSUE))
+    compute = max(work[name] for name in (L1, *_COMPUTING))
     in_turn = traffic if waits_for_loads else _in_the_open(traffic, compiled)
     memory = max(_memory_us(launch, compiled, warp, in_turn).values()) / per_sm
-    needs = compute, memory, work[TENSOR] if results_needed else 0.0
+    tensor = work[TENSOR] if results_needed else 0.0
+    units = [max(0.0, work[L1] - _copied_us(launch, compiled, traffic)), *(work[n] for n in _COMPUTING), tensor]
 
     hits, found = traffic.l2_hit_rate, traffic.l1_hit_rate
     latency = found * reached.l1_ns + (1 - found) * (hits * reached.l2_ns + (1 - hits) * reached.dram_ns)  # ns
@@ -316,14 +319,19 @@ def launch_step(
     own = scoreboard.cycles(compiled, times, {})
     cycles = {name: ns * 1e-3 * clock for name, ns in cycles.items()}
     waiting = scoreboard.cycles(compiled, times, cycles, _waits(traffic, reached, clock)) - own
-    waits = waiting / clock + max(0.0, own / clock - compute)
+    waits = waiting / clock
     # Loads that run some turns of a loop ahead of their use are waited for where these turns are too short.
-    waits = max(waits, _turns_ahead(compiled, times) * latency * 1e-3 - sum(needs))
-
+    waits = max(waits, _turns_ahead(compiled, times) * latency * 1e-3 - compute - memory - tensor)
+    alone[WAITING] = (waits + max(0.0, own / clock - compute)) * per_sm / together
+    # What a program stores at its end is under way while the next one begins.
+    ends = waits_for_loads and per_sm > together
+    waited = max(_memory_us(launch, compiled, warp, _loads(traffic)).values()) / per_sm if ends else memory
     waves, rest = divmod(per_sm, together)
-    more = waits_for_loads and per_sm > together
-    turns = waves * _in_turn(together, needs, waits, more) + _in_turn(rest, needs, waits, more)
-    alone[WAITING] = waits * per_sm / together
+    turns = 0.0
+    for programs, times_over in ((together, waves), (rest, 1)):
+        if programs:
+            computing = _computing(programs, compiled.num_warps / 4, own / clock, units)
+            turns += times_over * _in_turn(programs, computing + waited + waits, (computing, memory))
 
     # 3. Together.
     longest = max(alone.values())
@@ -372,12 +380,23 @@ def _longest(launch: Launch) -> float:
     return max(counts) * len(counts) / sum(counts) if counts else 1.0
 
 
-def _in_turn(programs: int, needs: tuple[float, ...], waits: float, more: bool) -> float:
-    """µs until so many programs of an SM are done that begin together. `more`: another one's stores are under way."""
-    each, n = sum(needs), programs + more
-    if not programs or not each:
-        return waits if programs else 0.0
-    return (each + waits + (n - 1) * max(needs) / (1 + waits / (n * each))) * programs / n
+def _computing(programs: int, warps: float, own: float, units: Sequence[float]) -> float:
+    """µs for which each of so many programs computes that do so together, with so many warps on each scheduler of the SM. A
+    program needs each of the `units` for so long, the last of which are the tensor cores, and a warp takes `own` alone without
+    them."""
+    of_a_warp = [each / warps for each in units]
+    alone = own + units[-1] / max(1.0, warps)
+    return max(_in_turn(max(1.0, programs * warps), alone, of_a_warp) / programs, *units)
+
+
+def _in_turn(users: float, alone: float, needs: Sequence[float]) -> float:
+    """µs until so many users of common resources are done that begin together. Each of them takes `alone` by itself, and needs
+    each resource for so long."""
+    alone = max(alone, *needs)
+    needed = min(sum(needs), alone)
+    if not needed:
+        return alone
+    return alone + (users - 1) * max(needs) / (1 + (alone - needed) / (users * needed))
 
 
 def _traffic(launch: Launch, compiled: Compiled) -> Traffic | SimpleNamespace:
@@ -496,8 +515,7 @@ def _per_program(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Tra
         rates = {"fma": gpu.fp32_lanes_per_sm, "fp64": _fp64_lanes(gpu), **_LANES}
         return sum(warps * 32 * warp.units.get(unit, 0.0) / rates[unit] for unit in units)
 
-    background = {line for _, line in _background(compiled)}
-    copied = [site for site in traffic.sites if site.kind == "load" and site.line in background]
+    copied = _copied(compiled, traffic)
     by_threads = [site for site in traffic.sites if site.kind in ("load", "store") and site not in copied]
     moved = warps * (warp.bytes.get("shared", 0.0) + warp.bytes.get("local", 0.0))
     moved += sum(site.l2_sectors for site in copied) * SECTOR_BYTES / launch.programs
@@ -550,6 +568,27 @@ def _matmul_share(gpu: hardware.Gpu) -> float:
 def _background(compiled: Compiled) -> set[tuple[str | None, int]]:
     """Lines whose loads go to shared memory by cp.async or the TMA unit while the program computes."""
     return {(a.file, a.line) for a in compiled.accesses if a.kind == "load" and a.to != "registers"}
+
+
+def _copied_us(launch: Launch, compiled: Compiled, traffic: Traffic | SimpleNamespace) -> float:
+    """For which one program's loads in the background pass L1."""
+    sectors = sum(site.l2_sectors for site in _copied(compiled, traffic))
+    return sectors * SECTOR_BYTES / launch.programs / L1_BYTES_PER_CLOCK / _mhz(compiled)
+
+
+def _copied(compiled: Compiled, traffic: Traffic | SimpleNamespace) -> list[SiteTraffic]:
+    """What is loaded in the background."""
+    background = {line for _, line in _background(compiled)}
+    return [site for site in traffic.sites if site.kind == "load" and site.line in background]
+
+
+def _loads(traffic: Traffic | SimpleNamespace) -> SimpleNamespace:
+    """What a launch moves without what it stores."""
+    return SimpleNamespace(
+        sites=[site for site in traffic.sites if site.kind != "store"], l2_read_sectors=traffic.l2_read_sectors,
+        l2_write_sectors=0, l2_atomic_sectors=traffic.l2_atomic_sectors, dram_read_bytes=traffic.dram_read_bytes,
+        dram_write_bytes=0, dirty_bytes=0, contention=traffic.contention, unanswered_sectors=traffic.unanswered_sectors,
+    )  # fmt: skip
 
 
 def _in_the_open(traffic: Traffic | SimpleNamespace, compiled: Compiled) -> SimpleNamespace:
