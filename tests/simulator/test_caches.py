@@ -281,13 +281,31 @@ def test_l2_plays_many_accesses_as_one_after_another(kib):
             asks.append(
                 (random.random() < 0.4, *levels.by_line(sectors, random.integers(0, 33, sectors.size).astype(np.uint8)))
             )
-        one_by_one = [int(alone._one(*ask)[0]) for ask in asks]
+        one_by_one = [alone._one(*ask)[:, 0].tolist() for ask in asks]
         sizes, writes = np.array([lines.size for _, lines, *_ in asks]), np.array([write for write, *_ in asks])
         columns = [np.concatenate(column) for column in zip(*(ask[1:] for ask in asks), strict=True)]
-        assert together.play(sizes, writes, *columns).tolist() == one_by_one
+        assert together.play(sizes, writes, *columns).T.tolist() == one_by_one
     for name in ("uses", "fills", "dram_read", "dram_written", "dirtied"):
         assert getattr(together, name) == getattr(alone, name), name
     assert together.finish() == alone.finish() and together.dram_written == alone.dram_written > 0
+
+
+def test_halves_of_lines():
+    """Of tiles that begin with a line all lines are read whole; of such as begin within one each line in two halves."""
+    x, y = torch.zeros(64 * 512 + 16), torch.zeros(64 * 16)
+
+    @triton.jit
+    def tiles(x_ptr, y_ptr, begin, BLOCK: tl.constexpr):
+        r, c = tl.program_id(0) * 4 + tl.arange(0, 4), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        value = tl.load(x_ptr + begin + r[:, None] * 512 + c[None, :])
+        tl.store(y_ptr + tl.program_id(0) * 64 + tl.program_id(1) * 4 + tl.arange(0, 4), tl.sum(value, 1))
+
+    def read(begin):
+        (site, _) = assumed(lambda: tiles[(16, 16)](x, y, begin, BLOCK=32)).sites
+        return site.dram_bytes, site.dram_half_bytes
+
+    assert read(0) == (64 * 2048, 0)
+    assert read(16) == (64 * 2048, 64 * 2048)  # less half a line at the beginning, and one more at the end
 
 
 def test_programs_share_the_l1_of_their_sm_only():

@@ -6,7 +6,8 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
 1. Each resource alone.  work / rate: DRAM, L2, and per SM L1 and shared memory, tensor cores, the units for fp32,
    integers and special functions, and the schedulers that issue one instruction of a warp per clock each. The busiest SM
    has ceil(programs / SMs) programs. Rates are those that a kernel reaches which does nothing else (machine.py). Memory
-   has several: loads and stores of whole lines, and of single sectors, where each lane asks for one of its own. Into L2,
+   has several: loads and stores of whole lines, and of single sectors, where each lane asks for one of its own. Half of a
+   line that is read from DRAM without the other takes as long as one that is read for a single lane. Into L2,
    stores come no faster than a kernel writes that does nothing else. Atomics keep its slices busy with updates of sectors,
    or one element with its changes, which wait for one another (contention.py). Tensor cores fetch what they multiply from
    shared memory, and bring the clock down. In each clock, L1 moves what an instruction wants of one stretch of 128 bytes,
@@ -421,7 +422,7 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
     """µs of DRAM and of L2 for the whole launch."""
     gpu, reached = compiled.gpu, machine(compiled.gpu)
     single = {"load": 0, "store": 0}  # sectors of L2 that lanes ask for one by one
-    fetched = 0  # bytes of DRAM for such loads
+    fetched = 0  # bytes of DRAM for such loads, and for those that bring half of a line, which take as long
     lanes = {(a.kind, a.tensor, a.line): a.lanes for a in launch.accesses}
     scattered = {(a.kind, a.tensor, a.line) for a in launch.accesses if 2 * a.sectors > a.lanes}
     for site in traffic.sites:
@@ -430,7 +431,8 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
         alone = site.kind == "store" and 4 * site.l1_sectors > 3 * lanes[place]
         if site.kind in single and (place in scattered or alone):
             single[site.kind] += site.l2_sectors
-            fetched += site.dram_bytes if site.kind == "load" else 0
+        if site.kind == "load":
+            fetched += site.dram_bytes if place in scattered else site.dram_half_bytes
     # What is still in L2 at the end took the place of what others had written there.
     written = traffic.dram_write_bytes + traffic.dirty_bytes
     dram = _dram_us(max(0, traffic.dram_read_bytes - fetched), written, reached)

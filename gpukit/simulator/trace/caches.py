@@ -48,7 +48,8 @@ class SiteTraffic:
     that reached L2, `dram_bytes` what was read from DRAM for it, `l1_stretches` the stretches of 128 bytes that its
     instructions reach over, each of them by itself: L1 takes one per clock. Of a load's `instructions`, counted on the SMs
     whose L1 is followed, so many ask for something `new`, for which their warp has not asked before in this load: of so many it is in
-    pairs of sectors that are new too, and of so many `late`, since L1 lacks it."""
+    pairs of sectors that are new too, and of so many `late`, since L1 lacks it. Of what was read from DRAM `dram_half_bytes`
+    came as one half of a line, without the other."""
 
     kind: str
     tensor: str
@@ -63,6 +64,7 @@ class SiteTraffic:
     new: float = 0.0
     new_pairs: float = 0.0
     late: float = 0.0
+    dram_half_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
         sites.append(
             SiteTraffic(
                 site.kind, site.tensor, site.line, site.via, l1_sectors, l2_sectors, from_dram, round(stretches[number] * scale),
-                site.file, *play.waiting[:, number].tolist(),
+                site.file, *play.waiting[:, number].tolist(), round(from_dram * dram.halves[number]),
             )
         )  # fmt: skip
 

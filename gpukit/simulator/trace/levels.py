@@ -188,7 +188,7 @@ class L2:
 
     def read(self, sectors: np.ndarray) -> int:
         """Sectors that had to come from DRAM: a pair at a time, less what is here whole."""
-        return int(self._one(False, *by_line(sectors))[0])
+        return int(self._one(False, *by_line(sectors))[0, 0])
 
     def write(self, sectors: np.ndarray, filled: np.ndarray) -> None:
         """Store to these sectors, `filled` bytes of each."""
@@ -201,7 +201,8 @@ class L2:
         self, sizes: np.ndarray, writes: np.ndarray, lines: np.ndarray, asked: np.ndarray, filled: np.ndarray
     ) -> np.ndarray:
         """Accesses one after another: the first asks for the first `sizes[0]` of `lines`, and so on, one at least; `writes` says
-        which are stores. Returns how many sectors had to come from DRAM for each.
+        which are stores. Returns for each how many sectors had to come from DRAM, and how many of these came as one half of
+        a line without the other.
 
         What happens to a line depends on the accesses to it alone, once it is known which of these find it here. So all lines
         go at a time: first as they are met for the first time, then those met a second time, and so on.
@@ -214,7 +215,8 @@ class L2:
                 [
                     self.play(sizes[:half], writes[:half], lines[:at], asked[:at], filled[:at]),
                     self.play(sizes[half:], writes[half:], lines[at:], asked[at:], filled[at:]),
-                ]
+                ],
+                axis=1,
             )
         within, meetings = found
         ends = np.cumsum(sizes)
@@ -226,7 +228,8 @@ class L2:
         fetched = np.zeros(lines.size, dtype=np.uint8)
         for met in meetings:
             fetched[met] = self._meet(*(column[met] for column in columns))
-        return np.add.reduceat(fetched, ends - sizes, dtype=np.int64)
+        halves = fetched * (fetched <= LINE_SECTORS // 2)
+        return np.add.reduceat(np.stack([fetched, halves]), ends - sizes, axis=1, dtype=np.int64)
 
     def _meet(self, lines, within, before, after, read, written, filled) -> np.ndarray:
         """Different lines, each met by one access: whether L2 has it, the uses before and after this access, the sectors that

@@ -189,10 +189,11 @@ def _tensors(recording: Recording) -> list[tuple[list[int], int]]:
 
 
 class _Dram(NamedTuple):
-    """Sectors between L2 and DRAM: read for each site, read to complete sectors that were written in part, written, and
-    written to L2 but not yet to DRAM."""
+    """Sectors between L2 and DRAM: read for each site, of these the share read as halves of lines, read to complete sectors
+    that were written in part, written, and written to L2 but not yet to DRAM."""
 
     read: np.ndarray
+    halves: np.ndarray
     completed: float
     written: float
     dirty: float
@@ -346,7 +347,7 @@ class Play:
         last of these, but for tensors that L2 holds by then (`_later`)."""
         waves = self.program // self.wave
         cache = L2(self.lines_in_memory, 2 * self.step.size, capacity)
-        read = np.zeros(len(self.kinds))
+        read, halves = np.zeros((2, len(self.kinds)))
         before = (read, 0, 0, 0)  # when the last wave began
         rows, alike = self._asked_of_l2(np.lexsort((self.step, self.program, self.turn, waves)))
         asks = _Asks(self, rows, alike)
@@ -355,12 +356,14 @@ class Play:
             before = (read.copy(), cache.dram_read, cache.dirtied, cache.fills)
             first, last = np.searchsorted(waves[rows], [wave, wave + 1]).tolist()
             for part in asks.parts(first, last):
-                fetched = cache.play(asks.sizes[part], asks.writes[part], *asks.lines(part))
+                fetched, in_halves = cache.play(asks.sizes[part], asks.writes[part], *asks.lines(part))
                 read += np.bincount(asks.sites[part], fetched, minlength=read.size)
+                halves += np.bincount(asks.sites[part], in_halves, minlength=read.size)
+        halves = np.divide(halves, read, out=np.zeros_like(read), where=read > 0)
         left = cache.finish()
         completed = cache.dram_read - read.sum()
         if self.known == self.programs:
-            return _Dram(read, completed, cache.dram_written, left)
+            return _Dram(read, halves, completed, cache.dram_written, left)
         more = (self.programs - self.known) / max(1, len(np.unique(self.program[waves == wave])))
         read_before, all_before, dirtied_before, fills_before = before
         completed += max(0.0, completed - (all_before - read_before.sum())) * more
@@ -369,7 +372,7 @@ class Play:
         later = self._later(read, read - read_before, more, in_a_wave, cache.lru.capacity)
         fills = cache.fills + in_a_wave * more - ((read - read_before).sum() * more - later.sum()) / LINE_SECTORS
         left = dirtied * min(1.0, cache.lru.capacity / max(1, fills))  # what is written and what is read leave L2 alike
-        return _Dram(read + later, completed, dirtied - left, left)
+        return _Dram(read + later, halves, completed, dirtied - left, left)
 
     def _later(self, read: np.ndarray, wave: np.ndarray, more: float, fills: int, capacity: int) -> np.ndarray:
         """Sectors that each site reads from DRAM in the waves that are not known, `more` times as many as the last one, where it
