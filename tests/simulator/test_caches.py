@@ -636,21 +636,28 @@ def test_what_no_program_reached_lies_in_the_gaps_of_others(used):
 
 
 @pytest.mark.parametrize(
-    "apart, first, stretches",
-    [(4, 0, 1), (4, 12, 1), (8, 0, 2), (16, 4, 4), (32, 0, 8), (128, 0, 32), (132, 8, 32), (0, 0, 1)],
+    "apart, first, clocks",
+    [(4, 0, 1), (4, 12, 1), (8, 0, 2), (16, 4, 4), (32, 0, 8), (96, 0, 8), (128, 0, 32), (132, 8, 1), (0, 0, 1)],
 )
-def test_what_an_instruction_reaches_over(apart, first, stretches):
+def test_lanes_that_meet_in_a_bank_of_l1(apart, first, clocks):
     """The H100 took 1.2, 2.1, 8.1 and 32 clocks for lanes 4, 8, 32 and 128 bytes apart, wherever they began."""
     row = first + apart * np.arange(32, dtype=np.int64)
-    assert instructions._stretches(np.stack([row, row[::-1]])) == 2 * stretches
-    assert instructions._stretches(np.full((2, 32), instructions._NOBODY)) == 0
+    assert instructions._clocks(np.stack([row, row[::-1]]), 4) == 2 * clocks
+    assert instructions._clocks(np.full((2, 32), instructions._NOBODY), 4) == 0
+
+
+def test_clocks_of_l1_for_wide_and_narrow_elements():
+    lanes = np.arange(32, dtype=np.int64)
+    assert instructions._clocks(8 * lanes[None], 8) == 2  # 256 bytes
+    assert instructions._clocks(2 * lanes[None], 2) == 1  # two lanes to a word
+    assert instructions._clocks(np.stack([0 * lanes, 128 * lanes, 1000 + 4 * lanes]), 4) == 1 + 32 + 1
 
 
 def test_clocks_of_l1_that_were_measured():
     measured = {row.name: row.value for row in times.machine("h100-sxm").values()}
     for apart in (4, 8, 32, 128):
         clocks = H200.boost_mhz / measured[f"L1, lanes {apart} bytes apart, one SM"]
-        assert clocks == pytest.approx(instructions._stretches(apart * np.arange(32)[None]), rel=0.16), apart
+        assert clocks == pytest.approx(instructions._clocks(apart * np.arange(32)[None], 4), rel=0.16), apart
 
 
 @triton.jit
@@ -693,8 +700,8 @@ def test_a_line_that_is_loaded_in_several_widths():
     compiled = gpukit.compile(neighbors, x, y, BLOCK=512, gpu="h200")
     assert {a.bits for a in compiled.accesses if a.kind == "load"} == {128, 64, 32}
     load, _ = launch.traffic(H200, compiled).sites
-    # A warp's 128 elements are 512 bytes, four stretches, for each instruction that reaches over them.
-    assert load.l1_stretches == 4 * 4 * 4 * (1 + 4 + 2)
+    # A warp's 128 elements are 512 bytes. Where an instruction takes every other or every fourth, its lanes meet in banks.
+    assert load.l1_clocks == 4 * 4 * 4 * (1 + 4 + 2)
 
 
 @triton.jit

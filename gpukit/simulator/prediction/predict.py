@@ -10,9 +10,8 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
    line that is read from DRAM without the other takes as long as one that is read for a single lane. Into L2,
    stores come no faster than a kernel writes that does nothing else. Atomics keep its slices busy with updates of sectors,
    or one element with its changes, which wait for one another (contention.py). Tensor cores fetch what they multiply from
-   shared memory, and bring the clock down. In each clock, L1 moves what an instruction wants of one stretch of 128 bytes,
-   and each bank of shared memory one word: lanes that lie apart, or that meet in a bank, take more clocks (instructions.py,
-   banks.py).
+   shared memory, and bring the clock down. In each clock, each of the 32 banks that L1 and shared memory are made of gives
+   one word: lanes that meet in a bank take more clocks (instructions.py, banks.py).
 2. Taking turns.  Who waits for loads, computes, then stores, uses one resource at a time; others fill the gaps. With n users
    at different points that each need the resources d1, d2, ... and besides wait for the time z, a balanced network of queues
    takes no longer for all of them than
@@ -521,11 +520,11 @@ def _per_program(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Tra
     by_threads = [site for site in traffic.sites if site.kind in ("load", "store") and site not in copied]
     moved = warps * (warp.bytes.get("shared", 0.0) + warp.bytes.get("local", 0.0))
     moved += sum(site.l2_sectors for site in copied) * SECTOR_BYTES / launch.programs
-    stretches = sum(site.l1_stretches for site in by_threads if site.via != "tma") / launch.programs
+    clocks = sum(site.l1_clocks for site in by_threads if site.via != "tma") / launch.programs
     asked = sum(warps * warp.units.get(unit, 0.0) for unit in ("global", "shared", "local", "shuffle"))
     cycles = {
-        # In each clock one instruction, or 128 bytes of it; more where lanes meet in a bank of shared memory.
-        L1: max(moved / L1_BYTES_PER_CLOCK + stretches + lanes("shuffle"), asked) + warps * warp.conflicts,
+        # In each clock one instruction, or 128 bytes of it; more where lanes meet in a bank.
+        L1: max(moved / L1_BYTES_PER_CLOCK + clocks + lanes("shuffle"), asked) + warps * warp.conflicts,
         FP32: lanes("fma", "imad", "multiply high", "fp64"),
         INTEGER: lanes("alu"),
         SPECIAL: lanes("special", "convert"),

@@ -45,8 +45,8 @@ _SAMPLED_ROWS, _MAX_WINDOW = 60_000, 8  # of a sampled launch: accesses to play 
 @dataclass(frozen=True)
 class SiteTraffic:
     """What one tl.load, tl.store or atomic cost. `l1_sectors` are those its instructions asked for, `l2_sectors` those
-    that reached L2, `dram_bytes` what was read from DRAM for it, `l1_stretches` the stretches of 128 bytes that its
-    instructions reach over, each of them by itself: L1 takes one per clock. Of a load's `instructions`, counted on the SMs
+    that reached L2, `dram_bytes` what was read from DRAM for it, `l1_clocks` the clocks
+    that L1 takes for its instructions, whose lanes may meet in a bank. Of a load's `instructions`, counted on the SMs
     whose L1 is followed, so many ask for something `new`, for which their warp has not asked before in this load: of so many it is in
     pairs of sectors that are new too, and of so many `late`, since L1 lacks it. Of what was read from DRAM `dram_half_bytes`
     came as one half of a line, without the other."""
@@ -58,7 +58,7 @@ class SiteTraffic:
     l1_sectors: int
     l2_sectors: int
     dram_bytes: int
-    l1_stretches: int = 0
+    l1_clocks: int = 0
     file: str = ""
     instructions: float = 0.0
     new: float = 0.0
@@ -183,15 +183,15 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
     forms = Forms(recording, ways)
 
     # By site: sectors that the instructions of the programs that ran ask for, and the distinct ones of each access; of those
-    # asked for again the ones that may meet the store before, which is the same warp's or another's; stretches that the
-    # instructions reach over; updates of sectors by atomics.
-    asked, distinct, of_one_warp, of_others, stretches, updated = np.zeros((6, len(recording.sites)))
+    # asked for again the ones that may meet the store before, which is the same warp's or another's; clocks of L1 for
+    # them; updates of sectors by atomics.
+    asked, distinct, of_one_warp, of_others, clocks, updated = np.zeros((6, len(recording.sites)))
     added_up = [merges(is_floating(call.arguments.get(site.tensor)), compiled) for site in recording.sites]
     ran = np.arange(len(recording) if call.sampled is None else recording.whole)
     for form, count in zip(*forms.counted(ran), strict=True):
         asked[form.site] += count * form.asked
         distinct[form.site] += count * form.sectors.size
-        stretches[form.site] += count * form.stretches
+        clocks[form.site] += count * form.clocks
         updated[form.site] += count * form.updated(added_up[form.site])
         if form.asked < form.lanes:  # else each lane has a sector of its own, and none of them meet
             of_one_warp[form.site] += count * (form.asked - form.warps)
@@ -214,7 +214,7 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
         l1_sectors, l2_sectors = round(asked[number] * scale), round(to_l2 * scale)
         sites.append(
             SiteTraffic(
-                site.kind, site.tensor, site.line, site.via, l1_sectors, l2_sectors, from_dram, round(stretches[number] * scale),
+                site.kind, site.tensor, site.line, site.via, l1_sectors, l2_sectors, from_dram, round(clocks[number] * scale),
                 site.file, *play.waiting[:, number].tolist(), round(from_dram * dram.halves[number]),
             )
         )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from gpukit.simulator.compiler.banks import BANKS, WORD_BYTES
 from gpukit.simulator.interpreter.addresses import SECTOR_BYTES, grid_offsets, touched
 from gpukit.simulator.trace import coalesce
 from gpukit.simulator.trace.levels import LINE_BYTES, LINE_SECTORS
@@ -133,8 +134,8 @@ class Form(NamedTuple):
     """What accesses have in common that differ only by whole sectors: their site, the sectors that the warps'
     instructions ask for, of which so many are new to their warp, the distinct ones, as distances from the one where the
     access begins, and the bytes of each. Of a store and an atomic also its lanes; of an atomic the updates of sectors that they
-    take and the requests that bring them (contention.py), and whether all lanes change one element. Then the stretches of 128
-    bytes that the instructions reach over, each by itself. Of a load last how many instructions have a live lane and
+    take and the requests that bring them (contention.py), and whether all lanes change one element. Then the clocks that L1
+    takes for the instructions. Of a load last how many instructions have a live lane and
     how many of them ask for sectors that are new to their warp, and for pairs of sectors, which DRAM is read in; of each of these
     sectors the instruction, in order, and the place in `sectors`."""
 
@@ -147,7 +148,7 @@ class Form(NamedTuple):
     updates: int = 0
     requests: int = 0
     one_element: bool = False
-    stretches: int = 0
+    clocks: int = 0
     instructions: int = 0
     new: int = 0
     new_pairs: int = 0
@@ -215,7 +216,7 @@ class Forms:
         filled = np.minimum(lanes * site.width, SECTOR_BYTES).astype(np.uint8)
         instructions = self.ways[site].of(begin)
         asked = warps = updates = requests = sectors.size
-        stretches = -(-sectors.size // LINE_SECTORS)
+        clocks = -(-sectors.size // LINE_SECTORS)
         if instructions is not None and instructions.size:
             moved = (instructions >= 0) & live[instructions]
             if site.kind == "atomic":
@@ -223,7 +224,7 @@ class Forms:
                 updates, requests = _updates(changed, SECTOR_BYTES), _updates(changed, LINE_BYTES)
             asked_for = np.where(moved, offsets[instructions] // SECTOR_BYTES, _NOBODY)
             asked, warps = _distinct(asked_for), _distinct(asked_for.reshape(self.ways[site].warps, -1))
-            stretches = _stretches(np.where(moved, offsets[instructions], _NOBODY))
+            clocks = _clocks(np.where(moved, offsets[instructions], _NOBODY), site.width)
         count = int(np.count_nonzero(live)) if site.kind != "load" else 0
         running = new = new_pairs = 0
         new_in = new_sectors = None
@@ -235,7 +236,7 @@ class Forms:
             )
             new, new_pairs = _groups(new_in), _groups(of_pairs)
         return Form(
-            number, asked, warps, sectors, filled, count, updates, requests, tile >= 0 and elements.size == 1, stretches,
+            number, asked, warps, sectors, filled, count, updates, requests, tile >= 0 and elements.size == 1, clocks,
             running, new, new_pairs, new_in, new_sectors,
         )  # fmt: skip
 
@@ -270,20 +271,20 @@ def _sorted(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return row, rows[row, lane]
 
 
-def _stretches(rows: np.ndarray) -> int:
-    """Of each row how many stretches of 128 bytes, each from the first address that those before it do not hold, are enough
-    for all of its addresses, summed; _NOBODY is none."""
+def _clocks(rows: np.ndarray, width: int) -> int:
+    """Clocks in which L1 moves what the instruction of each row asks for, one row after another: elements of `width` bytes at
+    these addresses; _NOBODY is none. L1 is the same memory as shared memory, whose 32 banks give a word of four bytes each in a
+    clock."""
     row, address = _sorted(rows)
     if not row.size:
         return 0
-    # Row lies behind row, where no stretch reaches the next.
-    address += row * (int(address.max() - address.min()) + LINE_BYTES)
-    # Of each address, the first that a stretch from it lacks.
-    following = np.searchsorted(address, address + LINE_BYTES).tolist()
-    found = at = 0
-    while at < len(following):
-        found, at = found + 1, following[at]
-    return found
+    parts = max(1, width // WORD_BYTES)
+    words = address[:, None] // WORD_BYTES + np.arange(parts)
+    first = int(words.min()) // BANKS * BANKS
+    span = int(words.max()) - first + 1
+    distinct = np.unique(row[:, None] * span + words - first)
+    banks = distinct // span * BANKS + distinct % span % BANKS
+    return int(np.bincount(banks, minlength=len(rows) * BANKS).reshape(-1, BANKS).max(axis=1).sum())
 
 
 def _updates(rows: np.ndarray, unit: int) -> int:
