@@ -18,7 +18,9 @@ long loads are waited for, and what takes its turn beside a loop whose loads run
 
 The fifth set tested the model as it was after these fixes, on both GPUs. It showed that what a sine does with large numbers
 was counted as run, a function's calls in a loop as turns of it, and answers of L2 to atomics that the compiler had made
-reductions, which was fixed afterwards (gpukit/simulator/prediction/mix.py, gpukit/simulator/trace/contention.py).
+reductions, which was fixed afterwards (gpukit/simulator/prediction/mix.py, gpukit/simulator/trace/contention.py). So was how
+often loads are waited for that L1 lacks, that few warps do not keep the units of an SM busy (gpukit/simulator/prediction/), what
+it takes to read halves of lines from DRAM, and which lanes meet in L1 (gpukit/simulator/trace/).
 
 The rows of the third and the fourth set on an H200 are of 2026-11-28, too: predicted after they were measured, by a model that
 had been fixed after both sets had been seen on an H100.
