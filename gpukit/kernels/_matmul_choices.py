@@ -177,7 +177,7 @@ def _by_tma(a: Tensor, b: Tensor, gated: bool) -> bool:
         return False  # the columns of `up` would not begin where a load can
     if not (_wide(a) and _wide(b)):
         return 2 * M * N * K >= WORTH_A_COPY
-    return 2 * M * N * K >= WORTH_DESCRIPTORS or torch.cuda.is_current_stream_capturing()
+    return 2 * M * N * K >= WORTH_DESCRIPTORS or (a.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _in_gluon(a: Tensor, b: Tensor, gated: bool) -> bool:
