@@ -195,7 +195,7 @@ def report(op: Op, shape: tuple[int, ...], dtype: torch.dtype, gpu: hardware.Gpu
     facts += _roofline(op, least, dtype, gpu, prediction.time_us)
     if stood_in_for:
         names = " and ".join(f"gpukit.kernels.{name}" for name in sorted(stood_in_for))
-        on_the_gpu = f"with pointers, in whose place such a GPU runs one in Gluon that is faster ({names})"
+        on_the_gpu = f"the one for every GPU, where such a GPU runs one made for it, which is faster ({names})"
         facts += tables.facts([("kernel", on_the_gpu)])
     return Report(title, tuple(facts), prediction)
 

@@ -6,10 +6,9 @@ rows, from gpukit/results/h100-sxm/long_rows.csv, where each way to cut the rows
 held in registers, warps, programs on an SM. "kept" is by these kernels, "others" by those that every other GPU gets too:
 
     operation                columns   kept  others
-    softmax                  131,072    758     775    (a copy takes 717)
-    softmax                   65,536    383     372    not chosen
-    softmax                   16,384    104      95    not chosen
-    its gradient              65,536    556     557    not chosen: there is no such kernel any more
+    softmax                  131,072    758     775    (a copy takes 717) not chosen: there is no such kernel any more
+    softmax                   65,536    383     372    nor for these
+    its gradient              65,536    556     557    nor for these
     cross-entropy in place   128,256    758     991
     cross-entropy in place    50,304    306     384
     cross-entropy in place    32,000    391     436    (8,192 rows)
@@ -30,8 +29,12 @@ beside the same others:
 
 On an H200 (gpukit/results/h200/long_rows.csv), whose memory is faster, parts of 32,768 numbers take 207 µs and the others 194; of
 40,960, 259 and 305; of 65,536, 407 and 398, in both functions; log-softmax's gradient with fewer has no gain there: 49,152 take
-312 and 290. Forward, which was measured on an H200 alone, 50,304 numbers take 220 µs shared, 271 by the others and 222 kept; 65,536
-take 276, 297 and 285; 131,072 take 550 shared and 568 kept, which they stay until an H100 has shared them, too.
+312 and 290. Forward, rows have been shared on an H200 alone:
+
+    operation                columns  parts   kept  others
+    softmax                   50,304    220    222     271    (parts with another word for the L2, which costs 3%)
+    softmax                   65,536    266    285     297    (a copy takes 255)
+    softmax                  131,072    530    567
 
 What was tried before is there, too. "shared in Triton" is by programs with a part each (programs of a row, warps, registers; counted:
 parts are taken in the order in which programs begin), "shared in Gluon" by SMs that keep parts as _rows_hopper keeps rows (SMs of
@@ -75,7 +78,6 @@ class Choice(NamedTuple):
     PER_SM: int = 1
 
 
-SOFTMAX = (Choice(256 * KIB, 256 * KIB, 31, 16 * KIB, 14, 3, 16),)
 CROSS_ENTROPY = (
     Choice(62 * KIB, 80 * KIB, 31, 16 * KIB, 6, 0, 8, 2),
     Choice(80 * KIB, 251 * KIB, 16, 8 * KIB, 28, 6, 16),

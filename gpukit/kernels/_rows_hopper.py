@@ -1,5 +1,5 @@
-"""Long rows on Hopper, in Gluon: each number is read once and written once (gpukit.kernels._rows_choices says which rows; softmax,
-cross_entropy and _norm_backward launch it; gpukit.kernels._hopper says how such a kernel is built).
+"""Long rows on Hopper, in Gluon: each number is read once and written once (gpukit.kernels._rows_choices says which rows;
+_cross_entropy_hopper and _norms_hopper are made of this; gpukit.kernels._hopper says how such a kernel is built).
 
 A long row does not fit into the registers of a program, and to read it twice costs the memory half as much again. Here a program
 per SM walks over rows. One warp fetches them, piece after piece, into a ring of slots in shared memory. The other warps wait for
@@ -92,7 +92,7 @@ def _put(y_ptr, y, i, N, EVEN: gl.constexpr):
         gl.store(y_ptr + columns, y.to(y_ptr.dtype.element_ty), mask=columns < N)
 
 
-# ---------------------------------------------------------------------------------------------- softmax and cross-entropy
+# ---------------------------------------------------------------------------------------------------------- cross-entropy
 @gluon.jit
 def _exp(x):
     return gl.exp2(x * LOG2E)

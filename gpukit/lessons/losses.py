@@ -14,6 +14,7 @@ import gpukit
 from gpukit import benchmark, live
 from gpukit.hardware import gpu
 from gpukit.kernels.cross_entropy import cross_entropy_fwd
+from gpukit.kernels.linear_cross_entropy import chunk_tokens
 from gpukit.lessons import diagram, layer, results
 from gpukit.lessons.course_map import course_map as _map
 from gpukit.simulator.trace.tracer import Trace
@@ -560,8 +561,8 @@ def what_was_measured() -> Markdown:
         f"{us(apart) / pass_us():.1f} passes, where three are counted, and are {us(best) / us(apart):.2f} times as fast as the "
         f"best of the others ({NAMES.get(best.provider) or PROVIDERS[best.provider]}).\n\n"
         f"**And in place?** In place saves memory: {place.peak_bytes / 1e6:.2f} MB beside the logits in place of "
-        f"{apart.peak_bytes / 1e9:.2f} GB. It saves hardly any time. It should take two passes and takes "
-        f"{us(place) / pass_us():.1f}. The reason is in the next table."
+        f"{apart.peak_bytes / 1e9:.2f} GB. It also saves {1 - us(place) / us(apart):.0%} of the time: two passes are the least, where "
+        f"two launches need three, and it takes the time of {us(place) / pass_us():.1f}. The next table counts its passes."
     )
 
 
@@ -596,25 +597,21 @@ def what_in_place_does(found: Mapping[int, float]) -> Markdown:
     short, long = both(SHORT), took("cross_entropy", "fwd", SHAPE)
     if not short:
         return _NOTHING
-    launch = took("cross_entropy", "fwd", SHORT)["gpukit-inplace"]
-    card, kept = gpu("h200"), results.long_rows()["cross-entropy in place", SHAPE]
-    sizes = [card.sms * 2 * classes / 1e6 for _, classes in (SHORT, SHAPE)]  # MB of one row per SM
+    launch, kept = (
+        took("cross_entropy", "fwd", SHORT)["gpukit-inplace"],
+        results.long_rows()["cross-entropy in place", SHAPE],
+    )
     return Markdown(
         f"**What you saw.** Two passes are what a row of 4,096 logits takes: it stays in registers between its loss and its "
-        f"gradient, as in your `loss_and_gradient_kernel`. A row of {V:,} does not fit. The kernel reads it once for the "
-        "log-sum-exp and a second time for the gradient; only the block that it read last is still in registers. So "
-        f"{found[V]:.2f} passes are counted.\n\n"
-        "The second read could come from the L2 cache, and the kernel tries to make that likely: it reads the row backwards "
-        "the second time, so that what was read last is needed first. The times show no gain from it. In rows of "
-        f"{SHORT[1]:,} and of {V:,} logits they are worth {us(launch) / pass_us(SHORT):.1f} and "
-        f"{us(long['gpukit-inplace']) / pass_us():.1f} passes, as if every read had come "
-        f"from memory. The size of the cache alone does not explain this. With one row per SM, {card.sms} SMs have "
-        f"{sizes[0]:.0f} MB under way in rows of {SHORT[1]:,} logits and {sizes[1]:.0f} MB in rows of {V:,}, and the L2 has "
-        f"{card.l2_bytes / 1e6:.0f} MB (computed). But an SM may work on several rows at a time, and the kernel computes two "
-        "exponentials per logit, which also takes time. These measurements cannot tell the reasons apart. A profiler that "
-        "counts the bytes from memory could. What the second read costs, a kernel without it can show: on an H100 this kernel "
-        f"takes {kept.others:.0f} µs for rows of {V:,}, and a later one of this course, which keeps the row in shared memory "
-        f"([09 Softmax](09_softmax.ipynb) has a picture of that), {kept.kept:.0f} (measured).\n\n"
+        f"gradient, as in your `loss_and_gradient_kernel`. A row of {V:,} does not fit. The kernel for every GPU, which was counted "
+        "here, reads it once for the log-sum-exp and a second time for the gradient; only the block that it read last is still in "
+        f"registers. So {found[V]:.2f} passes are counted. It reads the row backwards the second time, so that what was read last "
+        "is needed first and may still be in the L2 cache.\n\n"
+        f"The time for rows of {V:,} is that of another kernel, which the course runs on an H200. It keeps the row in shared memory "
+        "([09 Softmax](09_softmax.ipynb) has a picture of that), so that two passes are enough. On an H100 the kernel for every "
+        f"GPU takes {kept.others:.0f} µs for rows of {V:,}, and this one {kept.kept:.0f} (measured). In the table it takes the time "
+        f"of {us(long['gpukit-inplace']) / pass_us():.1f} passes at the rate of a copy. What it does beside them is to compute two "
+        "exponentials per logit.\n\n"
         f"For {SHORT[1]:,} classes the first table shows another limit. There the call in place takes "
         f"{us(short['gpukit-inplace']):.0f} µs and two launches {us(short['gpukit']):.0f}, but the launch in place takes "
         f"{us(launch):.0f}. The rest is the CPU's time: the benchmark marked the call *{short['gpukit-inplace'].note}*, which "
@@ -639,10 +636,10 @@ def linear() -> Table | Markdown:
     return style.table(columns, lines, formats={"time": ".1f", "most memory": ".2f"}, caption=caption)
 
 
-def chunk_ms() -> float:
-    """The sum over chunks of dweight: read and written once per chunk, at the rate of a copy."""
-    tokens, width, _ = LINEAR
-    return results.copy_us("linear_cross_entropy", 2 * 2 * V * width * (tokens // CHUNK)) / 1e3
+def chunk_ms(tokens: int) -> float:
+    """The sum over chunks of so many tokens of dweight: read and written once per chunk, at the rate of a copy."""
+    total, width, _ = LINEAR
+    return results.copy_us("linear_cross_entropy", 2 * 2 * V * width * (total // tokens)) / 1e3
 
 
 def what_linear_says() -> Markdown:
@@ -651,13 +648,15 @@ def what_linear_says() -> Markdown:
         return Markdown("")
     theirs, ours = rows["library"], rows["gpukit"]
     products = ours.flops / gpu("h200").peak("bf16") * 1e3
+    taken = chunk_tokens(LINEAR[0], V, LINEAR[1])
     return Markdown(
-        f"**What you saw.** Chunks save memory, {theirs.peak_bytes / GIB:.2f} to {ours.peak_bytes / GIB:.2f} GiB, and they cost "
-        f"time: {ours.median_ms:.1f} ms, where PyTorch takes {theirs.median_ms:.1f} and `torch.compile` "
-        f"{rows['compile'].median_ms:.1f}. The three products need {products:.1f} ms at the peak of the tensor cores (computed) "
+        f"**What you saw.** Chunks save memory, {theirs.peak_bytes / GIB:.2f} to {ours.peak_bytes / GIB:.2f} GiB. This course takes "
+        f"{ours.median_ms:.1f} ms, PyTorch {theirs.median_ms:.1f} and `torch.compile` {rows['compile'].median_ms:.1f}. The three products need {products:.1f} ms at the peak of the tensor cores (computed) "
         "whichever way you go, so the loss is a small part of this. What chunks add is traffic: the weight's gradient is a "
-        f"sum over all chunks, so it is read and written once per chunk, which is worth {chunk_ms():.1f} ms at the rate of a "
-        f"copy (modelled) unless it runs beside the products. Liger holds least, {rows['liger-triton'].peak_bytes / GIB:.2f} GiB, and "
+        f"sum over all chunks, so it is read and written once per chunk. With {CHUNK:,} tokens in a chunk that is worth "
+        f"{chunk_ms(CHUNK):.1f} ms at the rate of a copy (modelled) unless it runs beside the products. So this course takes "
+        f"{taken:,} tokens at a time, whose logits take as much memory as that gradient, and the traffic is worth "
+        f"{chunk_ms(taken):.1f} ms. Liger holds least, {rows['liger-triton'].peak_bytes / GIB:.2f} GiB, and "
         f"takes longest. Whether "
         "the trade pays depends on what you do with the memory, such as a larger batch; [17 Capstone](17_capstone.ipynb) "
         "measures it."

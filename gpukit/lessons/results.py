@@ -45,18 +45,18 @@ def copy_us(name: str, moved: float) -> float:
 
 
 class Kept(NamedTuple):
-    """Microseconds of long rows on an H100: read once, because they are kept on an SM or in parts on several, and by the kernels
+    """Microseconds of long rows on one GPU: read once, because they are kept on an SM or in parts on several, and by the kernels
     that read them twice."""
 
     kept: float
-    others: float
+    others: float | None  # None where they were not measured beside it
     copy: float | None  # of as many bytes as one read and one write; None where it was not measured
 
 
-def long_rows() -> dict[tuple[str, tuple[int, ...]], Kept]:
-    """By operation and shape: the rows of gpukit/results/h100-sxm/long_rows.csv, the best way to keep a row for each, on
-    one SM or in parts; none where nothing is recorded."""
-    path = benchmark.RESULTS / "h100-sxm" / "long_rows.csv"
+def long_rows(gpu: str = "h100-sxm") -> dict[tuple[str, tuple[int, ...]], Kept]:
+    """By operation and shape: the rows of gpukit/results/<gpu>/long_rows.csv, the best way to keep a row for each, on one SM
+    or in parts; none where nothing is recorded."""
+    path = benchmark.RESULTS / gpu / "long_rows.csv"
     if not path.exists():
         return {}
     times: dict[tuple[str, tuple[int, ...]], dict[str, float]] = {}
@@ -66,4 +66,6 @@ def long_rows() -> dict[tuple[str, tuple[int, ...]], Kept]:
             way, us = row["way"].partition(" ")[0].replace("parts", "kept"), float(row["median_us"])
             found = times.setdefault((row["operation"], shape), {})
             found[way] = min(us, found.get(way, us))
-    return {key: Kept(ways["kept"], ways["others"], ways.get("copy")) for key, ways in times.items() if "kept" in ways}
+    return {
+        key: Kept(ways["kept"], ways.get("others"), ways.get("copy")) for key, ways in times.items() if "kept" in ways
+    }

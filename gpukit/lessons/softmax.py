@@ -14,7 +14,7 @@ from torch import Tensor
 import gpukit
 from gpukit import benchmark
 from gpukit.course import CourseError
-from gpukit.kernels import _rows_choices
+from gpukit.kernels import _rows_choices, _rows_shared
 from gpukit.lessons import diagram, layer, results
 from gpukit.lessons.course_map import course_map as _map
 from gpukit.reference import softmax
@@ -30,6 +30,7 @@ SHAPE = (4096, 4096)  # of the promise and of the first prediction
 LEAST = softmax.cost(SHAPE, torch.bfloat16).bytes  # x read once, y written once
 HEADS = 32  # of Llama 3 8B's queries
 LONG = 131072  # numbers of the longest rows
+LOSS = 128256  # logits of a row in the largest loss
 
 
 def course_map() -> Picture:
@@ -464,9 +465,8 @@ def where_the_time_goes() -> Markdown:
         f"have nothing to do. At N = 4,096, the size at the top of this notebook, {ours[4096]:.1f} µs become {graph:.1f} in a graph, "
         f"and the bytes take {least[4096]:.1f}.\n\n"
         f"For longer rows the share falls again, to {share[65536]:.0%} at N = 65,536. These rows "
-        "do not fit into the registers of one program, so they are read a second time, partly from the L2 cache, which all SMs "
-        "share. The second read costs time, so this course's kernel does it only for rows that registers cannot hold. Even longer "
-        f"rows need not be read twice: at 131,072 numbers the kernel reads each row once and reaches {share[131072]:.0%}. The next "
+        "do not fit into the registers of one program. Most GPUs read them a second time, partly from the L2 cache, which all SMs "
+        f"share. On an H200 they are read once all the same, and at 131,072 numbers the share is {share[131072]:.0%}. The next "
         "section shows how. No time of Liger is recorded there."
     )
 
@@ -474,28 +474,61 @@ def where_the_time_goes() -> Markdown:
 # ---- rows that are read once all the same ---------------------------------------------------------------------------
 
 
+def shared_row() -> Picture:
+    """How programs share a long row: each keeps its part in registers, and they exchange a word each."""
+    part = _rows_shared.PART
+    parts, wide, first = LONG // part, 1.1, 1.0
+    shown = (0, 1, parts - 1)
+    with diagram.canvas(19, 9.3) as ax:
+        diagram.text(ax, 0.3, 0.45, f"x in memory: a row of {LONG:,} numbers in {parts} parts", align="left", bold=True)
+        for i in range(parts):
+            diagram.box(ax, first + wide * i, 0.8, wide, 0.8, f"{i}", diagram.PALE, size=9)
+        for at, i in zip((0.3, 5.2, 12.8), shown, strict=True):
+            diagram.arrow(ax, (first + wide * (i + 0.5), 1.65), (at + 2.2, 2.55), colour=style.READS, width=3)
+            diagram.box(ax, at, 2.6, 4.4, 2.0, "", "none")
+            diagram.text(ax, at + 0.25, 3.0, f"program {i}", align="left", bold=True)
+            words = f"exp(x - m{i}) in registers"
+            diagram.box(ax, at + 0.25, 3.4, 3.9, 0.9, words, style.COMPUTE, size=9)
+            diagram.arrow(ax, (at + 1.2, 4.65), (first + wide * (i + 0.3), 5.75), colour=style.WRITES, width=2)
+            diagram.arrow(ax, (first + wide * (i + 0.7), 5.75), (at + 2.6, 4.65), colour=style.READS, width=2)
+            diagram.arrow(ax, (at + 4.1, 4.65), (first + wide * (i + 0.95), 7.75), colour=style.WRITES, width=1.2)
+        diagram.text(ax, 11.2, 3.6, "...", bold=True)
+        diagram.text(ax, 9.4, 5.2, "each program writes one word, and reads all of them", align="left", size=9.5)
+        for i in range(parts):
+            diagram.box(ax, first + wide * i, 5.8, wide, 0.8, f"m{i} l{i}", style.PEER, size=8)
+        diagram.text(ax, 0.3, 7.05, f"words in memory: {parts} of 8 bytes", align="left", size=9.5)
+        for i in range(parts):
+            diagram.box(ax, first + wide * i, 7.8, wide, 0.8, f"{i}", style.WRITES, size=9)
+        diagram.text(ax, 0.3, 9.0, "y in memory: each part is written once", align="left", bold=True)
+    return diagram.picture(
+        ax, alt=f"A row of {LONG:,} numbers in {parts} parts of {part:,}. Each of {parts} programs reads its part once and keeps the "
+        "exponentials in registers. It writes the maximum m and the sum l of its part as one word of 8 bytes, reads the words of "
+        "all programs, and writes its part of y.",
+    )  # fmt: skip
+
+
 def _slots() -> tuple[int, int, int, int]:
-    """How the course's kernel for Hopper keeps a row of LONG numbers in 16 bits: the KiB of a piece, the pieces of a row, the
+    """How the course's kernel for Hopper keeps a row of LOSS numbers in 16 bits: the KiB of a piece, the pieces of a row, the
     slots for pieces in shared memory, the pieces that registers hold."""
-    choice = _rows_choices.SOFTMAX[0]
-    pieces = 2 * LONG // choice.BYTES
+    choice = _rows_choices.CROSS_ENTROPY[-1]
+    pieces = -(-2 * LOSS // choice.BYTES)
     return choice.BYTES // 1024, pieces, choice.STAGES, pieces + choice.ahead - choice.STAGES
 
 
 def kept_row() -> Picture:
     """Where the pieces of a long row lie in an SM while a program walks over them a second time."""
     kib, pieces, slots, held = _slots()
-    wide = 0.78  # of a piece
+    wide = 0.42  # of a piece
     ahead = slots + held - pieces  # slots that are free for the next row
     left = 0.9 + wide * held
     with diagram.canvas(19, 8.1) as ax:
-        diagram.text(ax, 0.3, 0.45, f"x in memory: row 0 in {pieces} pieces of {kib} KiB", align="left", bold=True)
-        diagram.text(ax, 13.2, 0.45, "the program's next row", align="left", bold=True)
+        diagram.text(ax, 0.3, 0.45, f"logits in memory: row 0 in {pieces} pieces of {kib} KiB", align="left", bold=True)
+        diagram.text(ax, 14.6, 0.45, "the program's next row", align="left", bold=True)
         for i in range(pieces):
-            diagram.box(ax, 0.3 + wide * i, 0.8, wide, 0.8, f"{i}", diagram.PALE, size=9)
+            diagram.box(ax, 0.3 + wide * i, 0.8, wide, 0.8, f"{i}", diagram.PALE, size=6.5)
         for i in range(ahead):
-            diagram.box(ax, 13.2 + wide * i, 0.8, wide, 0.8, f"{i}", style.PEER, size=9)
-        diagram.text(ax, 13.4 + wide * ahead, 1.2, "...", align="left")
+            diagram.box(ax, 14.6 + wide * i, 0.8, wide, 0.8, f"{i}", style.PEER, size=6.5)
+        diagram.text(ax, 14.8 + wide * ahead, 1.2, "...", align="left")
         diagram.box(ax, 0.2, 2.7, 18.6, 3.5, "", "none")
         diagram.text(ax, 0.5, 3.1, "one program, on an SM", align="left", bold=True)
         diagram.arrow(ax, (9.5, 1.7), (9.5, 3.9), colour=style.READS, width=3)
@@ -503,46 +536,56 @@ def kept_row() -> Picture:
         diagram.text(ax, 0.5, 3.65, "registers", align="left", size=9.5)
         diagram.text(ax, left, 3.65, f"shared memory: {slots} slots", align="left", size=9.5)
         for i in range(held):
-            diagram.box(ax, 0.5 + wide * i, 3.95, wide, 0.8, f"{i}", style.COMPUTE, size=9)
+            diagram.box(ax, 0.5 + wide * i, 3.95, wide, 0.8, f"{i}", style.COMPUTE, size=6.5)
         for i in range(slots):
             own = i < slots - ahead
             words = f"{held + i}" if own else f"{i - (slots - ahead)}"
-            diagram.box(ax, left + wide * i, 3.95, wide, 0.8, words, style.READS if own else style.PEER, size=9)
+            diagram.box(ax, left + wide * i, 3.95, wide, 0.8, words, style.READS if own else style.PEER, size=6.5)
         first, second = (
             "first walk, while the pieces arrive: maximum and sum",
-            "second walk, over what is kept: the results",
+            "second walk, over what is kept: the gradient",
         )
         diagram.text(ax, 0.5, 5.2, first, align="left")
         diagram.text(ax, 0.5, 5.75, second, align="left")
         diagram.arrow(ax, (6.2, 6.3), (6.2, 7.1), "each result is written once", style.WRITES, width=3, size=10)
-        diagram.box(ax, 0.3, 7.15, wide * pieces, 0.8, "row 0 of y in memory", style.WRITES)
+        diagram.box(ax, 0.3, 7.15, wide * pieces, 0.8, "row 0 in memory, now the gradient", style.WRITES)
     return diagram.picture(
-        ax, alt=f"A row of {LONG:,} numbers in {pieces} pieces. One warp fetches each piece once. Registers hold {held} of them, "
+        ax, alt=f"A row of {LOSS:,} numbers in {pieces} pieces. One warp fetches each piece once. Registers hold {held} of them, "
         f"{slots} slots of shared memory the other {pieces - held} and the first {ahead} pieces of the next row. The program walks "
-        "over the row twice without reading it a second time, and writes y once.",
+        "over the row twice without reading it a second time, and writes the gradient once.",
     )  # fmt: skip
 
 
+def what_sharing_gains() -> Markdown:
+    """Said below the picture of a row that programs share."""
+    there, gradients = results.long_rows("h200"), results.long_rows()
+    if not there or not gradients:
+        return Markdown("No times of rows that are shared are recorded.")
+    shorter, gradient = there["softmax", (4096, LONG // 2)], gradients["softmax backward", (4096, LONG)]
+    least = results.copy_us("softmax", 2 * 2 * 4096 * LONG // 2)
+    return Markdown(
+        f"**What you saw.** For 4,096 rows of {LONG // 2:,} numbers on an H200, programs that share the rows take "
+        f"**{shorter.kept:.0f} µs**, and the kernel that reads each row twice takes {shorter.others:.0f} (measured). A copy of as many "
+        f"bytes would take {least:.0f} (modelled). The L2 cache had answered most of the second read already, so the gain is "
+        f"{1 - shorter.kept / shorter.others:.0%} and not half. A part of it comes from the exponentials, of which a program that "
+        "reads twice computes two per number and these programs one.\n\n"
+        f"The gradient of softmax needs a row of y and one of dy. For rows of {LONG:,} numbers on an H100 it takes "
+        f"{gradient.kept:,.0f} µs when the programs share them, instead of {gradient.others:,.0f} µs. What these programs exchange "
+        "is their part of the sum of y dy."
+    )
+
+
 def what_keeping_gains() -> Markdown:
-    """Said below the picture: where a row that is kept pays off, and where not."""
+    """Said below the picture of a row that an SM keeps."""
     times = results.long_rows()
     if not times:
         return Markdown("No times of rows that are kept are recorded.")
-    long, shorter = times["softmax", (4096, LONG)], times["softmax", (4096, LONG // 2)]
-    gradient = times["softmax backward", (4096, LONG)]
-    loss, norm = times["cross-entropy in place", (4096, 128256)], times["layer norm backward", (4096, 16384)]
+    loss, norm = times["cross-entropy in place", (4096, LOSS)], times["layer norm backward", (4096, 16384)]
     return Markdown(
-        f"**What you saw.** For 4,096 rows of {LONG:,} numbers on an H100 this kernel takes **{long.kept:.0f} µs**, the one that "
-        f"reads each row twice {long.others:.0f} µs, and a copy {long.copy:.0f} µs (all times here were measured on an H100, so "
-        "they are longer than the H200's above). The gain is only "
-        f"{1 - long.kept / long.others:.0%}, because the L2 cache had already answered most of the second read. At N = "
-        f"{LONG // 2:,} there is no gain: {shorter.kept:.0f} µs when the row is kept, {shorter.others:.0f} µs when it is read "
-        "twice.\n\nWhere the second read costs more, the gain is larger. The gradient of softmax for rows of "
-        f"{LONG:,} takes {gradient.kept:,.0f} µs when 16 programs share a row, instead of {gradient.others:,.0f} µs. The loss of "
-        f"128,256 logits and its gradient, in place ([15 Losses](15_losses.ipynb)), take {loss.kept:.0f} µs instead of "
-        f"{loss.others:.0f} µs, and LayerNorm's gradients for rows of 16,384 numbers ([11 Norms](11_norms.ipynb)) take "
-        f"{norm.kept:.0f} µs instead of {norm.others:.0f} µs. The course uses such a kernel only for rows for which it was "
-        "measured to be faster."
+        f"**What you saw.** On an H100 the loss of 4,096 rows of {LOSS:,} logits and its gradient, in place, take "
+        f"**{loss.kept:.0f} µs** when an SM keeps the row, instead of {loss.others:.0f} µs. LayerNorm's gradients for rows of 16,384 "
+        f"numbers ([11 Norms](11_norms.ipynb)) take {norm.kept:.0f} µs instead of {norm.others:.0f} µs (all measured). "
+        "The course uses kernels of both kinds only for rows for which they were measured to be faster."
     )
 
 

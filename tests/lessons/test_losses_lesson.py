@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 import gpukit
 from gpukit import benchmark, live
-from gpukit.hardware import gpu
 from gpukit.lessons import layer, results
 from gpukit.lessons import losses as lesson
 
@@ -123,19 +122,21 @@ def test_a_row_that_does_not_fit_is_read_twice():
     said = lesson.what_in_place_does(found | {lesson.V: 2.87}).data
     kept = results.long_rows()["cross-entropy in place", lesson.SHAPE]
     assert f"takes {kept.others:.0f} µs" in said and f"{kept.kept:.0f} (measured)" in said
-    assert gpu("h200").sms * 2 * lesson.V < gpu("h200").l2_bytes, "a row per SM fits into the L2, as the text says"
     worth = [row[3] for row in lesson.in_place_table(found | {lesson.V: 2.87}).rows[1:]]
-    assert min(worth) > 2.87, "no gain from the cache, as the text says"
+    assert 2 < worth[-1] < 2.87, "another kernel's, which keeps the row"
     assert "2.87 passes" in said and "launch-bound" in said
 
 
-def test_chunks_save_memory_and_cost_time():
+def test_chunks_save_memory_and_no_time_is_lost():
     rows = lesson.took("linear_cross_entropy", "fwd+bwd", lesson.LINEAR)
-    assert rows["compile"].median_ms < rows["library"].median_ms < rows["gpukit"].median_ms
+    assert rows["gpukit"].median_ms < min(rows["compile"].median_ms, rows["library"].median_ms)
     assert min(rows.values(), key=lambda row: row.peak_bytes) is rows["liger-triton"]
     slowest = max(rows.values(), key=lambda row: row.median_ms)
     assert slowest.provider.startswith("liger"), "in one of its implementations, Liger takes longest"
-    assert lesson.chunk_ms() == pytest.approx(4.0, abs=0.05) and "4.0 ms" in lesson.what_linear_says().data
+    assert lesson.chunk_ms(lesson.CHUNK) == pytest.approx(4.1, abs=0.1) and lesson.chunk_ms(4096) == pytest.approx(
+        1.0, abs=0.05
+    )
+    assert "4,096 tokens at a time" in lesson.what_linear_says().data
     assert len(lesson.linear().rows) == 4
 
 
