@@ -403,7 +403,11 @@ def what_memory_says(once: live.watch, chunked: live.watch) -> str:
     rows = linear_rows()
     if rows:
         theirs, ours = (rows[name].peak_bytes / GIB for name in ("library", "gpukit"))
-        text += f" On an H200, PyTorch's allocator said {theirs:.2f} GiB and {ours:.2f} GiB (measured)."
+        taken = chunk_tokens(tokens, V, width)
+        text += (
+            f" On an H200, PyTorch's allocator said {theirs:.2f} GiB for all logits at once, and {ours:.2f} GiB for this course's "
+            f"kernel, whose chunks have {taken:,} tokens (measured)."
+        )
     return text
 
 

@@ -464,10 +464,10 @@ def where_the_time_goes() -> Markdown:
         "beginning and its end: the first loads, for which every program waits, and the last programs, during which most SMs "
         f"have nothing to do. At N = 4,096, the size at the top of this notebook, {ours[4096]:.1f} µs become {graph:.1f} in a graph, "
         f"and the bytes take {least[4096]:.1f}.\n\n"
-        f"For longer rows the share falls again, to {share[65536]:.0%} at N = 65,536. These rows "
-        "do not fit into the registers of one program. Most GPUs read them a second time, partly from the L2 cache, which all SMs "
-        f"share. On an H200 they are read once all the same, and at 131,072 numbers the share is {share[131072]:.0%}. The next "
-        "section shows how. No time of Liger is recorded there."
+        "Rows of 65,536 numbers do not fit into the registers of one program. Most GPUs read them a second time, partly from the "
+        "L2 cache, which all SMs share. On an H200 they are read once all the same, and the share is "
+        f"{share[65536]:.0%}, and {share[131072]:.0%} at N = 131,072. The next section shows how. No time of Liger is recorded "
+        "for the longest."
     )
 
 
@@ -477,29 +477,25 @@ def where_the_time_goes() -> Markdown:
 def shared_row() -> Picture:
     """How programs share a long row: each keeps its part in registers, and they exchange a word each."""
     part = _rows_shared.PART
-    parts, wide, first = LONG // part, 1.1, 1.0
-    shown = (0, 1, parts - 1)
-    with diagram.canvas(19, 9.3) as ax:
+    parts, wide = LONG // part, 4.6
+    with diagram.canvas(19, 9.6) as ax:
         diagram.text(ax, 0.3, 0.45, f"x in memory: a row of {LONG:,} numbers in {parts} parts", align="left", bold=True)
-        for i in range(parts):
-            diagram.box(ax, first + wide * i, 0.8, wide, 0.8, f"{i}", diagram.PALE, size=9)
-        for at, i in zip((0.3, 5.2, 12.8), shown, strict=True):
-            diagram.arrow(ax, (first + wide * (i + 0.5), 1.65), (at + 2.2, 2.55), colour=style.READS, width=3)
-            diagram.box(ax, at, 2.6, 4.4, 2.0, "", "none")
-            diagram.text(ax, at + 0.25, 3.0, f"program {i}", align="left", bold=True)
-            words = f"exp(x - m{i}) in registers"
-            diagram.box(ax, at + 0.25, 3.4, 3.9, 0.9, words, style.COMPUTE, size=9)
-            diagram.arrow(ax, (at + 1.2, 4.65), (first + wide * (i + 0.3), 5.75), colour=style.WRITES, width=2)
-            diagram.arrow(ax, (first + wide * (i + 0.7), 5.75), (at + 2.6, 4.65), colour=style.READS, width=2)
-            diagram.arrow(ax, (at + 4.1, 4.65), (first + wide * (i + 0.95), 7.75), colour=style.WRITES, width=1.2)
-        diagram.text(ax, 11.2, 3.6, "...", bold=True)
-        diagram.text(ax, 9.4, 5.2, "each program writes one word, and reads all of them", align="left", size=9.5)
-        for i in range(parts):
-            diagram.box(ax, first + wide * i, 5.8, wide, 0.8, f"m{i} l{i}", style.PEER, size=8)
-        diagram.text(ax, 0.3, 7.05, f"words in memory: {parts} of 8 bytes", align="left", size=9.5)
-        for i in range(parts):
-            diagram.box(ax, first + wide * i, 7.8, wide, 0.8, f"{i}", style.WRITES, size=9)
-        diagram.text(ax, 0.3, 9.0, "y in memory: each part is written once", align="left", bold=True)
+        diagram.text(ax, 0.3, 7.15, f"{parts} words in", align="left", bold=True)
+        diagram.text(ax, 0.3, 7.55, "memory, read by all", align="left", bold=True)
+        diagram.text(ax, 0.3, 8.15, "y in memory", align="left", bold=True)
+        for left, i in zip((0.3, 5.6, 14.1), (0, 1, parts - 1), strict=True):
+            diagram.box(ax, left, 0.85, wide, 0.8, f"part {i}", diagram.PALE)
+            diagram.arrow(ax, (left + wide / 2, 1.7), (left + wide / 2, 2.4), colour=style.READS, width=3)
+            diagram.box(ax, left, 2.45, wide, 2.0, "", "none")
+            diagram.text(ax, left + 0.25, 2.9, f"program {i}", align="left", bold=True)
+            diagram.box(ax, left + 0.25, 3.3, wide - 0.5, 0.9, f"exp(x - m{i}) in registers", style.COMPUTE)
+            diagram.arrow(ax, (left + 0.9, 4.5), (left + 0.9, 5.95), colour=style.WRITES, width=2)
+            diagram.arrow(ax, (left + 1.9, 5.95), (left + 1.9, 4.5), colour=style.READS, width=2)
+            diagram.box(ax, left, 6.0, 2.8, 0.8, f"m{i}, l{i}", style.PEER)
+            diagram.arrow(ax, (left + wide - 0.8, 4.5), (left + wide - 0.8, 8.4), colour=style.WRITES, width=3)
+            diagram.box(ax, left, 8.45, wide, 0.8, f"part {i}", style.WRITES)
+        for y in (1.25, 3.45, 6.4, 8.85):
+            diagram.text(ax, 12.15, y, "...", bold=True)
     return diagram.picture(
         ax, alt=f"A row of {LONG:,} numbers in {parts} parts of {part:,}. Each of {parts} programs reads its part once and keeps the "
         "exponentials in registers. It writes the maximum m and the sum l of its part as one word of 8 bytes, reads the words of "
