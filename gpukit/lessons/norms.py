@@ -467,9 +467,9 @@ def what_the_others_say() -> Markdown:
                 )
                 ahead = [name for name in took if took[name].median_ms < 0.995 * took["gpukit"].median_ms]
                 if ahead:
-                    who = " and ".join(f"{named(took[name])} {took[name].median_ms * 1e3:.0f}" for name in ahead)
+                    who = " and ".join(f"{named(took[name])} {took[name].median_ms * 1e3:.1f}" for name in ahead)
                     slower.append(
-                        f"{op} {words} at {by(shape)} ({who}, this course {took['gpukit'].median_ms * 1e3:.0f} µs)"
+                        f"{op} {words} at {by(shape)} ({who}, this course {took['gpukit'].median_ms * 1e3:.1f} µs)"
                     )
     if not slower:
         return Markdown("")
