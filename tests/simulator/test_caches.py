@@ -308,6 +308,34 @@ def test_halves_of_lines():
     assert read(16) == (64 * 2048, 64 * 2048)  # less half a line at the beginning, and one more at the end
 
 
+@triton.jit
+def put_tiles(x_ptr, y_ptr, begin, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr):
+    r, c = tl.program_id(0) * 4 + tl.arange(0, 4), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = begin + r[:, None] * 512 + c[None, :]
+    tl.store(y_ptr + at, tl.load((y_ptr if IN_PLACE else x_ptr) + at))
+
+
+@pytest.mark.parametrize("sample", [None, 2])
+def test_sectors_that_a_program_leaves_to_others_to_fill(sample):
+    """Rows of 128 bytes that begin with a sector fill all of theirs; others share one at each end. What a program has read is
+    there, and what its second store completes is no part either."""
+    device = "meta" if sample else "cpu"
+    x, y = (torch.empty(64 * 512 + 32, device=device) for _ in range(2))
+
+    def parts(work):
+        return [site.parts for site in assumed(work, sample=sample).sites if site.kind == "store"]
+
+    def tiles(begin, in_place=False):
+        return parts(lambda: put_tiles[(16, 16)](x, y, begin, IN_PLACE=in_place, BLOCK=32))
+
+    assert tiles(0) == tiles(8) == tiles(16) == [0]
+    assert tiles(1) == tiles(7) == [64 * 16 * 2]
+    assert tiles(1, in_place=True) == [0]
+    n = 1 << 16
+    x, y = (torch.empty(k * n, device=device) for k in (1, 2))
+    assert parts(lambda: pairs[(n // 1024,)](x, y, BLOCK=1024)) == [0, 0]
+
+
 def test_programs_share_the_l1_of_their_sm_only():
     """Program p runs on SM p mod 132: of 264 programs that read one block, each SM's second finds it in L1."""
     x, y = torch.zeros(1024), torch.zeros(264)

@@ -847,7 +847,7 @@ def test_loads_and_stores_cross_to_l2_in_directions_of_their_own():
 
     def l2_us(read, written, l1_sectors):
         site = types.SimpleNamespace(
-            kind="store", tensor="y", line=1, l1_sectors=l1_sectors, l2_sectors=written, dram_bytes=0
+            kind="store", tensor="y", line=1, l1_sectors=l1_sectors, l2_sectors=written, dram_bytes=0, parts=0
         )
         found = types.SimpleNamespace(
             dram_read_bytes=0, dram_write_bytes=0, dirty_bytes=0, l2_read_sectors=read, l2_write_sectors=written,
@@ -859,6 +859,26 @@ def test_loads_and_stores_cross_to_l2_in_directions_of_their_own():
     assert l2_us(0, n, n // 8) == pytest.approx(n * 32e-3 / REACHED.write_gbps)
     assert l2_us(n, n, n // 8) == l2_us(0, n, n // 8) > l2_us(n, 0, n // 8)
     assert l2_us(0, n, n) == pytest.approx(n / REACHED.l2_single_stores_per_us)
+
+
+def test_sectors_left_in_part_take_as_long_as_single_reads():
+    """All but those that L2 reads from DRAM to complete, which take part in what it reads."""
+    launch = types.SimpleNamespace(accesses=[Access("store", "y", "f.py", 1, lanes=1 << 20)], programs=10_000)
+    compiled = types.SimpleNamespace(gpu=H200)
+
+    def memory_us(parts, completed):
+        site = types.SimpleNamespace(
+            kind="store", tensor="y", line=1, l1_sectors=1 << 17, l2_sectors=1 << 17, dram_bytes=0, parts=parts
+        )
+        found = types.SimpleNamespace(
+            dram_read_bytes=32 * completed, dram_write_bytes=1 << 22, dirty_bytes=0, l2_read_sectors=0,
+            l2_write_sectors=1 << 17, l2_atomic_sectors=0, unanswered_sectors=0, sites=[site],
+        )  # fmt: skip
+        return predict_module._memory_us(launch, compiled, None, found)[predict_module.MEMORY]
+
+    none = memory_us(0, 0)
+    assert memory_us(20_000, 0) - none == pytest.approx(20_000 / REACHED.single_reads_per_us)
+    assert memory_us(20_000, 20_000) == memory_us(0, 20_000) < memory_us(20_000, 0)
 
 
 def test_where_slices_were_counted_neighbors_share_one_by_stretches_of_512_bytes():

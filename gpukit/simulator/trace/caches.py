@@ -34,7 +34,7 @@ from gpukit.simulator.trace import coalesce
 from gpukit.simulator.trace.contention import Contention, answers, contention, is_floating, merges
 from gpukit.simulator.trace.instructions import ALONE, Forms, alone_among_warps, ways_of
 from gpukit.simulator.trace.recording import Recording
-from gpukit.simulator.trace.waves import Play
+from gpukit.simulator.trace.waves import WHOLE, Play
 
 if TYPE_CHECKING:
     from gpukit.simulator.compiler.compile import Compiled
@@ -49,7 +49,7 @@ class SiteTraffic:
     that L1 takes for its instructions, whose lanes may meet in a bank. Of a load's `instructions`, counted on the SMs
     whose L1 is followed, so many ask for something `new`, for which their warp has not asked before in this load: of so many it is in
     pairs of sectors that are new too, and of so many `late`, since L1 lacks it. Of what was read from DRAM `dram_half_bytes`
-    came as one half of a line, without the other."""
+    came as one half of a line, without the other. Of so many sectors a program's stores leave `parts` to others to fill."""
 
     kind: str
     tensor: str
@@ -65,6 +65,7 @@ class SiteTraffic:
     new_pairs: float = 0.0
     late: float = 0.0
     dram_half_bytes: int = 0
+    parts: int = 0
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,34 @@ def window(recording: Recording, gpu: Gpu) -> int:
     return min(recording.call.programs, gpu.sms * per_sm)
 
 
+def _left_in_part(recording: Recording, forms: Forms, rows: np.ndarray) -> np.ndarray:
+    """Of each site, the sectors that these rows' programs fill only in part by all that they store there, and have not read."""
+    program = np.array(recording.program, dtype=np.int64)[rows]
+    kept, which, _ = forms.of(rows, forms.starts[rows])
+    stores = [recording.sites[form.site].kind == "store" for form in kept]
+    odd = [is_store and bool((form.filled < SECTOR_BYTES).any()) for form, is_store in zip(kept, stores, strict=True)]
+    written = {recording.sites[form.site].tensor for form, is_odd in zip(kept, odd, strict=True) if is_odd}
+    counts = np.zeros(len(recording.sites))
+    if not written:
+        return counts
+    # What of these tensors was read is there, as if it were stored whole.
+    reads = [
+        recording.sites[form.site].kind == "load" and recording.sites[form.site].tensor in written for form in kept
+    ]
+    chosen = np.flatnonzero(np.array(odd)[which] | np.array(reads)[which])
+    columns: list[list[np.ndarray]] = [[], [], [], []]
+    for at in chosen.tolist():
+        form = kept[which[at]]
+        sectors = form.sectors + int(forms.starts[rows[at]]) // SECTOR_BYTES
+        filled = np.full(sectors.size, int(WHOLE)) if reads[which[at]] else form.filled.astype(np.int64)
+        for column, own in zip(columns, (program[at], sectors, filled, form.site), strict=True):
+            column.append(np.broadcast_to(own, sectors.shape))
+    programs, sectors, filled, sites = (np.concatenate(column) for column in columns)
+    _, first, own = np.unique(programs * (int(sectors.max()) + 1) + sectors, return_index=True, return_inverse=True)
+    total = np.bincount(own, filled)
+    return counts + np.bincount(sites[first[total < SECTOR_BYTES]], minlength=counts.size)
+
+
 def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffic:
     """See Launch.traffic; without the compiled kernel its layouts are assumed."""
     call = recording.call
@@ -202,6 +231,7 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
     dram = play.l2(gpu.l2_bytes)
 
     scale = 1.0 if call.sampled is None else call.programs / call.sampled
+    parts = _left_in_part(recording, forms, ran)
     others_alone = alone_among_warps(compiled)
     sites = []
     for number, site in enumerate(recording.sites):
@@ -216,6 +246,7 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
             SiteTraffic(
                 site.kind, site.tensor, site.line, site.via, l1_sectors, l2_sectors, from_dram, round(clocks[number] * scale),
                 site.file, *play.waiting[:, number].tolist(), round(from_dram * dram.halves[number]),
+                round(parts[number] * scale),
             )
         )  # fmt: skip
 
