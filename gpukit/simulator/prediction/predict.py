@@ -13,7 +13,7 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
    stores come no faster than a kernel writes that does nothing else. Atomics keep its slices busy with updates of sectors,
    or one element with its changes, which wait for one another (contention.py). Tensor cores fetch what they multiply from
    shared memory, and bring the clock down. In each clock, each of the 32 banks that L1 and shared memory are made of gives
-   one word: lanes that meet in a bank take more clocks (instructions.py, banks.py).
+   one word: lanes that meet in a bank take more clocks (instructions.py, banks.py). So do the lines that L1 must look for.
 2. Taking turns.  Who waits for loads, computes, then stores, uses one resource at a time; others fill the gaps. With n users
    at different points that each need the resources d1, d2, ... and besides wait for the time z, a balanced network of queues
    takes no longer for all of them than

@@ -10,10 +10,10 @@ access of each, the second of each, and so on.
 3. L2, one for all, lines of 128 bytes, sees everything. What it does not hold is read from DRAM, 64 bytes at a time; what
    is written stays until its line is needed for another one.
 
-Both caches give up the line that was used longest ago. Four numbers are not derived but measured, on an H200 (python -m
-gpukit.validation), and taken for every GPU: the shares ALONE (instructions.py), L1_PLACES, L2_HOLDS and L2_PARTS (levels.py). The table there says how true
-the whole is, kernel by kernel, and why where it is not. What it leaves out: programs that overtake one another, loads in
-flight, eviction hints, spilled registers below L2, the kernel's own code (some 10 kB).
+Both caches give up the line that was used longest ago. Five numbers are not derived but measured, on an H200, and taken for
+every GPU: the share ALONE and LINE_CLOCKS (instructions.py), L1_PLACES, L2_HOLDS and L2_PARTS (levels.py). The table of python
+-m gpukit.validation says how true the whole is, kernel by kernel, and why where it is not. What it leaves out: programs that
+overtake one another, loads in flight, eviction hints, spilled registers below L2, the kernel's own code (some 10 kB).
 
 Sources: https://docs.nvidia.com/nsight-compute/ProfilingGuide/#memory-tables (sectors, L1, L2),
 https://docs.nvidia.com/cuda/hopper-tuning-guide/index.html#unified-shared-memory-l1-texture-cache (L1 and shared memory).
@@ -46,7 +46,7 @@ _SAMPLED_ROWS, _MAX_WINDOW = 60_000, 8  # of a sampled launch: accesses to play 
 class SiteTraffic:
     """What one tl.load, tl.store or atomic cost. `l1_sectors` are those its instructions asked for, `l2_sectors` those
     that reached L2, `dram_bytes` what was read from DRAM for it, `l1_clocks` the clocks
-    that L1 takes for its instructions, whose lanes may meet in a bank. Of a load's `instructions`, counted on the SMs
+    that L1 takes for its instructions, whose lanes may meet in a bank or ask for many lines. Of a load's `instructions`, counted on the SMs
     whose L1 is followed, so many ask for something `new`, for which their warp has not asked before in this load: of so many it is in
     pairs of sectors that are new too, and of so many `late`, since L1 lacks it. Of what was read from DRAM `dram_half_bytes`
     came as one half of a line, without the other. Of so many sectors a program's stores leave `parts` to others to fill."""
