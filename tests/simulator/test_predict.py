@@ -946,6 +946,25 @@ def histogram(x_ptr, y_ptr, BLOCK: tl.constexpr):
     tl.atomic_add(y_ptr + tl.load(x_ptr + offs), 1, sem="relaxed")
 
 
+@pytest.mark.parametrize("sample", [None, 2])
+def test_programs_keep_no_more_of_l2_busy_than_those_on_the_gpu_change(sample):
+    """In a sorted list each program changes one element, next to its neighbor's: 4 bytes of 64 KiB for each that is on the GPU. An
+    H200 adds 18,000 numbers in a µs where each program has an element of its own, and 100,000 to elements that are drawn."""
+    n = 1 << 17
+    y = torch.zeros(1 << 14, dtype=torch.int32)
+
+    def lines(index):
+        with trace(sample=sample) as t:
+            histogram[(n // 32,)](index.int(), y, BLOCK=32)
+        traffic = t.launches[0].traffic("h200", compiled=False)
+        assert traffic.waves > 1
+        return traffic.contention[0].lines, 132 * traffic.programs_per_sm
+
+    in_order, at_a_time = lines(torch.arange(n) // 32)
+    assert in_order == -(-at_a_time * 4 // 128)
+    assert lines(torch.randint(1 << 14, (n,), generator=torch.Generator().manual_seed(0)))[0] == 512
+
+
 def test_updates_of_a_sector_change_each_element_once():
     """The lanes of a warp in one sector: as many updates as the most of them that name one element."""
     x, y = torch.tensor([0] * 5 + [1] * 3 + [7] + [8] * 2 + list(range(16, 37))), torch.zeros(40)

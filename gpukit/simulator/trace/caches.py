@@ -262,5 +262,6 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
         l2_write_sectors=total("store") + spilled, l2_atomic_sectors=total("atomic"), spilled_sectors=spilled,
         dram_read_bytes=sum(s.dram_bytes for s in sites) + round(dram.completed * SECTOR_BYTES),
         dram_write_bytes=round(dram.written * SECTOR_BYTES), dirty_bytes=round(dram.dirty * SECTOR_BYTES),
-        sites=tuple(sites), contention=contention(recording, forms, compiled), unanswered_sectors=unanswered,
+        sites=tuple(sites), contention=contention(recording, forms, compiled, min(call.programs, gpu.sms * programs_per_sm)),
+        unanswered_sectors=unanswered,
     )  # fmt: skip

@@ -7,7 +7,8 @@ that all lanes of a warp add integers to one element, it adds them up before (`R
 
 L2 is made of slices, each of which changes what it holds by itself. Where an address goes is not published. On an H100 Nsight
 Compute has counted it: neighbors go to one slice by stretches of STRETCH_BYTES, and the next stretch to another slice, so that
-of 16 Mi atomics on 1 KiB each of two slices gets half, and of those on 16 KiB each of 32 a 32nd part.
+of 16 Mi atomics on 1 KiB each of two slices gets half, and of those on 16 KiB each of 32 a 32nd part. Where programs go
+through a sorted list, those that are on the GPU at a time change neighbors, in few slices.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Contention:
     busiest         changes of the element that is changed most often: how many there are at least
     busiest_most    and at most. All programs of a launch say both; of a sampled one it is known that all elements
                     together are changed so often, and how many of the programs that were looked at share an element
-    lines           of 128 bytes, that they may meet in
+    lines           of 128 bytes, that they may meet in, of what the programs change that are on the GPU at a time
     stretches       of STRETCH_BYTES, the same
     """
 
@@ -53,10 +54,10 @@ class Contention:
     stretches: int
 
 
-def contention(recording: Recording, forms: Forms, compiled: Compiled | None) -> tuple[Contention, ...]:
-    """Of each tensor that the launch changes by atomics."""
+def contention(recording: Recording, forms: Forms, compiled: Compiled | None, at_a_time: int) -> tuple[Contention, ...]:
+    """Of each tensor that the launch changes by atomics, with so many of its programs `at_a_time` on the GPU."""
     names = dict.fromkeys(site.tensor for site in recording.sites if site.kind == "atomic")
-    return tuple(_of_tensor(name, recording, forms, compiled) for name in names)
+    return tuple(_of_tensor(name, recording, forms, compiled, at_a_time) for name in names)
 
 
 def unknown(tensor: str, argument: object, lanes: int) -> Contention:
@@ -88,7 +89,7 @@ def answers(line: int, compiled: Compiled | None) -> bool:
     return bool(found & _ATOMICS) or not found & _REDUCTIONS
 
 
-def _of_tensor(name: str, recording: Recording, forms: Forms, compiled: Compiled | None) -> Contention:
+def _of_tensor(name: str, recording: Recording, forms: Forms, compiled: Compiled | None, at_a_time: int) -> Contention:
     call, tensor = recording.call, _tensor(recording.call.arguments.get(name))
     floating = tensor.is_floating_point()
     chosen = [i for i, site in enumerate(recording.sites) if (site.kind, site.tensor) == ("atomic", name)]
@@ -103,8 +104,16 @@ def _of_tensor(name: str, recording: Recording, forms: Forms, compiled: Compiled
         adds += count * (form.asked if added_up and form.one_element else form.lanes)
     found = _changes(recording, forms, whole, added_up)
     most = float(found.max(initial=0))
+
+    def together(lines: int, stretches: int) -> tuple[int, int]:
+        """Of these, those that the programs change which are on the GPU at a time: of a sorted list a few neighbors."""
+        if at_a_time >= call.programs:
+            return lines, stretches
+        changed = at_a_time * _elements_of_a_program(recording, whole) * tensor.element_size()
+        return min(lines, math.ceil(changed / LINE_BYTES)), min(stretches, math.ceil(changed / STRETCH_BYTES))
+
     if call.sampled is None:
-        return Contention(name, floating, updates, requests, most, most, *_touched(recording, whole))
+        return Contention(name, floating, updates, requests, most, most, *together(*_touched(recording, whole)))
     scale = call.programs / call.sampled
     least = max(adds * scale / max(1, tensor.numel()), most)
     each = max(
@@ -112,8 +121,17 @@ def _of_tensor(name: str, recording: Recording, forms: Forms, compiled: Compiled
     )
     possible = each * math.ceil(_shared(recording, rows, whole) * call.programs)
     return Contention(
-        name, floating, updates * scale, requests * scale, least, max(least, possible), *_whole(tensor)
+        name, floating, updates * scale, requests * scale, least, max(least, possible), *together(*_whole(tensor))
     )  # fmt: skip
+
+
+def _elements_of_a_program(recording: Recording, rows: np.ndarray) -> float:
+    """How many elements a program changes in these rows, in the mean of those that change any."""
+    own = [
+        np.unique(np.concatenate([_addresses(recording, row) for row in rows_of_one.tolist()])).size
+        for rows_of_one in _by_program(recording, rows)
+    ]
+    return sum(own) / max(1, len(own))
 
 
 def _changes(recording: Recording, forms: Forms, rows: np.ndarray, added_up: bool) -> np.ndarray:
