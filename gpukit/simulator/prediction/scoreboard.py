@@ -20,10 +20,8 @@ from gpukit.simulator.compiler.compile import Compiled
 from gpukit.simulator.prediction import mix
 
 LATENCY = {"shared": 30, "local": 33, "shuffle": 24, "special": 20, "convert": 20, "tensor": 33, "barrier": 20}
-_FIRST, _TURNS = (
-    2,
-    10,
-)  # turns of a loop that stand for themselves alone; those followed, the later of which stand for the rest
+# Turns of a loop that stand for themselves alone, and turns that are followed: the later ones of these stand for the rest.
+_FIRST, _TURNS = 2, 10
 _LOADS = {"LDG": "load", "LD": "load", "ATOMG": "atomic", "ATOM": "atomic", "LDS": "shared", "LDSM": "shared",
           "ATOMS": "shared", "LDL": "local"}  # fmt: skip
 _OTHERS = ("shuffle", "special", "convert", "tensor")  # units of mix.UNITS with latencies of their own
