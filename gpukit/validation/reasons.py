@@ -1,5 +1,7 @@
-"""Why a row of a table of traffic on an H100 is outside its bar: one sentence for each known miss. A row inside its bar has none
-here."""
+"""Why a row of a table of traffic is outside its bar: one sentence for each known miss. A row inside its bar has none here.
+
+REASONS[kernel, counter] was found in the row of an H100, REASONS[kernel, counter, gpu] in that of another GPU, which comes first
+there."""
 
 from __future__ import annotations
 
@@ -129,7 +131,7 @@ _FLOATS = "matmul 4096 x 4096 x 1999 tf32, 128x64"
 _FP8 = "gated product 4096 x 7168 x 2048 fp8, two in a loop"
 _EINSUM = "bmc,cbn->mn of 50, 4096, 32 and 4096 bf16, 128x128"
 
-REASONS: dict[tuple[str, str], str] = {
+REASONS: dict[tuple[str, ...], str] = {
     # ---- the fifth set
     (_CHECKERS, "l2_write_sectors"): (
         "in the launch that copies, of the stores of one warp that could meet on the way to L2, 15% reach it alone, where the model "
@@ -411,3 +413,233 @@ REASONS: dict[tuple[str, str], str] = {
     ),
     ("stores of half the elements, chosen at random", "l2_write_sectors"): _MEET.format("4%"),
 }
+
+# Of an H200.
+_READ, _WRITTEN, _BOTH, _ASKED, _STORED = (
+    "dram_read_bytes", "dram_write_bytes", "dram_bytes", "l2_read_sectors", "l2_write_sectors"
+)  # fmt: skip
+_LEFT = "of the {} MB that {} L2 keeps {} when it ends, and {} in the model; what is read agrees"
+_NEW_ROWS = (
+    "each of the 277.2 MB that the kernel is given is read, and 18.7 of them twice; the sample of two programs takes 102 MB to be new "
+    "to L2, which programs of one expert share, whose weights have 8.4 MB"
+)
+_MUON = _NEAR_THE_SIZE_TOO.format("58.7", "read", "50%", "85.5", "read 69.8: all 11.0 more in its third launch")
+_ONE_STAGE = (
+    "22.3 MB are read where all programs are simulated, which is 101% of what was measured; the two programs that were looked at "
+    "share less with their neighbors than others do. The GPU wrote 4.8 MB while it ran, and the model 0.2"
+)
+_SIXTEEN_WARPS = _ALL.format(
+    "105.7", "100.0%", "the two programs that were looked at share less with their neighbors than others do"
+)
+_SPILLED_TWICE = (
+    "SASS stores 64 pairs of words of each thread to local memory in each of 64 turns, and loads them again: 67.1 M sectors, where the "
+    "model counts the 1,056 bytes of its spills once. "
+)
+_BITS = _GATHERS.format(
+    "277 MB are then read and 520 written of a table of 8.4. Keys and table have 75.5 MB, which is what was read"
+)
+_BY_INDICES = (
+    "not known in part: 85% of the 16.8 M numbers that are gathered brought 64 bytes from device memory, and 69% in the model, in which "
+    "L2 keeps 43 of the 134 MB they are in. The GPU kept 20: as if of a line of 128 bytes half were there"
+)
+_PIECES = (
+    "20% of the sectors, of which two programs fill half each, are read from device memory before their other half comes (67 MB), and "
+    "none in the model"
+)
+_WORD_BYTES = _NEAR_THE_SIZE_TOO.format("39.6", "read", "50%", "71.9", "read 46.6")
+_COLD = (
+    "each SM reads {} once, {} M sectors in all, and finds them in L1 from then on. The sample has {} programs of an SM, and takes what "
+    "these lack in an empty L1 to be what all lack: {} M sectors"
+)
+
+# (kernel, counters, reason)
+_ON_H200: list[tuple[str, tuple[str, ...], str]] = [
+    # ---- the sixth set
+    (
+        "q, k and v of 28, 4 and 4 heads of 128 apart, half of each turned, 32768 tokens bf16",
+        (_ASKED,),
+        "two loads in a row ask for each sector of cosines and sines, 18.9 M times in all, of which 13.7 M did not find it in L1: the 32 "
+        "programs of an SM have 262 kB in use, as much as L1. In the model, in which the warps of a program load together, it is 8.8 M",
+    ),
+    (
+        "embeddings and positions of 64 Ki tokens, 50,257 words of 1600 fp16, and their layer norm",
+        (_ASKED,),
+        _COLD.format("the 400 sectors of the norm's weights and biases", "0.05", "40", "1.31"),
+    ),
+    (
+        "causal attention of 12 packed sequences of 100 to 4000 tokens, 16 heads of 128 bf16, 128x64",
+        (_ASKED,),
+        _LENGTHS.format("18.0", "23.6"),
+    ),
+    (
+        "causal attention of 12 packed sequences of 100 to 4000 tokens, 16 heads of 128 bf16, 128x64",
+        (_READ, _BOTH),
+        _ONCE.format("287.2", "108.7"),
+    ),
+    (
+        "causal attention of 12 packed sequences of 100 to 4000 tokens, 16 heads of 128 bf16, 128x64",
+        (_WRITTEN,),
+        "of the 95.7 MB that the kernel stores L2 keeps 7.1 when it ends, and 23.7 in the model",
+    ),
+    (
+        "attention to 128 keys and a sink, 64 heads of 64 share 8, 16384 tokens fp16, 64x64",
+        (_ASKED,),
+        "one of the two programs looked at is at the beginning, where the loop has one block of keys; but for the first two of 256 "
+        "programs it has three",
+    ),
+    (
+        "attention to 128 keys and a sink, 64 heads of 64 share 8, 16384 tokens fp16, 64x64",
+        (_READ, _BOTH),
+        _ONCE.format("167.8", "138.4"),
+    ),
+    (
+        "attention with scores below 50, 8 heads of 256, 4096 tokens bf16, 128x32",
+        (_BOTH,),
+        "6.2 MB of what it and others had stored are written back, and none in the model; what is read agrees within 4%",
+    ),
+    ("keys of 160 Ki tokens, 8 heads of 128 fp16, into pages in pieces of 8", (_READ, _BOTH), _PIECES),
+    (
+        "keys of 160 Ki tokens, 8 heads of 128 fp16, into pages in pieces of 8",
+        (_WRITTEN,),
+        "sectors of which one half came long before the other are written twice: 371.6 MB, of 335.5 that are stored. In the model all "
+        "are filled in time, and 22.6 MB are left in L2",
+    ),
+    (
+        "16384 x 12288 weights fp16 from two codebooks of 256 vectors of 8",
+        (_ASKED,),
+        _COLD.format("the 256 sectors of the codebooks", "0.03", "24", "2.08"),
+    ),
+    (
+        "16384 rows of 4096 tokens by 32 experts of 2048 x 4096 fp8, scales of 128 x 128, 64x128x128",
+        (_ASKED,),
+        "of a program's 64 rows 44.5 are not masked off in the mean of the two that were looked at, and 60.5 in that of all; with 264 "
+        "programs looked at the ratio is 0.98",
+    ),
+    (
+        "16384 rows of 4096 tokens by 32 experts of 2048 x 4096 fp8, scales of 128 x 128, 64x128x128",
+        (_READ, _BOTH),
+        _NEW_ROWS,
+    ),
+    (
+        "200 rows by 8192 x 8192 weights of 4 bits with zero points fp16, 64x64x64",
+        (_ASKED,),
+        "not known in part. A program asks for 1,036 sectors a turn besides those of x, where 304 are traced, and nearly none is found in "
+        "L1: words and scales are copied past it (LDGSTS.BYPASS), and half of the lanes that copy words ask for what the others do. A turn's "
+        "zero points are one sector, which 32 warp instructions copy by 4 bytes a lane; how often they ask for it is not known",
+    ),
+    (
+        "200 rows by 8192 x 8192 weights of 4 bits with zero points fp16, 64x64x64",
+        (_STORED,),
+        "the last of four programs has 8 of its 64 rows, and neither of the two looked at is such a one. What is traced, times 200 / 256, is "
+        "100% of what was measured",
+    ),
+    ("200 rows by 8192 x 8192 weights of 4 bits with zero points fp16, 64x64x64", (_READ, _BOTH), _WORD_BYTES),
+    ("a Newton-Schulz step of 2048 x 5120 bf16, half of the first product, three launches", (_READ, _BOTH), _MUON),
+    ("matmul 3000 x 2504 x 2008 bf16, 64x128x32, 4 warps, 1 stage", (_READ, _BOTH), _ONE_STAGE),
+    (
+        "matmul 3000 x 2504 x 2008 bf16, 32x64x64, 2 warps, 2 stages",
+        (_ASKED,),
+        "a row of an odd number begins within a sector, which the next turn asks for again: 25% of what loads asked for was found in L1, and "
+        "20% in the model",
+    ),
+    ("matmul 3000 x 2504 x 2008 bf16, 32x64x64, 2 warps, 2 stages", (_READ,), _ALL.format("22.5", "101.2%", "the two programs that were looked at share less with their neighbors than others do")),
+    (
+        "matmul 3000 x 2504 x 6008 bf16, 128x256x32, 16 warps, 4 stages",
+        (_ASKED,),
+        "SASS loads three pairs of words that each thread has spilled in each of 188 turns, 17.3 M sectors, which the model counts once, as 0.1 M; "
+        "and next to nothing is found in L1: of 43.1 M + 17.3 M sectors 59.6 M reached L2. The model has an L1 of 156 KiB, in which "
+        "20% of the loads find their sector; a turn uses lines of 60 KiB, which 28 KiB would not hold",
+    ),
+    (
+        "matmul 3000 x 2504 x 6008 bf16, 128x256x32, 16 warps, 4 stages",
+        (_STORED,),
+        _ALONE.format("80%", "1/5", ""),
+    ),
+    ("matmul 3000 x 2504 x 6008 bf16, 128x256x32, 16 warps, 4 stages", (_READ, _BOTH), _SIXTEEN_WARPS),
+    (
+        "two products 2048 x 4096 x 2048 fp16 and a gate, 128x128x32, 4 warps",
+        (_ASKED, _STORED),
+        _SPILLED_TWICE + "With them it is 92.3 and 68.7 M sectors, within 1% of what was measured",
+    ),
+    (
+        "two products 2048 x 4096 x 2048 fp16 and a gate, 128x128x32, 4 warps",
+        (_READ, _WRITTEN, _BOTH),
+        _SPILLED_TWICE + "5% of these reach device memory: 119.4 MB were written, with the result of 16.8",
+    ),
+    (
+        "AdamW of 40,000,001 fp32 masters, gradients fp16 with a scale, 8 streams",
+        (_STORED,),
+        _ALONE.format("57%", "1/3", ""),
+    ),
+    (
+        "4 taps along 4093 tokens of packed sequences, 8 times 3072 channels fp16",
+        (_STORED,),
+        _ALONE.format("79%", "2/3", "; and a row looked at begins with a sector. With 33 programs looked at the ratio is 0.95"),
+    ),
+    (
+        "x[:, 1:, 5:] of 300 x 301 x 1003 int8, tiles of 8 x 128",
+        (_STORED,),
+        _ALONE.format("47%", "2/3", "; and the last of eight tiles in a row has 102 of 128 columns. With 65 programs looked at the ratio is 1.10"),
+    ),
+    ("x[p[q]] of 8 Mi, all int64", (_READ, _BOTH), _BY_INDICES),
+    ("two of 64 Mi bits for 8 Mi keys int64", (_READ, _WRITTEN, _BOTH), _BITS),
+    (
+        "means of 1500 sequences of 1 to 900 tokens of 768 bf16",
+        (_ASKED,),
+        "turns of a program: 31.5 in the two that were looked at, and 29.1 in all, which give the number that was measured",
+    ),
+    ("means of 1500 sequences of 1 to 900 tokens of 768 bf16", (_READ, _BOTH), _ONCE.format("1056.8", "593.0")),
+    (
+        "prefix sums of 4 Mi int64 by doubling, 22 launches",
+        (_WRITTEN,),
+        "of the 33.6 MB that a launch stores L2 keeps 20.9 in the mean when it ends, and 22.6 in the model",
+    ),
+    # ---- the fifth set
+    (
+        "matmul 8192 x 3072 x 4096 int8, two scales and a square, 128x64x128, 4 stages",
+        (_READ, _BOTH),
+        _NEAR_THE_SIZE_TOO.format("46.1", "read", "60%", "406.1", "read 277.2"),
+    ),
+    (_CHECKERS, (_BOTH,), _LEFT.format("100", "each of its nine launches stores", "25", "43")),
+    (_FOURIER, (_BOTH,), _LEFT.format("33.6", "each of its eleven launches stores", "22.4", "29.0")),
+    # ---- the fourth set
+    (
+        "causal attention with slopes, 32 heads of 128, 4096 tokens bf16, 128x64",
+        (_READ,),
+        _NEAR_THE_SIZE_TOO.format("269.8", "read", "60%", "336.9", "read 304.4"),
+    ),
+    (
+        "32 planes of 1024 x 1024 fp32 warped, up to 8 pixels away",
+        (_ASKED,),
+        "the two programs that were looked at ask for 11% less than others do; with 65 programs looked at the ratio is 1.05",
+    ),
+    (
+        "32 planes of 1024 x 1024 fp32 warped, up to 8 pixels away",
+        (_READ, _BOTH),
+        "planes and places have 142.6 MB, which the model reads once; the GPU read 17.8 MB of them twice, and kept 10.3 MB of its result, "
+        "of which the model keeps 22.0",
+    ),
+    (
+        "depthwise 7 x 7, 32 images of 56 x 56 x 128 fp16, channels last",
+        (_BOTH,),
+        _LEFT.format("25.7", "the kernel stores", "14.3", "22.6"),
+    ),
+    (
+        "instance norm of 4096 planes of 100 x 100 fp32, three passes",
+        (_READ, _BOTH),
+        "of the 327.7 MB of the second and the third pass 31.6 were found in L1 and 29.1 in L2, and nothing in the model, in which all "
+        "programs that run, whose planes have 63 MB, go on side by side",
+    ),
+    (
+        "gradients of 32,000 embeddings of 2048, 64 Ki tokens in order bf16",
+        (_READ,),
+        _ONCE.format("268.4", "242.5"),
+    ),
+    # ---- the third set
+    (
+        "gated products, 2048 rows, 4096 to 4096 bf16",
+        (_READ, _BOTH),
+        _NEAR_THE_SIZE_TOO.format("84.9", "read", "60%", "134.2", "read 123.7"),
+    ),
+]  # fmt: skip
+REASONS.update({(kernel, counter, "h200"): text for kernel, counters, text in _ON_H200 for counter in counters})

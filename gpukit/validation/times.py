@@ -199,8 +199,12 @@ def predict_case(name: str, gpu: str, kernels: str = "timed") -> tuple[float, st
 
 
 def _predict_one(name: str, gpu: str, kernels: str) -> tuple[float, str] | str:
+    from gpukit.simulator.interpreter.faults import UnknownFault
+
     try:
         return predict_case(name, gpu, kernels)
+    except UnknownFault as fault:  # the model says what it cannot know: that is no mistake in it
+        return f"refused: {fault}"
     except Exception:
         return traceback.format_exc()
 
@@ -232,6 +236,8 @@ def again(path: Path, only: str, workers: int, kernels: str) -> int:
                     importlib.metadata.version("triton"), raw.date,
                 )
             )  # fmt: skip
+    if not rows and failed:
+        return 1
     if not rows:
         print(f"{path} holds no measured case", file=sys.stderr)
         return 2

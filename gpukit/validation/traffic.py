@@ -57,10 +57,13 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Why it is not inside; empty where that is not known. Reasons were looked for in the rows of an H100, where each of
-        these kernels was measured first."""
-        found = "" if self.inside else REASONS.get((self.kernel, self.counter), "")
-        return f"of an H100: {found}" if found and self.gpu != "h100-sxm" else found
+        """Why it is not inside: on its GPU, or else on an H100, where most of these kernels were measured first; empty where that
+        is not known."""
+        if self.inside:
+            return ""
+        own = REASONS.get((self.kernel, self.counter, self.gpu))
+        found = own or REASONS.get((self.kernel, self.counter), "")
+        return f"of an H100: {found}" if found and not own and self.gpu != "h100-sxm" else found
 
     @property
     def unexplained(self) -> bool:

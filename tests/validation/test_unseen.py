@@ -1,6 +1,7 @@
 """The sets of kernels that are measured before they are predicted: they are right and unlike older ones; and their commands."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -105,6 +106,19 @@ def test_measuring_needs_a_gpu(results, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cli.main(["validate", "--measure"]) == 2 and "needs an NVIDIA GPU" in capsys.readouterr().err
     assert not list(results.iterdir())
+
+
+@needs_the_interpreter
+def test_a_kernel_that_the_model_refuses_takes_one_line(results, capsys, monkeypatch):
+    """Not a traceback. A thread predicts it, so that no process is started."""
+    case, kernel = "roots of 64 Mi fp32, tiles by tickets to 264 programs, two launches", "by_tickets"
+    measured(results, "sixth", case, kernel, 100.0)
+    monkeypatch.setattr(times, "ProcessPoolExecutor", lambda workers, mp_context: ThreadPoolExecutor(workers))
+    assert times.again(results / "h200" / "sixth_raw.csv", "", 1, "sixth") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{case}: refused: line ")
+    assert line.endswith("a loop waits for the answer of an atomic on ticket_ptr, and how long it waits depends on the other "
+                         "programs: a sample cannot tell")  # fmt: skip
 
 
 @each
