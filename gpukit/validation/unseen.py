@@ -25,7 +25,9 @@ it takes to read halves of lines from DRAM, and which lanes meet in L1 (gpukit/s
 The rows of the third and the fourth set on an H200 are of 2026-11-28, too: predicted after they were measured, by a model that
 had been fixed after both sets had been seen on an H100.
 
-The sixth set tests the model as it is after what the fifth set showed was fixed.
+The sixth set tests the model as it was after what the fifth set showed had been fixed. Its rows of an H200 are those that were
+predicted first, on the day on which it was measured (2026-11-28): off by 15.9% in the median and 70.7% at worst, with 36 of 42
+times within 35%, and 144 of 192 rows of traffic inside their bars.
 """
 
 from __future__ import annotations
