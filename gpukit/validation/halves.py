@@ -95,9 +95,9 @@ REASONS: dict[tuple[str, str], str] = {
         "its SM busy for 27 ns where a warp adds to 32 scattered numbers; with 17 ns it would be what was measured"
     ),
     ("keys of 160 Ki tokens, 8 heads of 128 fp16, into pages in pieces of 8", "h200"): (
-        "each of its 21.0 million stores of 16 bytes fills half of a sector, whose other half comes from another program. L2 completes "
-        "35,000 of these in a us, as was measured on rows of 128 bytes that begin within a sector, which takes 599 us; the model has it "
-        "take the stores at the rate of whole sectors"
+        "each of its 21.0 million stores of 16 bytes fills half of a sector, whose other half comes from another program; the model has L2 "
+        "take them at the rate of whole sectors. Of sectors filled in part it was measured to take 35,000 in a us, where rows of 128 bytes "
+        "begin within a sector: that would be 599 us, though only 2.1 million of these are completed from device memory"
     ),
     ("200 rows by 8192 x 8192 weights of 4 bits with zero points fp16, 64x64x64", "h200"): (
         "not known in part. L2 sends 80.5 million sectors, and 21.3 in the model: 264 us at the rate at which it was read, and 69.7. A turn "
@@ -119,7 +119,7 @@ REASONS: dict[tuple[str, str], str] = {
     ),
     ("AdamW of 40,000,001 fp32 masters, gradients fp16 with a scale, 8 streams", "h200"): (
         "51.3 million sectors reach L2, most of them filled in part, and 35.0 in the model. L2 was measured to take 98,000 in a us of sectors that "
-        "are filled in part and never completed, which gives 524 us"
+        "are filled in part and never completed: that would be 524 us"
     ),
     ("matmul 4096 x 4096 x 1999 tf32, 128x64", "h100-sxm"): (
         "not known. Rows of 1,999 numbers are copied to shared memory by 4 bytes a lane, 48 copies of a warp in each of 63 "

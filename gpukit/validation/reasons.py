@@ -474,7 +474,7 @@ _READ, _WRITTEN, _BOTH, _ASKED, _STORED = (
 )  # fmt: skip
 _LEFT = "of the {} MB that {} L2 keeps {} when it ends, and {} in the model; what is read agrees"
 _NEW_ROWS = (
-    "each of the 277.2 MB that the kernel is given is read, and 18.7 of them twice; the sample of two programs takes 102 MB to be new "
+    "each of the 277.2 MB that the kernel is given is read, and 18.7 of them twice; samples of 2 and of 264 programs take 102 and 123 MB to be new "
     "to L2, which programs of one expert share, whose weights have 8.4 MB"
 )
 _MUON = _NEAR_THE_SIZE_TOO.format("58.7", "read", "50%", "85.5", "read 69.8: all 11.0 more in its third launch")
