@@ -611,7 +611,7 @@ def what_in_place_does(found: Mapping[int, float]) -> Markdown:
         "here, reads it once for the log-sum-exp and a second time for the gradient; only the block that it read last is still in "
         f"registers. So {found[V]:.2f} passes are counted. It reads the row backwards the second time, so that what was read last "
         "is needed first and may still be in the L2 cache.\n\n"
-        f"The time for rows of {V:,} is that of another kernel, which the course runs on an H200. It keeps the row in shared memory "
+        f"For rows of {V:,} another kernel was timed, which the course runs on an H200. It keeps the row in shared memory "
         "([09 Softmax](09_softmax.ipynb) has a picture of that), so that two passes are enough. On an H100 the kernel for every "
         f"GPU takes {kept.others:.0f} µs for rows of {V:,}, and this one {kept.kept:.0f} (measured). In the table it takes the time "
         f"of {us(long['gpukit-inplace']) / pass_us():.1f} passes at the rate of a copy. What it does beside them is to compute two "
