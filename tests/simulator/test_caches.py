@@ -350,9 +350,11 @@ def test_programs_share_the_l1_of_their_sm_only():
 
 
 @pytest.mark.parametrize(
-    ("shared", "programs", "kib"), [(0, 8, 256), (1024, 1, 248), (48 * 1024, 2, 156), (227 * 1024, 1, 28)]
+    ("shared", "programs", "kib"),
+    [(0, 8, 256), (1024, 1, 248), (48 * 1024, 2, 156), (48 * 1024 + 128, 1, 28), (227 * 1024, 1, 28)],
 )
 def test_shared_memory_leaves_l1_the_rest(shared, programs, kib):
+    """For more than 48 KiB Triton's launcher asks for as much shared memory as there is (cuFuncSetCacheConfig)."""
     assert caches.l1_bytes(H200, shared, programs) == kib * 1024
 
 

@@ -13,7 +13,7 @@ access of each, the second of each, and so on.
 Both caches give up the line that was used longest ago. Five numbers are not derived but measured, on an H200, and taken for
 every GPU: the share ALONE and LINE_CLOCKS (instructions.py), L1_PLACES, L2_HOLDS and L2_PARTS (levels.py). The table of python
 -m gpukit.validation says how true the whole is, kernel by kernel, and why where it is not. What it leaves out: programs that
-overtake one another, loads in flight, eviction hints, spilled registers below L2, the kernel's own code (some 10 kB).
+overtake one another, loads in flight, eviction hints, spilled registers below L2 (spills.py), the kernel's own code (some 10 kB).
 
 Sources: https://docs.nvidia.com/nsight-compute/ProfilingGuide/#memory-tables (sectors, L1, L2),
 https://docs.nvidia.com/cuda/hopper-tuning-guide/index.html#unified-shared-memory-l1-texture-cache (L1 and shared memory).
@@ -34,6 +34,7 @@ from gpukit.simulator.trace import coalesce
 from gpukit.simulator.trace.contention import Contention, answers, contention, is_floating, merges
 from gpukit.simulator.trace.instructions import ALONE, Forms, alone_among_warps, ways_of
 from gpukit.simulator.trace.recording import Recording
+from gpukit.simulator.trace.spills import spills
 from gpukit.simulator.trace.waves import WHOLE, Play
 
 if TYPE_CHECKING:
@@ -73,7 +74,9 @@ class Traffic:
     """One launch on one GPU, with cold caches.
 
     l2_read_sectors     32-byte sectors from L2 to L1: of loads, and the answers to atomics, but for those of `unanswered_sectors`
-    l2_write_sectors    of stores, those of spilled registers included, which are also in `spilled_sectors`
+    l2_write_sectors    of stores
+                        both with those of spilled registers: `spilled_sectors` stored, and `reloaded_sectors` loaded, a share
+                        `reloads_missed` of all such loads, which L1 lacks
     l2_atomic_sectors   of atomics
     dram_read_bytes, dram_write_bytes                      what L2 reads from and writes to DRAM while the kernel runs
     dirty_bytes                                            written, and still in L2 when the kernel ends
@@ -99,10 +102,12 @@ class Traffic:
     sites: tuple[SiteTraffic, ...] = field(repr=False)
     contention: tuple[Contention, ...] = ()
     unanswered_sectors: int = 0  # of atomics that the compiler made reductions: nothing comes back
+    reloaded_sectors: int = 0
+    reloads_missed: float = 0.0
 
     @property
     def l1_hit_rate(self) -> float:
-        missed = self.l2_read_sectors + self.unanswered_sectors - self.l2_atomic_sectors
+        missed = self.l2_read_sectors + self.unanswered_sectors - self.l2_atomic_sectors - self.reloaded_sectors
         return max(0.0, 1 - missed / self.l1_read_sectors) if self.l1_read_sectors else 0.0
 
     @property
@@ -138,8 +143,13 @@ class Traffic:
         return self.report()
 
 
+_PREFERS_SHARED = 48 * KIB  # for more than that, Triton asks the driver for as much shared memory as there is
+
+
 def l1_bytes(gpu: Gpu, shared_bytes: int, programs_per_sm: int) -> int:
     """What shared memory leaves to L1: both share one memory, 28 KiB larger than the most that can be shared."""
+    if shared_bytes > _PREFERS_SHARED:
+        return 28 * KIB
     whole = gpu.smem_per_sm_bytes + 28 * KIB
     wanted = (shared_bytes + reserved_shared_bytes(gpu)) * programs_per_sm if shared_bytes else 0
     sizes = [size * KIB for size in (0, 8, 16, 32, 64, 100, 132, 164, 196, 228) if size * KIB <= gpu.smem_per_sm_bytes]
@@ -226,11 +236,15 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
             of_one_warp[form.site] += count * (form.asked - form.warps)
             of_others[form.site] += count * (form.warps - form.sectors.size)
 
+    scale = 1.0 if call.sampled is None else call.programs / call.sampled
+    through_l1 = sum(
+        n for n, site in zip(distinct, recording.sites, strict=True) if site.kind == "load" and ways[site].through_l1
+    )
+    local = spills(recording, compiled, l1, programs_per_sm, through_l1 * scale * SECTOR_BYTES / max(1, call.programs))
     play = Play(recording, gpu, ways, forms, programs_per_sm)
-    missed = play.l1(l1)
+    missed = play.l1(round(l1 * local.left))
     dram = play.l2(gpu.l2_bytes)
 
-    scale = 1.0 if call.sampled is None else call.programs / call.sampled
     parts = _left_in_part(recording, forms, ran)
     others_alone = alone_among_warps(compiled)
     sites = []
@@ -254,14 +268,14 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
         return sum(getattr(s, name) for s in sites if s.kind == kind)
 
     unanswered = sum(s.l2_sectors for s in sites if s.kind == "atomic" and not answers(s.line, compiled))
-    spilled = 0 if compiled is None else compiled.spill_stores * compiled.threads * call.programs // SECTOR_BYTES
+    spilled, reloaded = round(local.stored * call.programs), round(local.loaded * local.missed * call.programs)
     return Traffic(
         gpu=gpu.key, layouts="assumed" if compiled is None else "compiled", programs_per_sm=programs_per_sm,
         waves=call.programs / (gpu.sms * programs_per_sm), l1_bytes=l1,
-        l1_read_sectors=total("load", "l1_sectors"), l2_read_sectors=total("load") + total("atomic") - unanswered,
+        l1_read_sectors=total("load", "l1_sectors"), l2_read_sectors=total("load") + total("atomic") - unanswered + reloaded,
         l2_write_sectors=total("store") + spilled, l2_atomic_sectors=total("atomic"), spilled_sectors=spilled,
         dram_read_bytes=sum(s.dram_bytes for s in sites) + round(dram.completed * SECTOR_BYTES),
         dram_write_bytes=round(dram.written * SECTOR_BYTES), dirty_bytes=round(dram.dirty * SECTOR_BYTES),
         sites=tuple(sites), contention=contention(recording, forms, compiled, min(call.programs, gpu.sms * programs_per_sm)),
-        unanswered_sectors=unanswered,
+        unanswered_sectors=unanswered, reloaded_sectors=reloaded, reloads_missed=local.missed,
     )  # fmt: skip
