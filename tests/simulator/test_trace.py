@@ -417,14 +417,35 @@ def test_a_sampled_launch_counts_like_a_whole_one(name):
         with gpukit.trace() as outer, gpukit.trace(sample=sample) as t:
             launch(device)
         assert counts(t.launches[0]) == counts(whole.launches[0]) == counts(outer.launches[0])
-        assert t.launches[0].sampled == min(sample, whole.launches[0].programs)
+        assert min(sample, whole.launches[0].programs) <= t.launches[0].sampled <= whole.launches[0].programs
+
+
+def test_of_short_programs_more_are_looked_at():
+    """Sums of 1 to 64 blocks in the order of the programs: two of them would say little. Of long programs no more than asked
+    for are run."""
+
+    @triton.jit
+    def ragged(x_ptr, y_ptr, BLOCK: tl.constexpr):
+        total = tl.zeros([BLOCK], tl.float32)
+        for i in range(tl.program_id(0) // 64 + 1):
+            total += tl.load(x_ptr + i * BLOCK + tl.arange(0, BLOCK))
+        tl.store(y_ptr + tl.program_id(0), tl.sum(total))
+
+    x, y = torch.empty(1 << 22, device="meta"), torch.empty(4096, device="meta")
+    loaded = {}
+    for block in (128, 65_536):
+        with gpukit.trace(sample=2) as t:
+            ragged[(4096,)](x, y, BLOCK=block)
+        launch = t.launches[0]
+        loaded[block] = launch.sampled, launch.load_bytes / (4096 * 32.5 * 4 * block)
+    assert loaded[128][0] >= 8 > 3 >= loaded[65_536][0] and loaded[128][1] == pytest.approx(1, rel=0.1)
 
 
 def test_a_sampled_launch_computes_nothing():
     x, y = torch.ones(64), torch.zeros(64)
     with gpukit.trace(sample=2) as t:
         copy[(4,)](x, y, 64, 1, BLOCK=16)
-    assert not y.any() and "copy[4] (2 run)" in t.report()
+    assert not y.any() and "copy[4] (4 run)" in t.report()
     with pytest.raises(ValueError, match="a sampled trace does not know which elements"):
         t.written(y)
     y = torch.zeros(8, dtype=torch.int32)

@@ -186,9 +186,11 @@ def _language():
 
 
 def _turns_differ() -> None:
-    """A bound or a branch in a loop: what a turn does may depend on which one it is."""
-    if running.now is not None and running.now.turns is not None:
-        running.now.turns.alike = False
+    """A bound or a branch, perhaps in a loop: what a turn does may depend on which one it is."""
+    if running.now is not None:
+        running.now.work += running.TURN_LANES
+        if running.now.turns is not None:
+            running.now.turns.alike = False
 
 
 def _readable(value):
@@ -217,14 +219,21 @@ def _refuse_cpu_tensors(function, arguments: dict) -> None:
 
 
 def _sample(call: Call, program) -> None:
-    """Run `call.sampled` programs, spread over the grid, and the first steps of those that are on the GPU together at first:
-    enough to tell what these share."""
+    """Run `call.sampled` programs, spread over the grid, or more where they are short, and the first steps of those that are on
+    the GPU together at first: enough to tell what these share. Afterwards call.sampled says how many have run whole."""
     # One program in each of as many equal parts of the grid, not always at the same place of it: rows repeat their
     # alignment every few programs.
     golden = 0.6180339887498949
     whole = [int((i + (0.5 + i * golden) % 1) * call.programs / call.sampled) for i in range(call.sampled)]
     for linear in whole:
         program(linear)
+    for linear in (int(i * golden % 1 * call.programs) for i in range(1, _MOST_SAMPLED)):
+        if running.now.work > _SAMPLED_WORK or len(whole) >= _MOST_SAMPLED:
+            break
+        if linear not in whole:
+            program(linear)
+            whole.append(linear)
+    call.sampled = len(whole)
     wanted = [(recorder, recorder.window()) for recorder in running.now.recorders]
     window = max((programs for _, programs in wanted), default=0)
     lookers = [recorder for recorder, programs in wanted if programs]
@@ -284,6 +293,8 @@ def _inferred(call: Call, window: int, rest: list[int], lookers: list, ran: set[
     return False
 
 
+# Programs may differ, and the first few of a sample are chance: more of them run until the interpreter has had so much to do.
+_MOST_SAMPLED, _SAMPLED_WORK = 64, 1 << 22
 _PROBES = 32
 _FEW = 8  # accesses of a program that cannot be worked out from others: more would take long
 

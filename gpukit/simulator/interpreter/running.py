@@ -41,6 +41,7 @@ class Running:
     shared     of a kernel in Gluon: shared memory and warps of the program that runs (shared_memory.py), made when it asks
     num_warps  that a program has
     in_gluon   the kernel is in Gluon, and so is what it calls
+    work       how much there was to interpret, in lanes of accesses
     bound      ids of the globals whose names have been given their meaning
     answers    how often each line has gone by the answer of an atomic, which a sampled launch does not know
     lost       a program of a sampled launch did something with an integer that it read which integers.py does not follow
@@ -68,10 +69,13 @@ class Running:
         self.shared = None
         self.num_warps = 4
         self.in_gluon = False
+        self.work = 0
         self.bound: set[int] = set()
 
 
 MOST_AGAIN = 256
+# What takes about as long as an access of so many lanes: one of a single lane, and a turn of a loop without any.
+ACCESS_LANES, TURN_LANES = 4096, 8192
 
 
 class Enough(BaseException):

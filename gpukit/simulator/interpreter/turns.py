@@ -59,7 +59,13 @@ class Watch:
 
 def alike(numbers: range, make: Callable[[int], tl.tensor]) -> Iterator[tl.tensor]:
     """make(number) for each number, or for some of them where those tell the recorders what the others do."""
-    now = running.now
+    now, plain = running.now, make
+
+    def make(number: int) -> tl.tensor:
+        if now is not None:
+            now.work += running.TURN_LANES
+        return plain(number)
+
     if now is not None and now.turns is not None:
         now.turns.alike = False  # a loop within a loop: the inner one is looked at
     recorders = now.recorders if now is not None else []
@@ -72,6 +78,7 @@ def alike(numbers: range, make: Callable[[int], tl.tensor]) -> Iterator[tl.tenso
     states, locals_, done = [], [], []
     try:
         for turn in range(_FIRST):
+            begun = now.work
             counter = make(numbers[turn])
             yield counter
             done.append(watch.taken())
@@ -80,7 +87,7 @@ def alike(numbers: range, make: Callable[[int], tl.tensor]) -> Iterator[tl.tenso
             locals_.append({name: value for name, value in frame.f_locals.items() if value is not counter})
             if not watch.alike:
                 break
-        steps = _steps(done, locals_) if watch.alike else None
+        steps, followed = _steps(done, locals_) if watch.alike else None, now.work
         if steps is not None:
             now.recorders = [watch]
             rest = len(numbers) - _FIRST
@@ -97,9 +104,11 @@ def alike(numbers: range, make: Callable[[int], tl.tensor]) -> Iterator[tl.tenso
                     break
             else:
                 now.recorders = recorders
+                now.work = followed + rest * (followed - begun)  # as if all of them had been run
                 for recorder, before, after in zip(recorders, states[-2], states[-1], strict=True):
                     recorder.repeat(done[-1], steps, rest, before, after)
                 return
+            now.work = followed
             for recorder, state in zip(recorders, states[-1], strict=True):
                 recorder.rewind(state)
     finally:

@@ -8,6 +8,7 @@ counted as if each read its inputs and wrote its outputs once.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -220,10 +221,13 @@ class _Recorder:
         launch = self.launch
         if launch.sampled is None:
             return
+        launch.sampled = launch.recording.call.sampled
         moved = [*self._moved.values()] or [0]
         if launch.sampled < launch.programs and max(moved) > 1.1 * min(moved) and self._reads_integers():
             mean = sum(moved) / len(moved)
-            launch.spread = min(moved) / mean, max(moved) / mean
+            # The mean of all is within two standard errors of that of the sample; of two programs it is between them.
+            error = 2 * statistics.stdev(moved) / len(moved) ** 0.5 / mean
+            launch.spread = max(min(moved) / mean, 1 - error), min(max(moved) / mean, 1 + error)
         scale = launch.programs / launch.sampled
         counts = [f"{kind}_{what}" for kind in ("load", "store", "atomic") for what in ("bytes", "sectors")]
         for thing, names in ((launch, [*counts, "flops"]), *((a, _ACCESS_COUNTS) for a in launch.accesses)):
@@ -438,8 +442,8 @@ def trace(
     on_launch  called as on_launch(kernel_name, arguments) before each launch; `arguments` maps the kernel's parameter
                names to what the caller passed
     gpu        whose caches `launch.l2_read_sectors`, `launch.dram_read_bytes` and so on are about
-    sample     run that many programs of each launch, spread over it, and scale what they count to the whole grid. Nothing
-               is computed: floats load as 0 and stores are dropped, so tensors of any size cost nothing, meta tensors
+    sample     run that many programs of each launch, spread over it, or up to 64 where they are short, and scale what they
+               count to the whole grid. Nothing is computed: floats load as 0 and stores are dropped, so tensors of any size cost nothing, meta tensors
                (torch.empty(..., device="meta")) and untouched torch.empty alike. Integers in memory are read, since they
                may be indices, or a mask or a bound. UnknownFault, a ValueError, where one of these depends on integers of a
                meta tensor, or on floats; where it depends on the answer of an atomic, `launch.assumed` says so. Loops that
