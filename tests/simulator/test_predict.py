@@ -747,6 +747,51 @@ def test_a_loop_waits_as_often_as_a_load_comes_late():
     assert taken == pytest.approx(250 * 600 + 750 * 40, rel=0.02)
 
 
+def background(*texts: str) -> types.SimpleNamespace:
+    """Instructions without a stall, one after another."""
+    return types.SimpleNamespace(
+        instructions=[assembly.Instruction(text.split()[0], text, (), i, (), ()) for i, text in enumerate(texts)]
+    )
+
+
+def test_copies_are_waited_for_in_groups():
+    """Two copies, and a third in a group of its own: each takes 10 cycles on the way, and the first of them 500."""
+    copy, end = "LDGSTS.E.BYPASS.128 [R1], desc[UR4][R2.64]", "LDGDEPBAR"
+    goes_on = scoreboard.Background({}, 10, 500)
+
+    def taken(*then, copies=(copy, copy, end, copy, end)):
+        kernel = background(*copies, *then)
+        return scoreboard.cycles(kernel, [1.0] * len(kernel.instructions), {}, None, goes_on) - len(kernel.instructions)
+
+    assert taken("DEPBAR.LE SB0, 0x2") == 0
+    assert taken("DEPBAR.LE SB0, 0x1") == pytest.approx(20 + 500, abs=9)
+    assert taken("DEPBAR.LE SB0, 0x0") == pytest.approx(30 + 500, abs=9)
+    assert taken("DEPBAR.LE SB0, 0x1", "DEPBAR.LE SB0, 0x0") == pytest.approx(30 + 500, abs=9)
+    assert taken("DEPBAR.LE SB0, 0x0", copies=()) == 0
+    kernel = background(copy, end, "DEPBAR.LE SB0, 0x0")
+    assert scoreboard.cycles(kernel, [1.0] * 3, {}) == 3  # nobody asks for what goes on in the background
+
+
+def test_copies_arrive_while_tensor_cores_multiply():
+    product = "HGMMA.64x256x16.F32.BF16 R24, gdesc[UR8], R24"
+    texts = ["LDGSTS.E [R1], [R2]", "LDGDEPBAR", product, f"{product}, gsb0", "WARPGROUP.DEPBAR.LE gsb0, 0x0"]
+    kernel = background(*texts, "DEPBAR.LE SB0, 0x0")
+    for latency, cycles in ((100, 600), (600, 600), (900, 900)):
+        goes_on = scoreboard.Background({2: 300, 3: 300}, 0, latency)
+        assert scoreboard.cycles(kernel, [1.0] * 6, {}, None, goes_on) == pytest.approx(cycles, abs=6)
+
+
+def test_a_product_takes_as_long_as_what_it_fetches():
+    """64 x 32 x 16 of two warp groups: (64 + 32) x 32 bytes each, 48 clocks at 128 bytes, more than for multiplying; 64 x 256 x 16
+    with rows in registers 128."""
+    narrow, wide = "HGMMA.64x32x16.F32.BF16 R8, gdesc[UR4], R8", "HGMMA.64x256x16.F32.BF16 R24, R8, gdesc[UR8], R24"
+    kernel = background(narrow, wide)
+    kernel.num_warps = 8
+    found = predict_module._products(kernel, [1.0, 1.0], 9 * 32)
+    assert found == {0: pytest.approx(48), 1: pytest.approx(8 * 32)}
+    assert predict_module._products(background("FADD R0, R1, R2"), [1.0], 0.0) == {}
+
+
 def test_how_loads_wait():
     def site(**given):
         values = dict(
@@ -861,24 +906,25 @@ def test_loads_and_stores_cross_to_l2_in_directions_of_their_own():
     assert l2_us(0, n, n) == pytest.approx(n / REACHED.l2_single_stores_per_us)
 
 
-def test_sectors_left_in_part_take_as_long_as_single_reads():
-    """All but those that L2 reads from DRAM to complete, which take part in what it reads."""
+def test_sectors_left_in_part_keep_l2_as_long_as_single_reads():
     launch = types.SimpleNamespace(accesses=[Access("store", "y", "f.py", 1, lanes=1 << 20)], programs=10_000)
     compiled = types.SimpleNamespace(gpu=H200)
 
-    def memory_us(parts, completed):
+    def memory_us(parts):
         site = types.SimpleNamespace(
             kind="store", tensor="y", line=1, l1_sectors=1 << 17, l2_sectors=1 << 17, dram_bytes=0, parts=parts
         )
         found = types.SimpleNamespace(
-            dram_read_bytes=32 * completed, dram_write_bytes=1 << 22, dirty_bytes=0, l2_read_sectors=0,
+            dram_read_bytes=0, dram_write_bytes=1 << 22, dirty_bytes=0, l2_read_sectors=0,
             l2_write_sectors=1 << 17, l2_atomic_sectors=0, unanswered_sectors=0, sites=[site],
         )  # fmt: skip
-        return predict_module._memory_us(launch, compiled, None, found)[predict_module.MEMORY]
+        found = predict_module._memory_us(launch, compiled, None, found)
+        return found[predict_module.MEMORY], found[predict_module.L2]
 
-    none = memory_us(0, 0)
-    assert memory_us(20_000, 0) - none == pytest.approx(20_000 / REACHED.single_reads_per_us)
-    assert memory_us(20_000, 20_000) == memory_us(0, 20_000) < memory_us(20_000, 0)
+    (dram, l2), (same, longer) = memory_us(0), memory_us(20_000)
+    assert same == dram
+    whole_us = 20_000 * 32e-3 / REACHED.write_gbps
+    assert longer - l2 == pytest.approx(20_000 / REACHED.single_reads_per_us - whole_us)
 
 
 def test_where_slices_were_counted_neighbors_share_one_by_stretches_of_512_bytes():

@@ -98,6 +98,12 @@ def mix(compiled: Compiled, executions: Executions | None) -> Mix:
     return Mix(dict(units), dict(moved), dict(opcodes), conflicts)
 
 
+def product_flops(instruction: assembly.Instruction) -> int:
+    """Floating-point operations of an instruction of a warp group (HGMMA.64x128x16 and so on); 0 for all others."""
+    shape = re.match(r"[A-Z]GMMA\.(\d+)x(\d+)x(\d+)", instruction.opcode)
+    return 2 * int(shape[1]) * int(shape[2]) * int(shape[3]) if shape else 0
+
+
 def operand_bytes(instruction: assembly.Instruction) -> float:
     """Bytes that an instruction of a warp group (HGMMA.64x128x16 and so on) fetches from shared memory, for each of its four
     warps: of 64 rows and of so many columns 32 bytes each, or of the columns alone where the rows are in registers."""
@@ -244,7 +250,7 @@ def _turns(compiled: Compiled, loops, around, ran) -> tuple[dict[assembly.Loop, 
         most = max(in_a_turn.values())
         for n in sorted(set(in_a_turn.values()), reverse=True):
             alike = [loop for loop in siblings if in_a_turn[loop] == n]
-            each = passes // n
+            each = passes // n if n > 1 else passes  # in the mean of several programs not always a whole number
             turns.update(dict.fromkeys(alike, each / len(alike)))
             passes -= n * each
         if most > 1:  # what is left over has copies of the body outside the loops, each run or skipped

@@ -63,7 +63,7 @@ from gpukit.simulator.trace.tracer import Trace, trace
 if TYPE_CHECKING:
     from gpukit.simulator.trace.caches import SiteTraffic, Traffic
 
-SAMPLE = 2  # programs of each launch that are looked at whole
+SAMPLE = 2  # programs of each launch that are looked at whole, at least
 MEMORY, L2, L1, TENSOR = "device memory", "L2", "L1 and shared memory", "tensor cores"
 FP32, INTEGER, SPECIAL, ISSUE = "fp32 arithmetic", "integers and logic", "special functions", "instruction issue"
 STARTING, WAITING, LAUNCH, TURNS = "starting programs", "waiting for results", "launch", "taking turns"
@@ -109,7 +109,7 @@ class Step:
 
     @property
     def _spread(self) -> str:
-        """Of a sampled launch whose programs go by integers: what it would take if all were like the shortest, or the longest."""
+        """Of a sampled launch whose programs go by integers: what it takes if the sample's mean is not that of all."""
         if self.launch is None or not self.launch.spread:
             return ""
         least, most = (each * self.time_us for each in self.launch.spread)
@@ -224,8 +224,8 @@ def predict(
         x = torch.empty(4096, 65536, dtype=torch.bfloat16, device="meta")    # a size is all that counts: no memory
         gpukit.predict(lambda: softmax(x), gpu="a100")
 
-    sample   programs of each launch to look at; the others are taken to be like them. None runs all of them, on tensors
-             that must then exist. Inputs and outputs are not touched where it is a number.
+    sample   programs of each launch to look at, or more where they are short; the others are taken to be like them. None
+             runs all of them, on tensors that must then exist. Inputs and outputs are not touched where it is a number.
     torch_ops  False leaves PyTorch's own operations out, such as those that make the inputs
 
     Raises ValueError for an unknown GPU, for work that launches nothing, and for a kernel that does not fit on the GPU;
@@ -298,8 +298,9 @@ def launch_step(
 
     # 1. Each resource alone, in µs.
     work = _per_program(launch, compiled, warp, traffic)
+    memory_us = _memory_us(launch, compiled, warp, traffic)
     alone = {
-        **_memory_us(launch, compiled, warp, traffic),
+        **memory_us,
         **{name: us * per_sm for name, us in work.items()},
         STARTING: launch.programs / reached.starts_per_us,
     }
@@ -316,13 +317,26 @@ def launch_step(
 
     hits, found = traffic.l2_hit_rate, traffic.l1_hit_rate
     latency = found * reached.l1_ns + (1 - found) * (hits * reached.l2_ns + (1 - hits) * reached.dram_ns)  # ns
-    cycles = {"load": latency, "atomic": reached.atomic_ns, "fence": reached.fenced_atomic_ns - reached.atomic_ns}
+    spilled = traffic.reloads_missed * reached.l2_ns + (1 - traffic.reloads_missed) * reached.l1_ns
+    cycles = {
+        "load": latency,
+        "local": spilled,
+        "atomic": reached.atomic_ns,
+        "fence": reached.fenced_atomic_ns - reached.atomic_ns,
+    }
     times = mix.weights(compiled, executions)
     own = scoreboard.cycles(compiled, times, {})
     cycles = {name: ns * 1e-3 * clock for name, ns in cycles.items()}
-    waiting = scoreboard.cycles(compiled, times, cycles, _waits(traffic, reached, clock)) - own
-    waits = waiting / clock
-    # Loads that run some turns of a loop ahead of their use are waited for where these turns are too short.
+    products = _products(compiled, times, work[TENSOR] * clock)
+    fed = sum(times[i] * each for i, each in products.items()) / clock
+    alone[TENSOR] = max(alone[TENSOR], fed * per_sm)
+    if results_needed:
+        tensor = units[-1] = max(tensor, fed)
+    nothing_comes_late = scoreboard.cycles(compiled, times, {}, None, scoreboard.Background(products))
+    background = scoreboard.Background(products, *_copying(compiled, times, traffic, memory_us, per_sm, reached, clock))
+    waits = scoreboard.cycles(compiled, times, cycles, _waits(traffic, reached, clock), background) - nothing_comes_late
+    waits /= clock
+    # What the TMA unit brings some turns of a loop ahead of its use is waited for where these turns are too short.
     waits = max(waits, _turns_ahead(compiled, times) * latency * 1e-3 - compute - memory - tensor)
     alone[WAITING] = (waits + max(0.0, own / clock - compute)) * per_sm / together
     # What a program stores at its end is under way while the next one begins.
@@ -347,6 +361,40 @@ def launch_step(
     met = [_contention_us(each, gpu) for each in traffic.contention]
     most = max(busy, alone[L2] + sum(at_most - least for least, at_most in met)) + alone[LAUNCH]
     return Step(launch.kernel, busy + alone[LAUNCH], resources, launch, compiled, warp, together, in_waves, most)
+
+
+def _products(compiled: Compiled, times: list[float], cycles: float) -> dict[int, float]:
+    """Of each instruction of a warp group, by its number, the cycles that it and its like in the program's other warp groups
+    take, of which all together have so many: for multiplying, or for fetching what they multiply from shared memory."""
+    flops = {i: mix.product_flops(instruction) for i, instruction in enumerate(compiled.instructions)}
+    flops = {i: n for i, n in flops.items() if n}
+    total = sum(times[i] * n for i, n in flops.items())
+    if not total:
+        return {}
+    fetched = {i: compiled.num_warps * mix.operand_bytes(compiled.instructions[i]) / L1_BYTES_PER_CLOCK for i in flops}
+    return {i: max(cycles * n / total, fetched[i]) for i, n in flops.items()}
+
+
+def _copying(
+    compiled: Compiled,
+    times: list[float],
+    traffic: Traffic | SimpleNamespace,
+    memory_us: dict[str, float],
+    per_sm: int,
+    reached: Machine,
+    clock: float,
+) -> tuple[float, float]:
+    """Of the copies to shared memory that each warp asks for (cp.async): cycles that one takes of what L2 and device memory
+    need for the launch, and how long the first takes."""
+    copies = sum(n for n, i in zip(times, compiled.instructions, strict=True) if i.base == "LDGSTS")
+    sites = [site for site in _copied(compiled, traffic) if site.via != "tma" and site.l2_sectors]
+    if not copies or not sites:
+        return 0.0, 0.0
+    sectors = sum(site.l2_sectors for site in sites)
+    share = sectors / max(sectors, traffic.l2_read_sectors)
+    from_dram = min(1.0, sum(site.dram_bytes for site in sites) / (sectors * SECTOR_BYTES))
+    latency = from_dram * reached.dram_ns + (1 - from_dram) * reached.l2_ns
+    return share * max(memory_us.values()) / per_sm * clock / copies, latency * 1e-3 * clock
 
 
 def _waits(
@@ -410,7 +458,7 @@ def _traffic(launch: Launch, compiled: Compiled) -> Traffic | SimpleNamespace:
     reads, writes, atomics = launch.load_sectors, launch.store_sectors, launch.atomic_sectors
     return SimpleNamespace(
         l1_read_sectors=reads, l2_read_sectors=reads, l2_write_sectors=writes, l2_atomic_sectors=atomics,
-        l1_hit_rate=0.0, l2_hit_rate=0.0, dirty_bytes=0, sites=(), unanswered_sectors=0,
+        l1_hit_rate=0.0, l2_hit_rate=0.0, dirty_bytes=0, sites=(), unanswered_sectors=0, reloads_missed=0.0,
         contention=tuple(unknown(a.tensor, launch.arguments.get(a.tensor), a.lanes) for a in launch.accesses if a.kind == "atomic"),
         dram_read_bytes=(reads + atomics) * SECTOR_BYTES, dram_write_bytes=(writes + atomics) * SECTOR_BYTES,
     )  # fmt: skip
@@ -443,7 +491,7 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
     # Loads and stores cross between L2 and the SMs in directions of their own.
     answers = traffic.l2_atomic_sectors - traffic.unanswered_sectors
     loaded = max(0, traffic.l2_read_sectors - answers - single["load"]) * SECTOR_BYTES
-    stored = max(0, traffic.l2_write_sectors - single["store"]) * SECTOR_BYTES
+    stored = max(0, traffic.l2_write_sectors - single["store"] - parts) * SECTOR_BYTES
     one_sm = L2_BYTES_PER_CLOCK_AND_SM * min(gpu.sms, launch.programs) * gpu.boost_mhz
     l2 = max(loaded / min(reached.l2_gbps * 1e3, one_sm), stored / min(reached.write_gbps * 1e3, one_sm))
     l2 += single["load"] / reached.l2_single_loads_per_us + single["store"] / reached.l2_single_stores_per_us
@@ -453,11 +501,8 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
         l2 += fences * compiled.num_warps * -(-launch.programs // gpu.sms) * _fence_us(gpu)
         # Changes of one element wait for one another, while the rest of L2 goes on.
         l2 = max(l2, *(_contention_us(each, gpu)[0] for each in traffic.contention))
-    if parts:  # what L2 does read to complete them is counted among what comes from DRAM
-        completed = traffic.dram_read_bytes - sum(site.dram_bytes for site in traffic.sites)
-        parts = max(0, parts - completed // SECTOR_BYTES)
-    one_by_one = fetched / (2 * SECTOR_BYTES) + parts
-    return {MEMORY: dram + one_by_one / reached.single_reads_per_us, L2: l2}
+    l2 += parts / reached.single_reads_per_us
+    return {MEMORY: dram + fetched / (2 * SECTOR_BYTES) / reached.single_reads_per_us, L2: l2}
 
 
 def _fence_us(gpu: hardware.Gpu) -> float:
@@ -629,7 +674,7 @@ def _turns_ahead(compiled: Compiled, times: list[float]) -> float:
     loops = assembly.loops(instructions)
     turns: dict = {}
     for i, instruction in enumerate(instructions):
-        if instruction.base in ("LDGSTS", "UTMALDG"):
+        if instruction.base == "UTMALDG":
             loop = assembly.innermost(loops, i)
             turns[loop] = max(turns.get(loop, 0.0), times[i])
     return sum(turns.values()) / max(1, compiled.num_stages - 1)

@@ -2,7 +2,9 @@
 
 A warp issues its instructions in order. After each it pauses as many cycles as the assembler wrote into it (`stall`): so
 long until an addition or a multiplication is done. What takes longer, and how long is not known when the code is written,
-marks its registers in a scoreboard, and the first instruction that names one of them waits.
+marks its registers in a scoreboard, and the first instruction that names one of them waits. Copies from global to shared memory
+(cp.async) and the products of a warp group (wgmma) go on in the background, in groups, and an instruction waits for all groups
+but the last few.
 
 Latencies in cycles: https://arxiv.org/abs/1804.06826 (Volta, tables 3.1 and 4.1) and https://arxiv.org/abs/2402.13499
 (Hopper); a test holds sums over one warp and over four to what an H200 was measured to take.
@@ -45,20 +47,33 @@ class Wait(NamedTuple):
     again: float
 
 
+class Background(NamedTuple):
+    """What goes on while the warp does. Of each instruction of a warp group, by its number among all: the cycles that the tensor
+    cores need for it and its like in the program's other warp groups. Of each copy of the warp and its like in the other
+    warps the cycles on the way from L2, one after another, and how long the first of them take."""
+
+    products: Mapping[int, float]
+    copying: float = 0.0
+    latency: float = 0.0
+
+
 def cycles(
     compiled: Compiled,
     times: Sequence[float],
     latency: Mapping[str, float],
     loads: Mapping[tuple[str, int], Wait] | None = None,
+    background: Background | None = None,
 ) -> float:
     """Cycles that one warp takes alone. `times`: how often each instruction runs (mix.weights). `latency`: cycles of a
     "load", an "atomic" and a "fence", which depend on the caches; 0 for those not given, LATENCY for all others. `loads`: of
-    those on a line of the source, (file, line), how they wait, where that is known."""
+    those on a line of the source, (file, line), how they wait, where that is known. Without `background` nobody waits for
+    what is done in it."""
     latency = {**LATENCY, **latency}
     steps = [_step(instruction) for instruction in compiled.instructions]
     known = [_wait(i, step, loads or {}) for i, step in zip(compiled.instructions, steps, strict=True)]
     asked: dict[tuple[str, int], float] = {}  # by line: how much of a late instruction is due
     coming: dict[tuple[str, int], float] = {}  # by line: when the last late one is there
+    copies, products = _Groups(), _Groups()
     now = total = last_atomic = 0.0
     ready: dict[str, float] = {}
     for i, runs in _order(compiled.instructions, times):
@@ -74,6 +89,18 @@ def cycles(
                 due, coming[line] = due - 1, now + wait.cycles
             asked[line] = due + wait.late
             late = max(wait.again, coming.get(line, 0.0) - now)
+        if background:
+            instruction = compiled.instructions[i]
+            if instruction.base == "LDGSTS":
+                copies.add(now, background.copying, background.latency)
+            elif instruction.base == "LDGDEPBAR":
+                copies.end()
+            elif i in background.products:
+                products.add(now, background.products[i])
+                if _COMMITTED in instruction.text:
+                    products.end()
+            elif left := _WAITS.match(instruction.text):
+                now = max(now, (products if left[1] == _COMMITTED else copies).ready(int(left[2], 16)))
         if step.kind in ("fence", "barrier"):
             now += late
         if step.kind == "atomic":
@@ -82,6 +109,32 @@ def cycles(
         now += step.stall
         total += (now - begin) * runs
     return total
+
+
+_COMMITTED = "gsb0"  # what counts the groups of products
+_WAITS = re.compile(r"(?:WARPGROUP\.)?DEPBAR\.LE (gsb0|SB0), 0x([0-9a-f]+)")
+
+
+class _Groups:
+    """Groups of what goes on in the background, one after another."""
+
+    def __init__(self) -> None:
+        self._free = self._last = 0.0
+        self._ends: list[float] = []
+
+    def add(self, now: float, cycles: float, latency: float = 0.0) -> None:
+        """Something of the group that is being made: it begins when all before it are through, and needs so long."""
+        self._free = max(self._free, now) + cycles
+        self._last = self._free + latency
+
+    def end(self) -> None:
+        """The group is complete."""
+        self._ends.append(self._last)
+
+    def ready(self, left: int) -> float:
+        """When all but the last so many groups are done."""
+        done = len(self._ends) - left
+        return self._ends[done - 1] if done > 0 else 0.0
 
 
 def _wait(instruction, step: _Step, loads: Mapping[tuple[str, int], Wait]) -> tuple[tuple[str, int], Wait] | None:
