@@ -199,9 +199,8 @@ def clip_reveal(apart: float, together: float) -> Reveal:
     told = (
         f"**What you saw.** The factor saves {apart - together:.0f} bytes per weight: the 4 that `clip_grad_norm_` reads a "
         "second "
-        "time to scale the gradient, and the 4 of the scaled gradient that it writes. What is left beyond the update's "
-        "own "
-        "28 bytes are 4: one look at each gradient for the norm. The tenth of a byte is what each program looks up in small "
+        "time to scale the gradient, and the 4 of the scaled gradient that it writes. Four bytes remain on top of the "
+        "update's own 28: each gradient is read once for the norm. The tenth of a byte is what each program looks up in small "
         "tables. (`foreach=True` is the form that PyTorch uses on a GPU.)"
     )
     fields = {"clip_grad_norm_, then the update": apart, "a factor for the update": together}
@@ -222,7 +221,7 @@ def gpt2_tensors() -> Table:
 def launches_reveal(lines: Trace) -> Reveal:
     blocks = [-(-math.prod(s) // 1024) for s in adamw.GPT2_SMALL]
     told = (
-        f"**What you saw.** Eight operations for each of {GPT2[0]} tensors. Even at 2 µs each, the launches alone take "
+        f"**What you saw.** There are eight operations for each of {GPT2[0]} tensors, and each is a launch. Even at 2 µs each, the launches alone take "
         "longer "
         f"than the memory needs for all bytes of the one-kernel update. A grid of {GPT2[0]} tensors times the "
         f"{max(blocks):,} "
@@ -335,7 +334,7 @@ def recipes_reveal() -> Reveal:
     table = style.table(columns, found, caption="counted", formats=dict.fromkeys(columns, ".0f"))
     copy, chance = (counted[name][0] for name in ("bfloat16, float32 copy", "bfloat16, at random"))
     told = (
-        f"**What you saw.** With a float32 copy a step moves {copy:.0f} bytes per weight, as much as all in float32. The copy is "
+        f"**What you saw.** With a float32 copy a step moves {copy:.0f} bytes per weight, as much as with everything in float32. The copy is "
         "read and written in the place of the float32 weight. The gradient is 2 bytes shorter to read, and the bfloat16 weight, "
         f"which the model needs, is 2 bytes more to write. Rounding at random needs no copy and moves {chance:.0f}. So 16-bit "
         "weights make the forward and the backward pass faster, and they hardly help the update, unless the copy can go. The "
@@ -389,7 +388,7 @@ def what_measuring_says() -> Markdown:
         f"tensor `torch.compile` makes the same kind of kernel out of the five lines, and its step is faster than this "
         f"course's at all {len(compiled)} sizes: by {min(compiled.values()) - 1:.0%} at the largest and "
         f"{max(compiled.values()) - 1:.0%} at the smallest, where the CPU's time for a call decides. It was not measured "
-        f"with {GPT2[0]} tensors and more, where compiling takes minutes."
+        f"with {GPT2[0]} or more tensors, where compiling takes minutes."
     )
 
 

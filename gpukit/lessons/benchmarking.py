@@ -504,8 +504,8 @@ def outlier() -> Markdown:
         "takes "
         f"{took:,.0f} µs when steps are timed back to back, so this cannot be typical. The host stood still once, inside "
         "one "
-        "call, before its launch; the record does not say why. A smaller one is the first `aten::linear`, which took "
-        f"{linears[0]:.0f} µs where the other three took {min(linears[1:]):.0f} to {max(linears[1:]):.0f}. A profiler "
+        "call, before its launch; the record does not say why. The first `aten::linear` is a smaller disturbance: it took "
+        f"{linears[0]:.0f} µs, where the other three took {min(linears[1:]):.0f} to {max(linears[1:]):.0f}. A profiler "
         "records one "
         "step, so it shows such disturbances as if they were the rule. The median of many timed steps does not notice them."
     )
@@ -587,11 +587,11 @@ def nsight() -> Picture:
 
 
 def lies() -> Table:
-    """What each lie told, and what is true."""
+    """The time that each lie reported, and the true one."""
     found = _notes()["lies"].items()
     rows = [(n, e["what"], e["told_ms"] * 1e3, e["true_ms"] * 1e3, e["true_ms"] / e["told_ms"]) for n, e in found]
-    columns = {"lie": "", "what": "", "told": "µs", "true": "µs", "too fast by": "x"}
-    formats = {"told": ",.1f", "true": ",.1f", "too fast by": ",.2f"}
+    columns = {"lie": "", "what": "", "reported": "µs", "true": "µs", "true / reported": "times"}
+    formats = {"reported": ",.1f", "true": ",.1f", "true / reported": ",.2f"}
     return style.table(columns, rows, caption="measured on an H200", formats=formats)
 
 
@@ -614,8 +614,8 @@ def what_the_lies_say() -> Markdown:
         "looks "
         f"possible. The zeros kept the SMs at {mhz['zeros']:,} MHz, and random numbers brought them down to "
         f"{mhz['random']:,} "
-        "(measured). The true time beside the zeros was measured together with them, so it differs a little from that of the "
-        "same product in the rows above."
+        "(measured). The true time in the row of the zeros was measured together with them, so it differs a little from the time "
+        "of the same product in the rows above."
     )
 
 

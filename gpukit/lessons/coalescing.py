@@ -577,7 +577,7 @@ def threads(runs: Mapping[str, simt.Run], nbytes: int) -> Table:
         (name, run.total("issued", "load"), run.total("sectors", "load"), nbytes // simt.SECTOR_BYTES)
         for name, run in runs.items()
     ]
-    columns = dict.fromkeys(("8,192 float16", "load instructions", "sectors looked up", "sectors that there are"), "")
+    columns = dict.fromkeys(("8,192 float16", "load instructions", "sectors looked up", "sectors that hold them"), "")
     return style.table(columns, rows, caption="counted")
 
 
@@ -714,9 +714,9 @@ def budget() -> Table:
     for name, sides in (("lanes along the row of a token", (1, 1024)), ("a lane per token", (1024, 1))):
         us = _embedding_us(*sides)
         rows.append((name, "modelled", us, us / least))
-    columns = {"token embedding": "", "": "", "time": "µs", "of the least": "times"}
+    columns = {"token embedding": "", "": "", "time": "µs", "compared with the least": "times"}
     caption = f"Llama-3-8B on an H200: {TOKENS:,} tokens of {c.hidden:,} bfloat16"
-    return style.table(columns, rows, caption=caption, formats={"time": ",.0f", "of the least": ".1f"})
+    return style.table(columns, rows, caption=caption, formats={"time": ",.0f", "compared with the least": ".1f"})
 
 
 def budget_said() -> Markdown:

@@ -70,7 +70,7 @@ def promise() -> Markdown:
     lines, ours = rows["formula", "fwd", TOKENS], rows["gpukit", "fwd", TOKENS]
     return Markdown(
         f"Attention written as three lines of PyTorch takes **{lines.median_ms:.1f} ms** on an H200 for {HEADS} heads of "
-        f"{TOKENS:,} tokens, and **{lines.peak_bytes / 1e9:.1f} GB** of memory beside its inputs. A FlashAttention kernel "
+        f"{TOKENS:,} tokens, and **{lines.peak_bytes / 1e9:.1f} GB** of memory in addition to its inputs. A FlashAttention kernel "
         f"computes the same result in **{ours.median_ms:.1f} ms** and **{ours.peak_bytes / 1e9:.2f} GB** (measured, "
         f"{benchmark.when((lines, ours))}; bfloat16, head size {HEAD_SIZE}). By the end of this notebook you will have written a "
         "kernel that computes in the same way, and you will be able to say where the difference comes from."
@@ -125,7 +125,7 @@ def lines_table(three_lines: Trace) -> Table:
     rows.append(("together", *(sum(row[i] for row in rows) for i in (1, 2, 3))))
     columns = {"line": "", "moves": "GB", "its bytes at a copy's rate": "ms", "its product at the peak": "ms"}
     formats = dict.fromkeys(list(columns)[1:], ".2f")
-    return style.table(columns, rows, caption="bytes counted, times modelled for an H200", formats=formats)
+    return style.table(columns, rows, caption="bytes counted, times computed for an H200", formats=formats)
 
 
 def what_the_lines_say(three_lines: Trace) -> str:
@@ -384,7 +384,7 @@ def peak_memory(flash: object) -> Table:
             flash(q, k, v)
         rows.append((tokens, lines.peak_bytes, ours.peak_bytes))
     columns = {"T": "", "three lines": "bytes", "this course": "bytes"}
-    return style.table(columns, rows, caption="counted: beside q, k and v; 2 heads, D = 64, float32")
+    return style.table(columns, rows, caption="counted: memory besides q, k and v; 2 heads, D = 64, float32")
 
 
 _BY_HAND = {"blocks": "attention_tiles, blocks of 128", "formula": "three lines", "gpukit": "this course"}
@@ -396,7 +396,7 @@ def in_blocks() -> Table | Markdown:
     if not rows:
         return _NOTHING
     lines = [(name, rows[each].median_ms, rows[each].peak_bytes / 1e6) for each, name in _BY_HAND.items()]
-    caption = f"measured on an {results.short(rows['blocks'])}: one head of 4,096 tokens in float32, D = 128; memory beside q, k and v"
+    caption = f"measured on an {results.short(rows['blocks'])}: one head of 4,096 tokens in float32, D = 128; memory besides q, k and v"
     return style.table(
         {"": "", "time": "ms", "memory": "MB"}, lines, caption=caption, formats={"time": ".2f", "memory": ".1f"}
     )
@@ -545,7 +545,7 @@ LENGTHS = (8192, 4000, 2300, 1700, 900, 700, 333, 75)
 
 
 def packed() -> Picture:
-    """Three texts in a padded batch and one behind the other."""
+    """Three texts in a padded batch and one after the other."""
     lengths, colours = (8, 5, 2), (style.READS, style.COMPUTE, style.WRITES)
     with diagram.canvas(17, 5.6) as ax:
         diagram.text(ax, 0.2, 0.4, "padded: every text takes as much room as the longest", align="left", bold=True)
@@ -562,7 +562,7 @@ def packed() -> Picture:
                     colour if real else diagram.PALE,
                     size=8,
                 )
-        diagram.text(ax, 0.2, 3.8, "packed: one text behind the other", align="left", bold=True)
+        diagram.text(ax, 0.2, 3.8, "packed: one text after the other", align="left", bold=True)
         at = 0
         for length, colour in zip(lengths, colours, strict=True):
             diagram.text(ax, 0.2 + at, 5.3, f"{at}", size=9)
@@ -638,7 +638,7 @@ def what_is_kept() -> Markdown:
     return Markdown(
         f"**What you saw.** Both sums agree in all digits shown. For {HEADS} heads of {TOKENS:,} tokens the matrix P would be "
         f"{p:.1f} GB in "
-        f"bfloat16. LSE, one float32 number per query, is {lse:.3f} GB, and it is all that forward has to keep beside q, "
+        f"bfloat16. LSE, one float32 number per query, is {lse:.3f} GB, and it is all that forward has to keep besides q, "
         "k, v and o "
         "(computed)."
     )
@@ -689,20 +689,20 @@ def what_the_times_say() -> Markdown:
         for name, row in (("wide", full), ("narrow", small), ("back", back["gpukit"]))
     }
     return Markdown(
-        f"**What you saw.** Forward, this course's kernel reaches {share['wide']:.0%} of the peak for D = 128. Causal attention has "
+        f"**What you saw.** Forward, this course's kernel reaches {share['wide']:.0%} of the peak for D = 128 and 4,096 tokens. Causal attention has "
         "half of the "
         f"pairs and takes {causal.median_ms / full.median_ms:.0%} of the time, not 50%. Blocks at the diagonal are "
         "computed whole, and half "
         "of each is thrown away; besides, programs have walks of different lengths, and some SMs have nothing to do at "
         f"the end. D = 64 reaches only {share['narrow']:.0%}: every score costs one exponential, whatever D is, and "
         "with D = 64 there are half as many FLOPs of products to hide it behind.\n\nBackward, it reaches "
-        f"{share['back']:.0%} of the peak for D = 128 and takes {back['gpukit'].median_ms / peers.median_ms:.2f} times as long "
+        f"{share['back']:.0%} of the peak at the same shape and takes {back['gpukit'].median_ms / peers.median_ms:.2f} times as long "
         f"as the best of the others; for D = 64, {small_back['gpukit'].median_ms / small_peers.median_ms:.2f} times. It computes "
-        "the five products that are needed: a program has a block of keys, and adds what its keys give to dQ to sums in memory, "
-        "by atomic additions. For D = 128 its blocks have 64 queries, as many as registers allow. With fewer the tensor cores "
+        "the five products that are needed: a program has a block of keys, and adds the part of dQ that comes from its keys to sums in "
+        "memory, by atomic additions. For D = 128 its blocks have 64 queries, as many as registers allow. With fewer the tensor cores "
         f"would wait for shared memory, from which they fetch their operands.{_older(back)}\n\nKernels without atomics, yours among them, compute seven products, since the one for dQ and the one for "
         "dK and dV each compute the scores and dP for themselves: at the same rate per product they take 1.4 times as long. "
-        "Atomic additions come in another order each time, and a floating-point sum depends on the order; with "
+        "Atomic additions come in another order each time, and a floating-point sum depends on the order. With "
         "`torch.use_deterministic_algorithms(True)`, and for short sequences, the course's kernels compute seven products too.\n\nSDPA takes nearly the same "
         "times as cuDNN, which is the kernel that PyTorch chooses here. Compare only times of one table. In the table by length, "
         f"measured on another day, this course's kernel takes {again.median_ms:.2f} ms for one text of {TOKENS:,} tokens and not "
@@ -790,7 +790,6 @@ def layer_line() -> Markdown:
         f"**{lines / 1e9:.1f} GB**, "
         f"which takes **{ms(lines):.1f} ms** at the rate of a copy. One kernel moves **{kernel / 1e9:.2f} GB**, which "
         "takes "
-        f"**{ms(kernel):.2f} ms**, less than the {products:.1f} ms that its causal products need at the peak (bytes and "
-        "FLOPs computed, "
-        "times modelled). With one kernel, memory no longer limits attention."
+        f"**{ms(kernel):.2f} ms**, less than the {products:.1f} ms that its causal products need at the peak (all "
+        "computed). With one kernel, memory no longer limits attention."
     )

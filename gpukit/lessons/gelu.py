@@ -225,8 +225,8 @@ def kept() -> Table:
         size = sum(s.bytes for s in found) / (x.numel() * x.element_size())
         tensors = Counter(s.op for s in found)
         rows.append((name, ", ".join(op if n == 1 else f"{op} ({n} tensors)" for op, n in tensors.items()), size))
-    columns = {"forward": "", "operations that keep something": "", "kept, beside x and bias": "times x"}
-    return style.table(columns, rows, caption="counted", formats={"kept, beside x and bias": ".0f"})
+    columns = {"forward": "", "operations that keep something": "", "kept, besides x and bias": "times x"}
+    return style.table(columns, rows, caption="counted", formats={"kept, besides x and bias": ".0f"})
 
 
 def column_of_tiles() -> Picture:

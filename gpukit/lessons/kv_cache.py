@@ -156,7 +156,7 @@ def your_text(model: SmallModel, prompt: Tensor, plain: Tensor) -> None:
 
 
 def _one_token(q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, length: int):
-    """`attend` for a prompt in an empty cache, or a single token behind it."""
+    """`attend` for a prompt in an empty cache, or a single token after it."""
     end = length + q.shape[1]
     k_cache[:, length:end], v_cache[:, length:end] = k, v
     heads_first = (x.transpose(1, 2) for x in (q, k_cache[:, :end], v_cache[:, :end]))
@@ -165,7 +165,7 @@ def _one_token(q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor
 
 
 def one_more_token() -> Picture | Missing:
-    """CPU time for one token more behind 64 to 512 others: all computed again, and keys and values kept."""
+    """CPU time for one more token after 64 to 512 others: all computed again, and keys and values kept."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so that other processes do not matter
     wide = SmallModel(256, 4, 8, 2, 32, max_tokens=512).requires_grad_(False)
@@ -255,13 +255,13 @@ def what_the_board_says() -> Markdown:
     return Markdown(
         "<details><summary>Answers</summary>\n\n"
         f"The weights are {alone.weights_bytes / 1e9:.1f} GB and one cache is {alone.cache_bytes / 1e9:.2f} GB, so from a "
-        f"batch of {even_batch()} on the caches are more. At batch 4, weights of 4 bits give "
+        f"batch of {even_batch()} on the caches take more bytes. At batch 4, weights of 4 bits give "
         f"{small['weights of 4 bits']:.2f} times as many tokens per second, and a cache of 8 bits "
         f"{small['cache of 8 bits']:.2f} times. At batch 64 it is the other way round: {large['weights of 4 bits']:.2f} "
         f"and {large['cache of 8 bits']:.2f}. From batch 1 to batch 64 all sequences together generate "
         f"{many.tokens_per_s(H200) / alone.tokens_per_s(H200):.0f} times as many tokens per second, but each of them waits "
         f"{many.ms(H200) / alone.ms(H200):.1f} times as long for its next token (modelled, at the data sheet's bandwidth). "
-        "Even larger batches soon end in the room: at 256 the caches no longer fit into the memory.\n</details>"
+        "Memory soon limits even larger batches: at 256 the caches no longer fit.\n</details>"
     )
 
 
@@ -297,7 +297,9 @@ def layout_said(moved: Sequence[int], heads: int) -> tuple[Table, str]:
     names, pieces = ("torch.cat", "[B, H, T_max, D]", "[B, T_max, H, D]"), ("a new tensor", heads, 1)
     columns = {"cache": "", "moved": "bytes", "pieces written": ""}
     rows = list(zip(names, moved, pieces, strict=True))
-    table = style.table(columns, rows, caption=f"keys of one token behind 4,096, {heads} heads of 128 in bf16: counted")
+    table = style.table(
+        columns, rows, caption=f"keys of one token appended to 4,096, {heads} heads of 128 in bf16: counted"
+    )
     grown, in_place = moved[0], moved[-1]
     return table, (
         f"**What you saw.** `torch.cat` makes a new tensor and copies all old keys into it: {grown / 1e6:.1f} MB for a "
@@ -327,14 +329,14 @@ def one_query() -> Picture:
         diagram.box(ax, 0.2, 3.0, 17.4, 2.7, "", "none")
         diagram.text(ax, 0.5, 3.4, "one program, on an SM", align="left", bold=True)
         diagram.box(ax, 0.7, 3.9, 2.6, 1.4, "q, one row\nof D numbers", diagram.PALE, size=9)
-        diagram.box(ax, 5.6, 3.9, 3.8, 1.4, "scores of a block,\n-inf behind the length", style.WASTE, size=9)
+        diagram.box(ax, 5.6, 3.9, 3.8, 1.4, "scores of a block,\n-inf past the length", style.WASTE, size=9)
         diagram.box(ax, 11.6, 3.9, 3.8, 1.4, "m, l and acc:\nthe query's state", style.COMPUTE, size=9)
         diagram.arrow(ax, (3.4, 4.6), (5.5, 4.6))
         diagram.arrow(ax, (9.5, 4.6), (11.5, 4.6))
         diagram.arrow(ax, (7.6, 2.6), (7.6, 3.85), colour=style.READS)
     return diagram.picture(
         ax, alt="A cache with 10 slots of which 7 are in use. A program walks over blocks of 4 tokens; in block 1 the last "
-        "slot lies behind the length, was never written, and gets the score -inf. The state m, l, acc stays in the program.",
+        "slot lies past the length, was never written, and gets the score -inf. The state m, l, acc stays in the program.",
     )  # fmt: skip
 
 
@@ -563,7 +565,7 @@ def int8_errors(rounded: Callable[[Tensor, tuple[int, ...]], Tensor]) -> Table:
         sharing = math.prod(k.shape[dim] for dim in dims)  # numbers with one scale
         wrong = attention(q, rounded(k, dims), v), attention(q, k, rounded(v, dims))
         rows.append((name, 8 + 32 / sharing, *(100 * _off(o, exact) for o in wrong)))
-    columns = {"one scale for": "", "an element": "bits", "error by keys": "%", "error by values": "%"}
+    columns = {"one scale for": "", "per element": "bits", "error from keys": "%", "error from values": "%"}
     return style.table(columns, rows, caption="2,048 tokens, 8 heads, D = 128: error of o, computed")
 
 
@@ -622,7 +624,7 @@ def what_was_measured() -> Markdown:
         f"sequences it has 512, and it still takes {many:.1f} times as long, but not for lack of programs: every SM has "
         "work, and splitting would gain nothing. (The gap in its column is the shape with grouped heads, which *efficient* "
         "cannot take.) The memory that a call allocates shows which kernels split. At the second shape *efficient* takes "
-        f"{room['sdpa-efficient']:,} bytes, and o alone has as many. cuDNN takes {room['sdpa-cudnn']:,} and *flash* "
+        f"{room['sdpa-efficient']:,} bytes, which is o alone. cuDNN takes {room['sdpa-cudnn']:,} and *flash* "
         f"{room['sdpa-flash']:,}: room for the states of parts (measured). For one sequence these two take {low:.2f} to "
         f"{high:.2f} times as long as this course's kernel, and for 16 *flash* takes {flash:.1f} times as long. Their times for one sequence "
         "are *launch-bound* in the record, so they may contain some waiting for the CPU.\n\n"
@@ -700,6 +702,6 @@ def layer_line() -> Markdown:
         f"One layer of Llama 3 8B, one new token for each of four sequences of 4,096 tokens. Without a cache all "
         f"{layer.TOKENS:,} tokens pass through the layer again: **{again:,.0f} µs** on an H200 (sum of measured times, "
         f"PyTorch's functions). With a cache the step reads {weights / 1e6:.0f} MB of weights and {cache / 1e6:.0f} MB of "
-        f"keys and values, **{step:.0f} µs** at the rate of a copy; with 8 bits in the cache **{half:.0f} µs** (modelled). "
+        f"keys and values, **{step:.0f} µs** at the rate of a copy; with 8 bits in the cache **{half:.0f} µs** (computed). "
         f"At this length most of what is left is the weights, {weights / (weights + cache):.0%} of the bytes."
     )

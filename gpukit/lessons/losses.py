@@ -277,7 +277,7 @@ def what_the_passes_say(trace: Trace, x: Tensor) -> str:
         f"**What you saw.** PyTorch makes {six} passes, {found['PyTorch reads']} reads and {found['PyTorch writes']} writes. "
         f"The least is {least}: every logit must be read once, and every number of the gradient must be written once. At the "
         f"rate at which an H200 copies memory, {six} passes take {six * pass_us():,.0f} µs and {least} take "
-        f"{least * pass_us():,.0f} µs (modelled). In PyTorch's names, `nll` stands for negative log-likelihood, minus the "
+        f"{least * pass_us():,.0f} µs (computed). In PyTorch's names, `nll` stands for negative log-likelihood, minus the "
         "logarithm of a probability. Its backward pass is the strangest of the four operations: it writes a whole tensor of "
         "zeros with a single number in each row."
     )
@@ -510,7 +510,7 @@ def measured() -> Table | Markdown:
         row = long[name]
         rows.append((said, us(short[name]), us(row), us(row) / pass_us(), row.peak_bytes / 1e9))
     columns = {
-        "provider": "", f"V = {SHORT[1]:,}": "µs", f"V = {V:,}": "µs", "worth": "passes", "memory beside the logits": "GB",
+        "provider": "", f"V = {SHORT[1]:,}": "µs", f"V = {V:,}": "µs", "worth": "passes", "memory besides the logits": "GB",
     }  # fmt: skip
     formats = dict(zip(list(columns)[1:], (",.0f", ",.0f", ".1f", ".2f"), strict=True))
     days = benchmark.when(found[name] for found in (long, short) for name in NAMES)
@@ -551,20 +551,23 @@ def what_was_measured() -> Markdown:
     compiled, loss = us(forward["compile"]) / pass_us(), us(forward["gpukit"])
     apart, place = rows["gpukit"], rows["gpukit-inplace"]
     best = benchmark.best_peer(rows.values())
+    other = NAMES.get(best.provider) or (
+        f"{PROVIDERS[best.provider]}, {us(best):.0f} µs; the table leaves out this library, which has no time for V = {SHORT[1]:,}"
+    )
     return Markdown(
         f"**What you saw.** The single operations take the time of {us(rows['torch']) / pass_us():.1f} passes and hold "
-        f"{rows['torch'].peak_bytes / tensor:.0f} tensors beside the logits: each small step of the formula and of its gradient "
+        f"{rows['torch'].peak_bytes / tensor:.0f} tensors besides the logits: each small step of the formula and of its gradient "
         f"reads its input from memory and writes its result back. PyTorch's six passes take {us(rows['library']):,.0f} µs, the time of "
         f"{us(rows['library']) / pass_us():.1f} passes at the rate of a copy. The count takes each input of an operation once, "
         "so a kernel that goes over a long row several times moves more than is counted, and the time suggests that PyTorch's "
-        f"do. It holds {rows['library'].peak_bytes / tensor:.0f} tensors beside the logits. "
+        f"do. It holds {rows['library'].peak_bytes / tensor:.0f} tensors besides the logits. "
         f"`torch.compile` saves tensors and passes. It holds {rows['compile'].peak_bytes / tensor:.0f} tensor, the gradient, "
         f"and its loss alone takes the time of {compiled:.1f} passes, where PyTorch's takes "
         f"{us(forward['library']) / pass_us():.1f}. With an online sum one pass is enough: this course's loss alone takes "
         f"{loss:.0f} µs, {loss / pass_us():.1f} passes. Loss and gradient in two launches take "
         f"{us(apart) / pass_us():.1f} passes, where three are counted, and are {us(best) / us(apart):.2f} times as fast as the "
-        f"best of the others ({NAMES.get(best.provider) or PROVIDERS[best.provider]}).\n\n"
-        f"**And in place?** In place saves memory: {place.peak_bytes / 1e6:.2f} MB beside the logits in place of "
+        f"best of the others ({other}).\n\n"
+        f"**And in place?** In place saves memory: {place.peak_bytes / 1e6:.2f} MB besides the logits instead of "
         f"{apart.peak_bytes / 1e9:.2f} GB. It also saves {1 - us(place) / us(apart):.0%} of the time: two passes are the least, where "
         f"two launches need three, and it takes the time of {us(place) / pass_us():.1f}. The next table counts its passes."
     )
@@ -614,7 +617,7 @@ def what_in_place_does(found: Mapping[int, float]) -> Markdown:
         f"For rows of {V:,} another kernel was timed, which the course runs on an H200. It keeps the row in shared memory "
         "([09 Softmax](09_softmax.ipynb) has a picture of that), so that two passes are enough. On an H100 the kernel for every "
         f"GPU takes {kept.others:.0f} µs for rows of {V:,}, and this one {kept.kept:.0f} (measured). In the table it takes the time "
-        f"of {us(long['gpukit-inplace']) / pass_us():.1f} passes at the rate of a copy. What it does beside them is to compute two "
+        f"of {us(long['gpukit-inplace']) / pass_us():.1f} passes at the rate of a copy. Besides these passes it computes two "
         "exponentials per logit.\n\n"
         f"For {SHORT[1]:,} classes the first table shows another limit. There the call in place takes "
         f"{us(short['gpukit-inplace']):.0f} µs and two launches {us(short['gpukit']):.0f}, but the launch in place takes "
@@ -658,9 +661,9 @@ def what_linear_says() -> Markdown:
         f"{ours.median_ms:.1f} ms, PyTorch {theirs.median_ms:.1f} and `torch.compile` {rows['compile'].median_ms:.1f}. The three products need {products:.1f} ms at the peak of the tensor cores (computed) "
         "whichever way you go, so the loss is a small part of this. What chunks add is traffic: the weight's gradient is a "
         f"sum over all chunks, so it is read and written once per chunk. With {CHUNK:,} tokens in a chunk that is worth "
-        f"{chunk_ms(CHUNK):.1f} ms at the rate of a copy (modelled) unless it runs beside the products. So this course takes "
+        f"{chunk_ms(CHUNK):.1f} ms at the rate of a copy (computed) unless it overlaps with the products. So this course takes "
         f"{taken:,} tokens at a time, whose logits take as much memory as that gradient, and the traffic is worth "
-        f"{chunk_ms(taken):.1f} ms. Liger holds least, {rows['liger-triton'].peak_bytes / GIB:.2f} GiB, and "
+        f"{chunk_ms(taken):.1f} ms. Liger holds the least, {rows['liger-triton'].peak_bytes / GIB:.2f} GiB, and "
         f"takes longest. Whether "
         "the trade pays depends on what you do with the memory, such as a larger batch; [17 Capstone](17_capstone.ipynb) "
         "measures it."
@@ -722,7 +725,7 @@ def yours() -> Markdown:
         )
     return Markdown(
         f"Your two launches make **{trace.bytes / x.nbytes:.2f} passes** over x (counted); a pass over {by(SHAPE)} logits takes "
-        f"{pass_us():.0f} µs at the rate of a copy (modelled)."
+        f"{pass_us():.0f} µs at the rate of a copy (computed)."
     )
 
 
@@ -730,7 +733,7 @@ def yours() -> Markdown:
 
 
 def layer_line() -> Markdown:
-    """The loss behind the last layer, beside one layer's forward pass."""
+    """The loss after the last layer, beside one layer's forward pass."""
     rows = both()
     held = linear_rows()
     if not (rows and held):

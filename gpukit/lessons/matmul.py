@@ -547,7 +547,7 @@ def epilogue() -> Picture:
 
 
 def after_the_product(K: int) -> tuple[int, float, float]:
-    """([N, K] @ [K, N], then bias and GELU: bytes of the two, their time and the product's time in µs, modelled)."""
+    """([N, K] @ [K, N], then bias and GELU: bytes of the two, their time and the product's time in µs, computed)."""
     x, w, bias = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((N, K), (K, N), (N,)))
     with gpukit.trace() as t:
         F.gelu(x @ w + bias)
@@ -569,7 +569,7 @@ def epilogue_table() -> Table:
     ]
     columns = {"K": "", "bias and GELU move": "MB", "the product": "µs", "bias and GELU": "µs", "more": "%"}
     caption = (
-        f"[{N:,}, K] @ [K, {N:,}]: bytes counted; times modelled, the product at the peak, the rest at a copy's rate"
+        f"[{N:,}, K] @ [K, {N:,}]: bytes counted; times computed, the product at the peak, the rest at a copy's rate"
     )
     return style.table(columns, lines, caption=caption, formats=dict.fromkeys([*columns][1:-1], ",.0f"))
 
@@ -578,14 +578,14 @@ def what_an_epilogue_saves() -> str:
     cube = (N, N, N)
     eager, ours = (us(row("matmul_bias_gelu", cube, name)) for name in ("torch", "gpukit"))
     alone, theirs = (us(row("matmul", cube, name)) for name in ("gpukit", "library"))
-    _, modelled, _ = after_the_product(N)
+    _, computed, _ = after_the_product(N)
     return (
         "**What you saw.** The product grows with K, and what follows it does not: it has as many bytes as c, whatever K is. "
         "So the shorter K is, the more an epilogue saves. At K = 512 the bias and GELU take longer than the product itself. "
         f"At K = {N:,}, measured on an H200, three operations of PyTorch take {eager:,.0f} µs, and one kernel with an "
         f"epilogue takes {ours:,.0f} µs, where the product alone takes {alone:,.0f}. So the epilogue costs next to nothing. "
-        f"PyTorch's bias and GELU cost {eager - theirs:.0f} µs beside cuBLAS's product alone ({theirs:,.0f} µs), more than the "
-        f"{modelled:.0f} of the model; the rows do not say why."
+        f"PyTorch's bias and GELU cost {eager - theirs:.0f} µs on top of cuBLAS's product alone ({theirs:,.0f} µs), more than the "
+        f"computed {computed:.0f}; the recorded times do not say why."
     )
 
 
@@ -647,13 +647,13 @@ def weights_table() -> Table:
         each = bits_per_weight(bits, group)
         comes = results.copy_us("int4_matmul", each / 8 * K * columns_of)
         lines.append((bits, group, each, 100 * quantized_error(bits, group), comes))
-    columns = {"bits": "", "group": "rows", "with scales": "bits", "error": "%", "comes from memory in": "µs"}
+    columns = {"bits": "", "group": "rows", "with scales": "bits", "error": "%", "read from memory in": "µs"}
     sixteen = results.copy_us("int4_matmul", 2 * K * columns_of)
     caption = (
-        "error of 4,096 x 256 random weights with outliers, computed; times modelled for "
+        "error of 4,096 x 256 random weights with outliers and times, both computed; times for "
         f"{by(WEIGHT)}, at a copy's rate ({sixteen:.1f} µs in 16 bits)"
     )
-    formats = {"with scales": ".2f", "error": ".1f", "comes from memory in": ".1f"}
+    formats = {"with scales": ".2f", "error": ".1f", "read from memory in": ".1f"}
     return style.table(columns, lines, caption=caption, formats=formats)
 
 
@@ -844,11 +844,11 @@ def what_few_bits_say() -> Markdown:
         f"{part['bytes'] / part['int4']:.0%} of the rate of a copy, where cuBLAS in 16 bits reaches "
         f"{part['bytes in 16 bits'] / part['16 bits']:.0%}.\n\nTwo things do not shrink with the bits. One is the work: a weight "
         f"takes {UNPACKING} instructions to unpack (counted), and that many for {math.prod(WEIGHT) / 1e6:.0f} million weights "
-        f"keep all SMs busy for {part['unpacking']:.1f} µs (modelled, at the measured rate of multiply-adds). The other is what "
+        f"keep all SMs busy for {part['unpacking']:.1f} µs (computed from the measured rate of multiply-adds). The other is what "
         "every launch pays before and after the stream of bytes: starting the programs, waiting for the first loads, adding "
         "the shares of K. Part of all this happens while the bytes arrive. How large the rest is was not measured.\n\nThere is an exception in "
         f"the table: with 8 bits a single row takes {us(row('int8_matmul', (1, *WEIGHT), 'gpukit')):.1f} µs and four rows "
-        f"{us(row('int8_matmul', (4, *WEIGHT), 'gpukit')):.1f}, although the bytes are the same. The rows do not say why."
+        f"{us(row('int8_matmul', (4, *WEIGHT), 'gpukit')):.1f}, although the bytes are the same. The recorded times do not say why."
     )
 
 
@@ -906,6 +906,7 @@ def layer_products() -> Table:
 def layer_line() -> Markdown:
     """The line of the layer's budget that this notebook is about, for many tokens and for four."""
     products, (whole, _) = layer.products_us(), layer.totals_us()
+    rate = 2 * layer.TOKENS * layer.weights() / products / 1e6
     few = {
         bits: us(row(op, (4, *WEIGHT), name)) * layer.weights() / math.prod(WEIGHT)
         for bits, op, name in (
@@ -916,7 +917,8 @@ def layer_line() -> Markdown:
     }
     return Markdown(
         f"**What you saw.** The seven matrix products are {products / whole:.0%} of the layer's {whole:,.0f} µs with PyTorch "
-        "(sums of measured times). The step that matters is the one from fp32 to bf16. After it a better kernel gains a few "
+        "(sums of measured times). There they take the rate of the layer's own largest product, "
+        f"{rate:,.0f} TFLOP/s; the table has the rates of other sizes. The step that matters is the one from fp32 to bf16. After it a better kernel gains a few "
         f"percent, and what is left is the peak itself. For four tokens, as in decoding, the same seven products take "
         f"{few[16]:.0f} µs in 16 bits with cuBLAS, {few[8]:.0f} µs with weights of 8 bits, and {few[4]:.0f} µs with weights of "
         f"4 bits (computed from the measured times of {by(WEIGHT)})."

@@ -394,7 +394,7 @@ def fused_sum() -> Markdown:
     one = norms.residual_rms_norm_cost(SHAPE, torch.bfloat16).bytes
     return Markdown(
         f"Forward, for {M:,} rows of {N:,} on an H200: **{us(two):.0f} µs** as two kernels and **{us(one):.0f} µs** as one "
-        "(modelled: their bytes at the rate of a copy)."
+        "(computed: their bytes at the rate of a copy)."
     )
 
 
@@ -482,9 +482,9 @@ def what_the_others_say() -> Markdown:
         "as the fused kernels. This course is not "
         f"the fastest at {'; '.join(slower)}. A row of 16,384 numbers is where registers run short: in LayerNorm's "
         "backward pass "
-        "a program would hold x, dy and the sums for two gradients, dweight and dbias, at once. A later kernel of this course, "
-        f"for Hopper GPUs, keeps x and dy in shared memory ([09 Softmax](09_softmax.ipynb) has a picture of that): on an H100 "
-        f"these gradients take {kept.kept:.0f} µs with it and {kept.others:.0f} without.\n\nRoPE's backward pass does the "
+        "a program would hold x, dy and the sums for two gradients, dweight and dbias, at once. On Hopper GPUs, such as the H200 of "
+        "this table, the course's kernel for such rows keeps x and dy in shared memory ([09 Softmax](09_softmax.ipynb) has a "
+        f"picture of that): on an H100 these gradients take {kept.kept:.0f} µs with it and {kept.others:.0f} without.\n\nRoPE's backward pass does the "
         "same work as its forward pass. It looks slower at the larger shape because a call includes the CPU's time for "
         "autograd: "
         f"at the smaller shape a call of this course's kernel takes {call:.0f} µs, and {graph:.0f} µs in a CUDA graph."
@@ -532,7 +532,6 @@ def layer_line() -> Markdown:
         "residual "
         f"sums with their norms, and RoPE, take **{by_hand:,.0f} µs** line by line, **{pytorch:,.0f} µs** with PyTorch's "
         f"functions, and **{ours:,.0f} µs** with the kernels of this course. The seven matrix products of the layer take "
-        f"{products:,.0f} µs. So operations with hardly any arithmetic cost {by_hand / products:.0%} of the products line "
-        "by "
-        f"line, and {ours / products:.0%} when they are fused."
+        f"{products:,.0f} µs. So operations with hardly any arithmetic take {by_hand / products:.0%} of the products' "
+        f"time line by line, and {ours / products:.0%} when they are fused."
     )

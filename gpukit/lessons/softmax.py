@@ -132,7 +132,7 @@ def what_the_traffic_says(trace: Trace) -> str:
         "the first two read x, the third reads z, and the last two read e. Three lines also write one. Together that is "
         f"{(reads + writes) / (2 * M * N):.1f} times what one kernel moves. At the rate at which an H200 copies memory, "
         f"{copy_gbps():,.0f} GB/s (measured), the bytes of the five lines would take {us(trace.bytes):.0f} µs, and "
-        f"those of one kernel {us(LEAST):.0f} µs (modelled)."
+        f"those of one kernel {us(LEAST):.0f} µs (computed)."
     )
     five = took().get(("torch", SHAPE))
     if five is None:
@@ -455,7 +455,7 @@ def where_the_time_goes() -> Markdown:
     short, five, graph = (4096, 1024), times["torch", (4096, 1024)], in_graph["gpukit", SHAPE]
     launch = ours[1024] - in_graph["gpukit", short]
     return Markdown(
-        f"**What you saw.** This course's kernel comes closest to the model at N = {best:,}, where it reaches "
+        f"**What you saw.** Among the calls, this course's kernel comes closest to the model at N = {best:,}, where it reaches "
         f"**{share[best]:.0%}** of the rate of a copy: there memory is almost the only limit. It is furthest off at N = "
         f"1,024 ({share[1024]:.0%}), where the bytes take {least[1024]:.1f} µs and the call {ours[1024]:.1f}. None of the "
         "times is mostly launches. A CUDA graph takes the launch off the CPU, and at N = 1,024 that saves this course's "
@@ -465,13 +465,13 @@ def where_the_time_goes() -> Markdown:
         f"have nothing to do. At N = 4,096, the size at the top of this notebook, {ours[4096]:.1f} µs become {graph:.1f} in a graph, "
         f"and the bytes take {least[4096]:.1f}.\n\n"
         "Rows of 65,536 numbers do not fit into the registers of one program. Most GPUs read them a second time, partly from the "
-        "L2 cache, which all SMs share. On an H200 they are read once all the same, and the share is "
-        f"{share[65536]:.0%}, and {share[131072]:.0%} at N = 131,072. The next section shows how. No time of Liger is recorded "
-        "for the longest."
+        "L2 cache, which all SMs share. On an H200 this course's kernel reads them only once. Its calls reach "
+        f"{share[65536]:.0%} of the rate of a copy there, and {share[131072]:.0%} at N = 131,072. The next section shows how. No time of "
+        "Liger is recorded for the longest rows."
     )
 
 
-# ---- rows that are read once all the same ---------------------------------------------------------------------------
+# ---- long rows that are read only once ------------------------------------------------------------------------------
 
 
 def shared_row() -> Picture:
@@ -561,10 +561,10 @@ def what_sharing_gains() -> Markdown:
     least = results.copy_us("softmax", 2 * 2 * 4096 * LONG // 2)
     return Markdown(
         f"**What you saw.** For 4,096 rows of {LONG // 2:,} numbers on an H200, programs that share the rows take "
-        f"**{shorter.kept:.0f} µs**, and the kernel that reads each row twice takes {shorter.others:.0f} (measured). A copy of as many "
-        f"bytes would take {least:.0f} (modelled). The L2 cache had answered most of the second read already, so the gain is "
-        f"{1 - shorter.kept / shorter.others:.0%} and not half. A part of it comes from the exponentials, of which a program that "
-        "reads twice computes two per number and these programs one.\n\n"
+        f"**{shorter.kept:.0f} µs**, and the kernel that reads each row twice takes {shorter.others:.0f} (both measured in one run, which is "
+        f"another than the table's). A copy of as many bytes would take {least:.0f} (computed). The L2 cache had answered most of the second read already, so the gain is "
+        f"{1 - shorter.kept / shorter.others:.0%} and not half. A part of it comes from the exponentials: a program that reads twice "
+        "computes two per number, and these programs compute one.\n\n"
         f"The gradient of softmax needs a row of y and one of dy. For rows of {LONG:,} numbers on an H100 it takes "
         f"{gradient.kept:,.0f} µs when the programs share them, instead of {gradient.others:,.0f} µs. What these programs exchange "
         "is their part of the sum of y dy."
@@ -627,8 +627,8 @@ def layer_line() -> Markdown:
     return Markdown(
         f"One layer of Llama 3 8B, forward, {layer.TOKENS:,} tokens in four sequences of 4,096, bfloat16. Attention that "
         f"writes its scores to memory writes {4 * HEADS} matrices of 4,096 x 4,096 scores. Softmax in five lines moves "
-        f"**{five / 1e9:.1f} GB** (computed), which takes **{us(five) / 1e3:.1f} ms** at the rate of a copy (modelled). "
-        f"One kernel moves **{one / 1e9:.1f} GB**, in **{us(one) / 1e3:.1f} ms**. For comparison: the seven matrix products "
-        f"of the layer take {products / 1e3:.1f} ms (from measured rows), so the five lines would add "
+        f"**{five / 1e9:.1f} GB**, which takes **{us(five) / 1e3:.1f} ms** at the rate of a copy. One kernel moves "
+        f"**{one / 1e9:.1f} GB**, in **{us(one) / 1e3:.1f} ms** (computed). For comparison: the seven matrix products "
+        f"of the layer take {products / 1e3:.1f} ms (from measured times), so the five lines would add "
         f"{us(five) / products:.0%} to them, and one kernel adds {us(one) / products:.0%}."
     )

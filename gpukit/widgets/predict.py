@@ -236,7 +236,7 @@ class Reveal:
         also = "".join(_html(item) for item in self.also)
         if self.committed:
             return numbers + sentence + also
-        return f"{sentence}<details><summary>show the answer all the same</summary>{numbers}{also}</details>"
+        return f"{sentence}<details><summary>show the answer anyway</summary>{numbers}{also}</details>"
 
 
 def _ratio(mine: float, value: float) -> float:

@@ -226,7 +226,7 @@ class Versus:
         if low != high:
             text += f" and {ratios[low]:.2f} times ({self._name(best[low].provider)}) at {by(low)}"
         if any(self._judged(shape) is self.graph for shape in ratios):
-            text += ", in CUDA graphs where there are such rows"
+            text += " (by the times in CUDA graphs where the table has them)"
         return f"{text}; it reaches {share[top]:.0%} of {of} at {by(top)} (measured)."
 
     def __repr__(self) -> str:
