@@ -68,7 +68,7 @@ def square_sums_kernel(g_ptr, sum_ptr, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def clip_kernel(sum_ptr, scale_ptr, count, max_norm, BLOCK: tl.constexpr):
-    """One program: the norm from `count` sums, and what the gradients are to be multiplied with."""
+    """One program: the norm from `count` sums, and what the gradients are to be multiplied by."""
     total = 0.0  # your code here
     for start in range(0, count, BLOCK):
         i = start + tl.arange(0, BLOCK)
@@ -81,7 +81,7 @@ def clip_kernel(sum_ptr, scale_ptr, count, max_norm, BLOCK: tl.constexpr):
 def clip_scale(g: Tensor, max_norm: float) -> Tensor:
     """g [n] float32, float16 or bfloat16, contiguous -> scale [1] float32: max_norm / (norm of g + 1e-6), but 1 at most.
 
-    The update multiplies each gradient with it on the way, so that clipping writes no gradient.
+    The update multiplies each gradient by it on the way, so that clipping writes no gradient.
     Bound: g is read once, in two launches.
     """
     n = g.numel()

@@ -31,7 +31,7 @@ def merge(a: tuple[float, float, float], b: tuple[float, float, float]) -> tuple
 def attention_tiles(q: Tensor, k: Tensor, v: Tensor, BLOCK: int) -> Tensor:
     """One head in PyTorch, float32: q [T_q, D], k and v [T_k, D] -> o [T_q, D]. Any lengths, T_k >= 1, and any strides.
 
-    Memory: beside o, at any time at most 16 blocks of BLOCK x BLOCK or BLOCK x D numbers, whichever is larger, and two
+    Memory: besides o, at any time at most 16 blocks of BLOCK x BLOCK or BLOCK x D numbers, whichever is larger, and two
     numbers per query; no tensor is larger than a block or o. The scores of a block of queries with all keys would be too
     much.
     """
@@ -260,7 +260,7 @@ def gradient_tiles(
     """The gradients of one head in PyTorch, float32: q, o, do [T_q, D], k, v [T_k, D], lse [T_q] -> dq, dk, dv.
 
     This is the backward pass of attention_tiles: o and lse are what forward kept, do is the gradient of o; all may have any
-    strides. Memory: beside dq, dk and dv, at any time at most 16 blocks of BLOCK x BLOCK or BLOCK x D numbers, whichever is
+    strides. Memory: besides dq, dk and dv, at any time at most 16 blocks of BLOCK x BLOCK or BLOCK x D numbers, whichever is
     larger, one tensor as large as q, and two numbers per query.
     """
     (T_q, D), T_k = q.shape, k.shape[0]

@@ -1,7 +1,7 @@
 """Decoding with a cache of keys and values: masks, tokens per second, one token's attention, shared heads, parts, 8 bits.
 
 Six exercises, from top to bottom; notebooks/14_kv_cache.ipynb explains them. A cache is [B, T_max, H_kv, D]: token t of
-sequence b lies at [b, t]. The slots behind a sequence's last token were never written and may hold anything, NaN included.
+sequence b lies at [b, t]. The slots after a sequence's last token were never written and may hold anything, NaN included.
 Kernels compute sums in float32; give tl.dot input_precision="ieee". The code outside the gaps is complete.
 """
 

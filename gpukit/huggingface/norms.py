@@ -19,7 +19,7 @@ from gpukit.kernels import layer_norm, rms_norm
 @dataclass
 class Norm(Settings):
     """eps: as the kernel takes it, or None for the smallest step of the input's dtype, which torch.nn.RMSNorm uses.
-    one_plus: whether the row is multiplied with 1 + weight.
+    one_plus: whether the row is multiplied by 1 + weight.
     promotes: whether the result has the wider dtype of input and weight, as the products of PyTorch have."""
 
     eps: float | None

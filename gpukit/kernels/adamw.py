@@ -270,7 +270,7 @@ class AdamW(torch.optim.Optimizer):
         return known[1]
 
     def _scale(self, buckets: list[_Bucket], device: torch.device) -> Tensor | None:
-        """What the gradients are multiplied with: the inverse of a GradScaler's scale, and the clipping of their norm."""
+        """What the gradients are multiplied by: the inverse of a GradScaler's scale, and the clipping of their norm."""
         grad_scale = getattr(self, "grad_scale", None)
         scale = None if grad_scale is None else 1 / grad_scale.to(device)
         if self.max_norm is None:

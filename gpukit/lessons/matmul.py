@@ -917,7 +917,7 @@ def layer_line() -> Markdown:
     }
     return Markdown(
         f"**What you saw.** The seven matrix products are {products / whole:.0%} of the layer's {whole:,.0f} µs with PyTorch "
-        "(sums of measured times). There they take the rate of the layer's own largest product, "
+        "(sums of measured times). In that sum they run at the rate of the layer's own largest product, "
         f"{rate:,.0f} TFLOP/s; the table has the rates of other sizes. The step that matters is the one from fp32 to bf16. After it a better kernel gains a few "
         f"percent, and what is left is the peak itself. For four tokens, as in decoding, the same seven products take "
         f"{few[16]:.0f} µs in 16 bits with cuBLAS, {few[8]:.0f} µs with weights of 8 bits, and {few[4]:.0f} µs with weights of "

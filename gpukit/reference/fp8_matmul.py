@@ -21,7 +21,7 @@ def fp8_matmul(a: Tensor, b: Tensor, scaling: str = "tensor") -> Tensor:
 
 
 def quantize(x: Tensor, dtype: torch.dtype, scaling: str) -> tuple[Tensor, Tensor]:
-    """x [M, K] in 8 bits, and the factor that it has to be multiplied with again: float32 [] or, for "row", [M, 1]."""
+    """x [M, K] in 8 bits, and the factor that it has to be multiplied by again: float32 [] or, for "row", [M, 1]."""
     largest = torch.finfo(dtype).max
     size = x.abs().amax() if scaling == "tensor" else x.abs().amax(-1, keepdim=True)
     factor = (size.float() / largest).clamp(min=2.0**-100)

@@ -19,7 +19,7 @@ FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """x [M, N] in 8 bits, its transpose [N, M], and the float32 factor [] that both have to be multiplied with again."""
+    """x [M, N] in 8 bits, its transpose [N, M], and the float32 factor [] that both have to be multiplied by again."""
     factor = x.abs().amax().float().clamp(min=1e-12) / torch.finfo(dtype).max
     return *cast_transpose(x, factor, dtype), factor
 
