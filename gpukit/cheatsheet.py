@@ -69,9 +69,9 @@ def sections() -> list[Section]:
             (
                 "GPT block, dropout, eager attention: b s h (34 + 5 a s / h) bytes (a heads); FlashAttention removes the "
                 "second term.",
-                f"Llama-3-8B, FlashAttention: {saved / 1e3:,.0f} kB per token and layer; only the block's input kept (full "
+                f"Llama 3 8B, FlashAttention: {saved / 1e3:,.0f} kB per token and layer; only the block's input kept (full "
                 f"recomputation): 2 h = {2 * llama.hidden / 1e3:.1f} kB.",
-                f"KV cache per token: 2 L x KV heads x head size x 2 bytes. GPT-2 {cache['gpt2']:,}, Llama-3-8B "
+                f"KV cache per token: 2 L x KV heads x head size x 2 bytes. GPT-2 {cache['gpt2']:,}, Llama 3 8B "
                 f"{cache['llama3-8b']:,} bytes.",
             ),
         ),

@@ -23,7 +23,7 @@ def test_it_says_what_the_course_computes(capsys):
     assert cli.main(["cheatsheet"]) == 0
     out = capsys.readouterr().out
     assert all(gpu.name in out for gpu in hardware.GPUS)
-    assert "Llama-3-8B 131,072 bytes" in out and "295 (H100), 206 (H200)" in out
+    assert "Llama 3 8B 131,072 bytes" in out and "295 (H100), 206 (H200)" in out
     assert re.search(r"bf16-adamw +2 +2 +12 +16\n", out)
     assert "32: 16 programs (100% of the warps)" in out
 

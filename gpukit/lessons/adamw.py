@@ -160,7 +160,7 @@ def bytes_reveal(lines: Trace, n: int) -> Reveal:
         f"back. Together they move {lines.bytes / n:.0f} bytes per weight. One kernel needs each of p, g, m and v once and "
         f"writes p, m and v once: {one.bytes / n:.0f} bytes. GPT-2's {GPT2[1]:,} weights are "
         f"{lines.bytes / n * GPT2[1] / 1e9:.1f} "
-        f"GB by lines and {one.bytes / n * GPT2[1] / 1e9:.1f} GB in one kernel: {us(lines.bytes / n * GPT2[1]) / 1e3:.1f} "
+        f"GB line by line and {one.bytes / n * GPT2[1] / 1e9:.1f} GB in one kernel: {us(lines.bytes / n * GPT2[1]) / 1e3:.1f} "
         "and "
         f"{us(one.bytes / n * GPT2[1]) / 1e3:.2f} ms at the rate of a copy (computed). About 14 FLOPs per weight are no "
         "work "

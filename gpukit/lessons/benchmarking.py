@@ -137,7 +137,7 @@ def what_first_calls_say() -> Markdown:
         "you "
         f"averaged {len(matmul)} calls of the matmul, the first one included, your result would be "
         f"{sum(matmul) / len(matmul) / sorted(matmul)[len(matmul) // 2]:.1f} times the typical time (measured). "
-        "The compiled GELU stays above the eager one because these are times of the host's clock: a compiled function first "
+        "The compiled GELU stays above the uncompiled one because these are times of the host's clock: a compiled function first "
         "checks whether its inputs are like those that it was compiled for, and for so short a kernel the host's part is most "
         "of the time."
     )

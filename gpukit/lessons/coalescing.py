@@ -695,7 +695,7 @@ def _embed(ids_ptr, table_ptr, y_ptr, D, T_SIDE: tl.constexpr, D_SIDE: tl.conste
 
 @cache
 def _embedding_us(t_side: int, d_side: int) -> float:
-    """The token embedding of Llama-3-8B on an H200, modelled, by the shape of a program's tile."""
+    """The token embedding of Llama 3 8B on an H200, modelled, by the shape of a program's tile."""
     import torch
 
     c = preset("llama3-8b")
@@ -707,7 +707,7 @@ def _embedding_us(t_side: int, d_side: int) -> float:
 
 
 def budget() -> Table:
-    """What the token embedding of Llama-3-8B takes an H200, by who reads what."""
+    """What the token embedding of Llama 3 8B takes an H200, by who reads what."""
     c = preset("llama3-8b")
     least = 2 * TOKENS * c.hidden * 2 / hardware.gpu("h200").hbm_gbps / 1e3
     rows = [("bytes over bandwidth", "computed", least, 1.0)]
@@ -715,7 +715,7 @@ def budget() -> Table:
         us = _embedding_us(*sides)
         rows.append((name, "modelled", us, us / least))
     columns = {"token embedding": "", "": "", "time": "µs", "compared with the least": "times"}
-    caption = f"Llama-3-8B on an H200: {TOKENS:,} tokens of {c.hidden:,} bfloat16"
+    caption = f"Llama 3 8B on an H200: {TOKENS:,} tokens of {c.hidden:,} bfloat16"
     return style.table(columns, rows, caption=caption, formats={"time": ",.0f", "compared with the least": ".1f"})
 
 

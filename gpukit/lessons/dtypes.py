@@ -605,7 +605,7 @@ _STORED = {"fp32": 32.0, "bf16": 16.0, "fp8, a factor per tensor": 8.0, "MX fp4,
 
 
 def layer_bytes() -> dict[str, float]:
-    """The bytes of the weights of one layer of Llama-3-8B, by format."""
+    """The bytes of the weights of one layer of Llama 3 8B, by format."""
     return {name: layers.weights() * bits / 8 for name, bits in _STORED.items()}
 
 
@@ -613,7 +613,7 @@ def layer() -> Table:
     rate = gpu("h200").hbm_gbps
     rows = [(name, _STORED[name], n / 1e6, n / rate / 1e3) for name, n in layer_bytes().items()]
     columns = {"weights in": "", "memory": "bits each", "one layer": "MB", "least time to read it": "µs"}
-    caption = f"computed: a layer of Llama-3-8B on an H200, at the data sheet's {rate:,} GB/s"
+    caption = f"computed: a layer of Llama 3 8B on an H200, at the data sheet's {rate:,} GB/s"
     formats = {"memory": ".2f", "one layer": ".0f", "least time to read it": ".0f"}
     return style.table(columns, rows, caption=caption, formats=formats)
 

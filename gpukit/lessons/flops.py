@@ -174,7 +174,7 @@ def what_the_models_say() -> Markdown:
         f"{1 - min(dense):.0%} too low, because attention's own two products have no parameters. For mixtures of experts "
         f"it is {ratio['mixtral-8x7b']:.1f} and {ratio['deepseek-v3']:.1f} times too high, because N counts all experts "
         f"and a token meets only a few. With the active parameters the rule is usable again. The column *multiply* holds "
-        f"the N for which 6 N T is exact but for attention: it leaves out the tables that are only looked up."
+        f"the N for which 6 N T is exact except for attention: it leaves out the tables that are only looked up."
     )
 
 

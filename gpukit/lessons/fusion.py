@@ -530,7 +530,7 @@ def swiglu_line() -> Markdown:
     eager, library, ours = (part.us(provider) for provider in ("torch", "library", "gpukit"))
     pytorch = layer.totals_us()[0]
     return Markdown(
-        f"In the layer of Llama-3-8B that notebook 04 timed ({pytorch / 1e3:.1f} ms), the clearest case for fusion is "
+        f"In the layer of Llama 3 8B that notebook 04 timed ({pytorch / 1e3:.1f} ms), the clearest case for fusion is "
         "SwiGLU, an "
         f"activation function of two tensors ([02](02_memory.ipynb)). Written with a sigmoid and two products it takes {eager:.0f} µs. "
         "With PyTorch's own function for one "

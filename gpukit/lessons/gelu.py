@@ -293,11 +293,11 @@ def halves() -> Picture:
 
 
 def kept_said() -> str:
-    """What silu(gate) costs if it is kept, in a layer of Llama-3-8B."""
+    """What silu(gate) costs if it is kept, in a layer of Llama 3 8B."""
     c = preset("llama3-8b")
     wide = llama.TOKENS * c.intermediate * 2
     return (
-        f"gate and up exist anyway. The third matrix is silu(gate): **{wide / 1e6:.0f} MB** per layer of Llama-3-8B at "
+        f"gate and up exist anyway. The third matrix is silu(gate): **{wide / 1e6:.0f} MB** per layer of Llama 3 8B at "
         f"{llama.TOKENS:,} tokens in bfloat16 (computed)."
     )
 
@@ -402,14 +402,14 @@ def _layer_us(provider: str, mode: str) -> float:
 
 
 def budget() -> Table:
-    """The SwiGLU of a layer of Llama-3-8B, forward and backward."""
+    """The SwiGLU of a layer of Llama 3 8B, forward and backward."""
     rows = []
     for p in ("torch", "library", "liger-triton", "compile", "gpukit"):
         fwd, bwd = (_layer_us(p, mode) for mode in ("fwd", "bwd"))
         rows.append((_NAMES[p], fwd, bwd, fwd + bwd))
     columns = {"SwiGLU": "", "forward": "µs", "backward": "µs", "together": "µs"}
     caption = (
-        f"one layer of Llama-3-8B, {llama.TOKENS:,} tokens x {llama.INTERMEDIATE:,} in bfloat16: "
+        f"one layer of Llama 3 8B, {llama.TOKENS:,} tokens x {llama.INTERMEDIATE:,} in bfloat16: "
         f"{_SWIGLU.times} calls of {_SWIGLU.shape[0]:,} rows, measured on an H200"
     )
     return style.table(columns, rows, caption=caption, formats=dict.fromkeys(list(columns)[1:], ",.0f"))

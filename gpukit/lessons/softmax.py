@@ -561,8 +561,8 @@ def what_sharing_gains() -> Markdown:
     least = results.copy_us("softmax", 2 * 2 * 4096 * LONG // 2)
     return Markdown(
         f"**What you saw.** For 4,096 rows of {LONG // 2:,} numbers on an H200, programs that share the rows take "
-        f"**{shorter.kept:.0f} µs**, and the kernel that reads each row twice takes {shorter.others:.0f} (both measured in one run, which is "
-        f"another than the table's). A copy of as many bytes would take {least:.0f} (computed). The L2 cache had answered most of the second read already, so the gain is "
+        f"**{shorter.kept:.0f} µs**, and the kernel that reads each row twice takes {shorter.others:.0f} (measured). These two times are "
+        f"from one run, and the table's are from others. A copy of as many bytes would take {least:.0f} (computed). The L2 cache had answered most of the second read already, so the gain is "
         f"{1 - shorter.kept / shorter.others:.0%} and not half. A part of it comes from the exponentials: a program that reads twice "
         "computes two per number, and these programs compute one.\n\n"
         f"The gradient of softmax needs a row of y and one of dy. For rows of {LONG:,} numbers on an H100 it takes "

@@ -293,7 +293,7 @@ def story() -> Markdown:
     layer = (weights.attention + weights.mlp) // config.layers
     each_token = 2 * (weights.total - weights.embedding)
     return Markdown(
-        f"Meta's Llama-3-8B has {config.layers} layers of the same shape, and each holds {layer / 1e6:.0f} million weights. "
+        f"Meta's Llama 3 8B has {config.layers} layers of the same shape, and each holds {layer / 1e6:.0f} million weights. "
         f"In bfloat16, 2 bytes per weight, a layer is {2 * layer / 1e6:.0f} MB. To read it once takes an H200 at least "
         f"**{least_us(2 * layer):.0f} µs** (computed, at the data sheet's {H200.hbm_gbps:,} GB/s). A model writes a text "
         "token by token, and a token is a word or a piece of one. For each new token of a text it reads the weights of all "

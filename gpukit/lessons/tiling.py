@@ -520,7 +520,7 @@ def budget() -> Table:
         lines.append((shown, rows[name].tflops, flops / rows[name].tflops / 1e9))
     columns = {"matrix products by": "", "measured at 4,096": "TFLOP/s", "seven products of a layer": "ms"}
     caption = (
-        f"Llama-3-8B, forward, {layer.TOKENS:,} tokens: {flops / 1e12:.2f} TFLOP; times computed from the rates; "
+        f"Llama 3 8B, forward, {layer.TOKENS:,} tokens: {flops / 1e12:.2f} TFLOP; times computed from the rates; "
         f"the whole layer takes {layer.totals_us()[0] / 1e3:.1f} ms with PyTorch (04)"
     )
     formats = {"measured at 4,096": ".0f", "seven products of a layer": ".1f"}

@@ -16,7 +16,7 @@ from gpukit.widgets import style
 from gpukit.widgets.predict import Reveal, reveal
 from gpukit.widgets.style import Picture, Table
 
-TOKENS, HIDDEN = 16_384, 4_096  # of the residual addition: Llama-3-8B's width
+TOKENS, HIDDEN = 16_384, 4_096  # of the residual addition: Llama 3 8B's width
 _LANE = 0.62  # the width of a lane in a diagram, in its units
 
 
@@ -382,7 +382,7 @@ def promise() -> Markdown:
     torch, ours = _measured("residual_add")["torch"], _measured("residual_add")["block 1024"]
     least = torch.bytes / gpu("h200").hbm_gbps / 1e3
     return Markdown(
-        f"A layer of Llama-3-8B adds its input to what attention computed: two tensors of {TOKENS:,} tokens x {HIDDEN:,} "
+        f"A layer of Llama 3 8B adds its input to what attention computed: two tensors of {TOKENS:,} tokens x {HIDDEN:,} "
         "numbers "
         f"in bfloat16. PyTorch's addition takes **{_us(torch):.1f} µs** on an H200 (measured). The Triton kernel of four "
         "lines "
@@ -450,7 +450,7 @@ def budget() -> Table:
     ]
     columns = {"residual addition by": "", "moves": "MB", "one": "µs", "a layer's two": "µs", "all 32 layers": "ms"}
     caption = (
-        f"Llama-3-8B, forward, {TOKENS:,} tokens in bfloat16, measured on an H200; the times of 2 and of 64 additions are computed from one; "
+        f"Llama 3 8B, forward, {TOKENS:,} tokens in bfloat16, measured on an H200; the times of 2 and of 64 additions are computed from one; "
         f"the whole layer takes {layer.totals_us()[0]:,.0f} µs with PyTorch"
     )
     return style.table(columns, line, caption=caption, formats=dict.fromkeys([*columns][1:], ",.1f"))
