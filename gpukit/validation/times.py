@@ -6,8 +6,8 @@ python -m gpukit.validation.times --again FILE.csv    predict each case of FILE.
                                                       times.csv and machine.csv among the results
 
 With --kernels new all of them are about gpukit.validation.new_kernels, and the table is halves.csv; with --kernels third
-about gpukit.validation.third_set, and it is third.csv; with --kernels fourth, fifth or sixth about fourth_set, fifth_set or
-sixth_set, and it is fourth.csv, fifth.csv or sixth.csv.
+about gpukit.validation.third_set, and it is third.csv; with --kernels fourth, fifth, sixth or seventh about
+fourth_set, fifth_set, sixth_set or seventh_set, and it is fourth.csv, fifth.csv, sixth.csv or seventh.csv.
 
 Times are medians with a cold L2 (gpukit.timing), inputs random, the GPU at whatever clock it chooses.
 """
@@ -43,6 +43,7 @@ KERNELS = {
     "fourth": ("gpukit.validation.fourth_set", "fourth.csv"),
     "fifth": ("gpukit.validation.fifth_set", "fifth.csv"),
     "sixth": ("gpukit.validation.sixth_set", "sixth.csv"),
+    "seventh": ("gpukit.validation.seventh_set", "seventh.csv"),
 }
 LEAST_US = 50  # shorter ones are shown and not judged: launching is too much of them
 MEDIAN_BAR, WORST_BAR = 0.15, 0.35  # of |predicted / measured - 1|

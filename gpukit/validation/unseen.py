@@ -4,8 +4,8 @@
 gpukit validate --measure    on a GPU: the times of the set's kernels, and Nsight Compute's counters of them
 gpukit validate --predict    afterwards, on any machine: the model's times and traffic beside these
 
-Of the sixth set, the first writes sixth_raw.csv and sixth_counters.json into gpukit/results/<gpu>/, and the second sixth.csv
-and sixth_traffic.csv. `gpukit validate` shows these sets before all else, the newest first.
+Of the seventh set, the first writes seventh_raw.csv and seventh_counters.json into gpukit/results/<gpu>/, and the second
+seventh.csv and seventh_traffic.csv. `gpukit validate` shows these sets before all else, the newest first.
 
 The third set's rows of the H100 were predicted once it was measured (2026-11-27), and are kept as they were. They showed two
 mistakes in how often instructions of a loop run (those of tl.max, and those for what an inner loop leaves over), which were
@@ -25,9 +25,11 @@ it takes to read halves of lines from DRAM, and which lanes meet in L1 (gpukit/s
 The rows of the third and the fourth set on an H200 are of 2026-11-28, too: predicted after they were measured, by a model that
 had been fixed after both sets had been seen on an H100.
 
-The sixth set tests the model as it was after what the fifth set showed had been fixed. Its rows of an H200 are those that were
+The sixth set tested the model as it was after what the fifth set showed had been fixed. Its rows of an H200 are those that were
 predicted first, on the day on which it was measured (2026-11-28): off by 15.9% in the median and 70.7% at worst, with 36 of 42
 times within 35%, and 144 of 192 rows of traffic inside their bars.
+
+Of the seventh set nothing has been measured yet.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from pathlib import Path
 
 from gpukit.validation import counters, times, traffic
 
-SETS = ("sixth", "fifth", "fourth", "third")  # the newest first
+SETS = ("seventh", "sixth", "fifth", "fourth", "third")  # the newest first
 NEWEST = SETS[0]
 # What is kept of what ncu says: names, and the counters that are shown.
 _KEPT = ("kernel", *dict.fromkeys(name for names in counters.JUDGED.values() for name in names))
