@@ -125,11 +125,14 @@ def _(device, M, N, K, parts):
 def normed_product(x_ptr, w_ptr, y_ptr, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """RMS norm of x, times w: the squares are summed in the loop of the product, and the sum divides at its end."""
     m, n, k = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN), tl.arange(0, BK)
+    x_at, w_at = x_ptr + m[:, None] * K + k[None, :], w_ptr + k[:, None] * N + n[None, :]
     total, squares = tl.zeros((BM, BN), tl.float32), tl.zeros((BM,), tl.float32)
-    for i in range(0, K, BK):
-        x = tl.load(x_ptr + m[:, None] * K + i + k[None, :])
-        total = tl.dot(x, tl.load(w_ptr + (i + k)[:, None] * N + n[None, :]), total)
+    for _ in range(0, K, BK):
+        x = tl.load(x_at)
+        total = tl.dot(x, tl.load(w_at), total)
         squares += tl.sum(x.to(tl.float32) * x.to(tl.float32), 1)
+        x_at += BK
+        w_at += BK * N
     y = total * tl.rsqrt(squares / K + 1e-6)[:, None]
     tl.store(y_ptr + m[:, None] * N + n[None, :], y.to(y_ptr.dtype.element_ty))
 
