@@ -9,6 +9,7 @@ import importlib
 import inspect
 import os
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -221,14 +222,10 @@ def _refuse_cpu_tensors(function, arguments: dict) -> None:
 def _sample(call: Call, program) -> None:
     """Run `call.sampled` programs, spread over the grid, or more where they are short, and the first steps of those that are on
     the GPU together at first: enough to tell what these share. Afterwards call.sampled says how many have run whole."""
-    # One program in each of as many equal parts of the grid, not always at the same place of it: rows repeat their
-    # alignment every few programs.
-    golden = 0.6180339887498949
-    whole = [int((i + (0.5 + i * golden) % 1) * call.programs / call.sampled) for i in range(call.sampled)]
-    for linear in whole:
-        program(linear)
-    for linear in (int(i * golden % 1 * call.programs) for i in range(1, _MOST_SAMPLED)):
-        if running.now.work > _SAMPLED_WORK or len(whole) >= _MOST_SAMPLED:
+    whole: list[int] = []
+    for linear in _spread(call):
+        most = max(call.sampled, _MOST_SAMPLED) if running.now.work < _SAMPLED_WORK else call.sampled
+        if len(whole) >= most:
             break
         if linear not in whole:
             program(linear)
@@ -264,6 +261,21 @@ def _sample(call: Call, program) -> None:
             begin(linear)
 
 
+def _spread(call: Call) -> Iterator[int]:
+    """Numbers of programs, some of them twice, the first ones spread over the grid, and then all."""
+    if sum(n > 1 for n in call.grid) < 2:
+        # One in each of as many equal parts, not always at the same place of it: rows repeat their alignment every few programs.
+        for i in range(call.sampled):
+            yield int((i + (0.5 + i * _GOLDEN) % 1) * call.programs / call.sampled)
+    for i in range(max(call.sampled, _MOST_SAMPLED)):
+        linear, unit = 0, 1
+        for n, step in zip(call.grid, (_GOLDEN, 2**0.5, 3**0.5), strict=False):
+            linear += int((0.5 + i * step) % 1 * n) * unit
+            unit *= n
+        yield linear
+    yield from range(call.programs)
+
+
 def _inferred(call: Call, window: int, rest: list[int], lookers: list, ran: set[int], begin) -> bool:
     """Run some programs of `rest`, and tell the recorders `lookers` from these where the others of the window begin; False if
     they do not say. begin(program) runs one that is not in `ran`, and adds it."""
@@ -294,7 +306,8 @@ def _inferred(call: Call, window: int, rest: list[int], lookers: list, ran: set[
 
 
 # Programs may differ, and the first few of a sample are chance: more of them run until the interpreter has had so much to do.
-_MOST_SAMPLED, _SAMPLED_WORK = 64, 1 << 22
+_MOST_SAMPLED, _SAMPLED_WORK = 64, 1 << 24
+_GOLDEN = 0.6180339887498949  # multiples of it, without their whole parts, are spread evenly from the first few on
 _PROBES = 32
 _FEW = 8  # accesses of a program that cannot be worked out from others: more would take long
 
