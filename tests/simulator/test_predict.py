@@ -251,6 +251,51 @@ def test_instructions_of_a_loop_whose_loads_are_copies():
     assert found.opcodes["FFMA"] + found.opcodes.get("FMUL", 0) == pytest.approx(64 * 64 * 64 / 128, rel=0.05)
 
 
+def test_in_the_mean_of_several_programs_a_loop_need_not_turn_a_whole_number_of_times():
+    x, y, z = torch.ones(64 * 128), torch.ones(64 * 128), torch.ones(128)
+    (counts,) = counted(lambda: two_loads_a_line[(1,)](x, y, z, x.numel(), BLOCK=128))
+    compiled = compile(two_loads_a_line, x, y, z, 128, BLOCK=128)
+    mean = {statement: times * 2.5 / 64 if times > 1 else times for statement, times in counts.items()}
+    turns = mix.mix(compiled, mean).opcodes["FFMA"]
+    assert turns == pytest.approx(2.5, abs=0.1)
+
+
+@triton.jit
+def two_large_tiles(x_ptr, a_ptr, b_ptr, y_ptr, K, B: tl.constexpr):
+    m, k = tl.arange(0, 128), tl.arange(0, B)
+    one, two = tl.zeros((128, 128), tl.float32), tl.zeros((128, 128), tl.float32)
+    for i in range(0, K, B):
+        x = tl.load(x_ptr + m[:, None] * K + i + k[None, :])
+        at = (i + k)[:, None] * 128 + m[None, :]
+        one, two = tl.dot(x, tl.load(a_ptr + at), one), tl.dot(x, tl.load(b_ptr + at), two)
+    tl.store(y_ptr + m[:, None] * 128 + m[None, :], (one * two).to(tl.float16))
+
+
+def test_words_that_a_loop_spills_are_moved_in_each_turn():
+    """With 4 warps the registers do not suffice for two tiles of 128 x 128: words that the loop stores and loads go to L2 and
+    back once a turn, and as the other loads pass L1 by, nothing but their own number decides whether it keeps them."""
+    found = {}
+    for turns in (16, 32):
+        x, a, b, y = (
+            meta(*shape, dtype=torch.float16) for shape in ((128, 32 * turns), *[(32 * turns, 128)] * 2, (128, 128))
+        )
+        p = predict(lambda: two_large_tiles[(264,)](x, a, b, y, 32 * turns, B=32, num_warps=4, num_stages=3))  # noqa: B023
+        (step,) = p.steps
+        traffic = step.launch.traffic("h200", step.compiled)
+        found[turns] = traffic.spilled_sectors, traffic.reloaded_sectors
+        assert traffic.l1_bytes == 28 * 1024 and 0.9 < traffic.reloads_missed <= 1
+    instructions = step.compiled.instructions
+    loops = assembly.loops(instructions)
+    of_a_turn = {
+        base: sum(mix.thread_bytes(each) for i, each in enumerate(instructions) if each.base == base and assembly.innermost(loops, i))
+        for base in ("STL", "LDL")
+    }  # fmt: skip
+    assert of_a_turn["STL"] > 100 and of_a_turn["LDL"] > 100
+    for at, base in enumerate(("STL", "LDL")):
+        more = (found[32][at] - found[16][at]) / (264 * 128 / 32)
+        assert more == pytest.approx(16 * of_a_turn[base], rel=0.1)
+
+
 @triton.jit
 def largest_in_turn(x_ptr, y_ptr, K: tl.constexpr, N: tl.constexpr):
     offs = tl.arange(0, N)
@@ -576,14 +621,14 @@ def by_length(x_ptr, length_ptr, y_ptr, N, BLOCK: tl.constexpr):
 
 
 def test_programs_of_several_lengths_have_a_range():
-    x, y = torch.empty(64, 8192, device="meta"), torch.empty(64, device="meta")
+    x, y = torch.empty(4096, 8192, device="meta"), torch.empty(4096, device="meta")
 
     def uncertain(lengths):
-        return predict(lambda: by_length[(64,)](x, lengths, y, 8192, BLOCK=1024))
+        return predict(lambda: by_length[(4096,)](x, lengths, y, 8192, BLOCK=1024))
 
-    even = uncertain(torch.full((64,), 4096, dtype=torch.int32))
+    even = uncertain(torch.full((4096,), 4096, dtype=torch.int32))
     assert even.uncertain == []
-    odd = uncertain(torch.arange(64, dtype=torch.int32) * 128)
+    odd = uncertain(torch.arange(4096, dtype=torch.int32) * 2)
     (said,) = odd.uncertain
     least, most = map(
         float, re.match(r"([\d.]+) to ([\d.]+) µs: the programs of by_length go by integers", said).groups()
@@ -1024,15 +1069,15 @@ def test_updates_of_a_sector_change_each_element_once():
 
 
 def test_a_prediction_says_what_it_does_not_know_of_atomics():
-    """Indices that exist are read: two programs of a sample show that elements may meet, and not how often."""
-    x, y = torch.arange(1 << 16) % 64, torch.empty(1 << 20, device="meta")
-    p = predict(lambda: histogram[(64,)](x, y, BLOCK=1024))
+    """Indices that exist are read: the programs of a sample show that elements may meet, and not how often."""
+    x, y = torch.arange(1 << 22) % 64, torch.empty(1 << 20, device="meta")
+    p = predict(lambda: histogram[(4096,)](x, y, BLOCK=1024))
     assert p.most_us > 1.05 * p.time_us and p.report().count("up to ") == p._repr_html_().count("up to ") == 1
     assert re.search(
-        r"up to [\d.]+ µs: histogram changes elements by atomics, and 2 of 64 programs were looked", str(p)
+        r"up to [\d.]+ µs: histogram changes elements by atomics, and 64 of 4,096 programs were looked", str(p)
     )
     y = torch.zeros(64)
-    p = predict(lambda: histogram[(64,)](x, y, BLOCK=1024), sample=None)
+    p = predict(lambda: histogram[(64,)](x[: 1 << 16], y, BLOCK=1024), sample=None)
     assert p.most_us == p.time_us and p.uncertain == []
 
 
