@@ -7,13 +7,14 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
    integers and special functions, and the schedulers that issue one instruction of a warp per clock each. The busiest SM
    has ceil(programs / SMs) programs. Rates are those that a kernel reaches which does nothing else (machine.py). Memory
    has several: loads and stores of whole lines, and of single sectors, where each lane asks for one of its own. Half of a
-   line that is read from DRAM without the other takes as long as one that is read for a single lane, and so does a sector
-   which a program fills in part and leaves to others to complete. (Nsight Compute sees no such reads. Measured on an H200:
+   line that is read from DRAM without the other takes as long as one that is read for a single lane. As long is L2 busy with a
+   sector which a program fills in part and leaves to others to complete. (Nsight Compute sees no such reads. Measured on an H200:
    256 MiB stored by rows of 128 bytes take 62 to 75 µs, and 154 to 194 where each row begins and ends within a sector.) Into L2,
    stores come no faster than a kernel writes that does nothing else. Atomics keep its slices busy with updates of sectors,
    or one element with its changes, which wait for one another (contention.py). Tensor cores fetch what they multiply from
    shared memory, and bring the clock down. In each clock, each of the 32 banks that L1 and shared memory are made of gives
    one word: lanes that meet in a bank take more clocks (instructions.py, banks.py). So do the lines that L1 must look for.
+   Words for which there are no registers go through L1 to L2 as others do (spills.py).
 2. Taking turns.  Who waits for loads, computes, then stores, uses one resource at a time; others fill the gaps. With n users
    at different points that each need the resources d1, d2, ... and besides wait for the time z, a balanced network of queues
    takes no longer for all of them than
@@ -25,7 +26,8 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
    is how long programs compute which do so together. Then the programs that fit on an SM take turns at computing and at
    memory. Their z is what a warp waits for memory, as often as its code waits for it, each time for the slowest of the loads
    that it needs. Nobody waits for the stores of a program that has ended. What runs in the background (cp.async, TMA, tensor
-   cores whose results nothing in the loop needs) takes no turn; what such a program stores, or loads itself, does.
+   cores whose results nothing in the loop needs) takes no turn; what such a program stores, or loads itself, does, and so does
+   the wait for a copy (cp.async) that is still on its way where the code needs it.
 3. The kernel's time is the largest of these, plus the launch, the wait for the first load and for the last store. Where
    programs differ in length, as under a causal mask, it is longer by what the longest takes more than the mean: it may be
    the last one that begins.
@@ -491,7 +493,7 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
     # Loads and stores cross between L2 and the SMs in directions of their own.
     answers = traffic.l2_atomic_sectors - traffic.unanswered_sectors
     loaded = max(0, traffic.l2_read_sectors - answers - single["load"]) * SECTOR_BYTES
-    stored = max(0, traffic.l2_write_sectors - single["store"] - parts) * SECTOR_BYTES
+    stored = max(0, traffic.l2_write_sectors - single["store"]) * SECTOR_BYTES
     one_sm = L2_BYTES_PER_CLOCK_AND_SM * min(gpu.sms, launch.programs) * gpu.boost_mhz
     l2 = max(loaded / min(reached.l2_gbps * 1e3, one_sm), stored / min(reached.write_gbps * 1e3, one_sm))
     l2 += single["load"] / reached.l2_single_loads_per_us + single["store"] / reached.l2_single_stores_per_us
