@@ -158,6 +158,14 @@ class Recording:
         self.start.append(start)
         self.position.append(access.position)
 
+    def repeat(self, steps: list[int], times: int) -> None:
+        """The accesses of the newest rows, one for each of `steps`, are made so many times more, each of them so many bytes further
+        on each time."""
+        for column in (self.program, self.site, self.tile, self.position):
+            column.extend(column[-len(steps) :] * times)
+        starts = np.array(self.start[-len(steps) :]) + np.arange(1, times + 1)[:, None] * np.array(steps)
+        self.start.frombytes(starts.tobytes())
+
     def guide(self, access: Access, program: int) -> None:
         """Note, after `add` if it has a live lane, what the place of an access depends on."""
         self._guided.setdefault(program, []).append((access.guided, len(self) - 1 if access.lanes else -1))

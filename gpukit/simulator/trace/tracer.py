@@ -17,6 +17,7 @@ import torch
 
 from gpukit import hardware, launches
 from gpukit.simulator.interpreter import bounds
+from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
 from gpukit.simulator.interpreter.faults import UnwrittenFault, WarpFault, program_ids
 from gpukit.simulator.trace import caches
 from gpukit.simulator.trace.launch import Access, Event, Launch, cell, html_table, text_table
@@ -83,16 +84,12 @@ class _Recorder:
         self.role = "whole"
         self.counting = launch.sampled is None
         self._moved: dict[int, int] = {}  # bytes of each program that runs whole, in a sampled launch
-        self._program, self._made = -1, set()  # the accesses that the running program has made
+        # Where the running program has made accesses, by what they are counted by and their lanes.
+        self._program, self._made = -1, {}
 
     def access(self, access, linear: int, file: str, line: int) -> None:
-        launch, kind = self.launch, access.kind
-        tensor = access.parameter.name if access.parameter else "?"
-        key = kind, tensor, file, line, access.pointers.shape, access.width
-        known = self.rows.get(key)
-        if known is None:
-            known = self.rows[key] = self._new_row(key, access)
-        row, site = known
+        launch = self.launch
+        key, row, site = self._place(access, file, line)
         if access.lanes:
             launch.recording.add(access, linear, site)
         if access.guided is not None:
@@ -101,35 +98,50 @@ class _Recorder:
             return
         row.count += 1
         if access.lanes:
-            moved, sectors = access.lanes * access.width, access.sectors
-            self._moved[linear] = self._moved.get(linear, 0) + moved
-            row.lanes += access.lanes
-            row.bytes += moved
-            row.sectors += sectors
-            setattr(launch, f"{kind}_bytes", getattr(launch, f"{kind}_bytes") + moved)
-            setattr(launch, f"{kind}_sectors", getattr(launch, f"{kind}_sectors") + sectors)
-            run, vector = access.runs
-            row.run_bytes = min(row.run_bytes or run, run)
-            row.vector_bytes = min(row.vector_bytes or vector, vector)
-            row.again_bytes += self._again(key, access, linear, moved)
+            self._count(row, access, linear, 1, access.sectors, *access.runs)
+            row.again_bytes += self._again(key, access, linear)
             if launch.sampled is None:
                 self.trace._mark(access)
         if self.trace.detail:
-            self._keep(access, tensor, linear, line)
+            self._keep(access, key[1], linear, line)
 
-    def _again(self, key: tuple, access, linear: int, moved: int) -> int:
-        """The bytes of an access that this program has moved already, as far as its lanes are a grid. A single number counts
-        once: it stays in a register or in L1, and the code is often simpler where it is loaded where it is used."""
+    def _place(self, access, file: str, line: int) -> tuple[tuple, Access, Site]:
+        """What accesses are counted together by, their row, and their site."""
+        tensor = access.parameter.name if access.parameter else "?"
+        key = access.kind, tensor, file, line, access.pointers.shape, access.width
+        known = self.rows.get(key)
+        if known is None:
+            known = self.rows[key] = self._new_row(key, access)
+        return key, *known
+
+    def _count(self, row: Access, access, linear: int, times: int, sectors: int, run: int, vector: int) -> None:
+        """So many accesses with the same lanes, which touch `sectors` together; their runs are the shortest ones."""
+        launch, kind = self.launch, access.kind
+        moved = times * access.lanes * access.width
+        self._moved[linear] = self._moved.get(linear, 0) + moved
+        row.lanes += times * access.lanes
+        row.bytes += moved
+        row.sectors += sectors
+        setattr(launch, f"{kind}_bytes", getattr(launch, f"{kind}_bytes") + moved)
+        setattr(launch, f"{kind}_sectors", getattr(launch, f"{kind}_sectors") + sectors)
+        row.run_bytes = min(row.run_bytes or run, run)
+        row.vector_bytes = min(row.vector_bytes or vector, vector)
+
+    def _again(self, key: tuple, access, linear: int, step: int = 0, times: int = 1) -> int:
+        """The bytes of accesses, each of them `step` further on than the one before, that this program has moved already, as far
+        as their lanes are a grid. A single number counts once: it stays in a register or in L1, and the code is often simpler where
+        it is loaded where it is used."""
         tile = access.tile
         if tile is None or access.pointers.size == 1:
             return 0
         if linear != self._program:
-            self._program, self._made = linear, set()
-        if (key, tile) in self._made:
-            return moved
-        self._made.add((key, tile))
+            self._program, self._made = linear, {}
+        made = self._made.setdefault((key, tile[1:]), set())
+        before = len(made)
+        made.update(tile.start + step * number for number in range(times))
         sharing = math.prod(n for n, stride in zip(tile.extents, tile.strides, strict=True) if stride == 0)
-        return moved - moved // sharing
+        moved = access.lanes * access.width
+        return times * moved - (len(made) - before) * (moved // sharing)
 
     def _new_row(self, key, access) -> tuple[Access, Site]:
         kind, tensor, file, line, shape, width = key
@@ -159,9 +171,24 @@ class _Recorder:
     def repeat(self, turn: tuple[list, int], steps: list[int], times: int, before, after) -> None:
         """A turn of a loop is done so many times more, each access by its step further on each time."""
         accesses, flops = turn
-        for number in range(1, times + 1):
-            for (access, *place), step in zip(accesses, steps, strict=True):
-                self.access(access.moved(number * step), *place)
+        self.launch.recording.repeat(steps, times)
+        for (access, linear, *place), step in zip(accesses, steps, strict=True):
+            key, row, _ = self._place(access, *place)
+            # Where in a sector they begin repeats itself after so many of them.
+            period = SECTOR_BYTES // math.gcd(step, SECTOR_BYTES)
+            some = [access.moved(step * number) for number in range(1, min(period, times) + 1)]
+            sectors = [each.sectors for each in some]
+            every, rest = divmod(times, period)
+            runs, vectors = zip(*(each.runs for each in some), strict=True)
+            row.count += times
+            self._count(
+                row, access, linear, times, every * sum(sectors) + sum(sectors[:rest]), min(runs), min(vectors)
+            )
+            row.again_bytes += self._again(key, some[0], linear, step, times)
+        if self.trace.detail:
+            for number in range(1, times + 1):
+                for (access, linear, _, line), step in zip(accesses, steps, strict=True):
+                    self._keep(access.moved(step * number), access.parameter.name, linear, line)
         if flops:
             self.dot(flops * times)
 
