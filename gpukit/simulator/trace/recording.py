@@ -189,7 +189,11 @@ class Recording:
             return None
         programs, sites, _, starts, _ = self._unguided(0)
         reference = sites[np.flatnonzero(programs == self.program[self.whole])]
-        own = np.flatnonzero(programs == program)[: reference.size]
+        own = np.flatnonzero(programs == program)
+        different, first = np.unique(sites[own], return_index=True)
+        if different.size == reference.size:  # one that ran whole came to the same site in each turn of a loop
+            own = own[np.sort(first)]
+        own = own[: reference.size]
         return starts[own] if np.array_equal(sites[own], reference) else None
 
     def infer(self, radices: list[int], probes: list[int], others: list[int]) -> bool:
