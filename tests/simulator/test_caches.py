@@ -252,7 +252,7 @@ def test_many_accesses_at_once_are_as_one_after_another(capacity):
         sizes = random.integers(1, 6, random.integers(1, 9))
         first = int(random.integers(0, 400))
         own = [np.sort(random.choice(60, n, replace=False) + first) % 400 for n in sizes]
-        found = together.use_all(np.concatenate(own), sizes)
+        found = together.use_all(np.concatenate(own), sizes, np.ones(sizes.sum(), dtype=np.int64))
         within = []
         for units in own:
             within.append(alone.within(units))
@@ -284,7 +284,8 @@ def test_l2_plays_many_accesses_as_one_after_another(kib):
         one_by_one = [alone._one(*ask)[:, 0].tolist() for ask in asks]
         sizes, writes = np.array([lines.size for _, lines, *_ in asks]), np.array([write for write, *_ in asks])
         columns = [np.concatenate(column) for column in zip(*(ask[1:] for ask in asks), strict=True)]
-        assert together.play(sizes, writes, *columns).T.tolist() == one_by_one
+        weights = np.ones(sizes.sum(), dtype=np.int64)
+        assert together.play(sizes, writes, *columns, weights).T.tolist() == one_by_one
     for name in ("uses", "fills", "dram_read", "dram_written", "dirtied"):
         assert getattr(together, name) == getattr(alone, name), name
     assert together.finish() == alone.finish() and together.dram_written == alone.dram_written > 0

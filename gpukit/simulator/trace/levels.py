@@ -38,7 +38,7 @@ def _distinct(units: np.ndarray) -> np.ndarray:
 class Lru:
     """How recently each unit of a cache (sector of L1, line of L2) was used, the same for the units of one access. Exact:
     `latest` holds how many units were used last by each access, and what lies behind `horizon` is older than `capacity`
-    other units."""
+    other units. A unit may stand for several, `weights`, that are always used together."""
 
     def __init__(self, units: int, accesses: int, capacity: int):
         self.stamp = np.zeros(units, dtype=np.int32)  # memory that is never touched is never taken
@@ -56,41 +56,49 @@ class Lru:
         since = np.cumsum(self.latest[self.now : self.horizon : -1])
         return since[self.now - self.stamp[units]] - self.latest[self.stamp[units]]
 
-    def use(self, units: np.ndarray) -> None:
+    def use(self, units: np.ndarray, weights: np.ndarray | None = None) -> None:
         at = _run(units)
         before = self.stamp[at]
-        before = before[before > self.horizon]
-        np.subtract.at(self.latest, before, 1)
+        found = before > self.horizon
+        before = before[found]
+        total, again = units.size, before.size
+        if weights is None:
+            np.subtract.at(self.latest, before, 1)
+        else:
+            np.subtract.at(self.latest, before, weights[found])
+            total, again = int(weights.sum()), int(weights[found].sum())
         self.now += 1
-        self.latest[self.now] = units.size
+        self.latest[self.now] = total
         self.stamp[at] = self.now
-        self.inside += units.size - before.size
+        self.inside += total - again
         while self.inside > self.capacity:
             self.horizon += 1
             self.inside -= int(self.latest[self.horizon])
 
-    def use_all(self, units: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, list[np.ndarray | slice]] | None:
+    def use_all(
+        self, units: np.ndarray, sizes: np.ndarray, weights: np.ndarray
+    ) -> tuple[np.ndarray, list[np.ndarray | slice]] | None:
         """Several accesses one after another, of `sizes` units each. Returns which units each finds `within`, and the places in
         `units` where a unit is used for the first time in here, for the second, and so on. None, and nothing is used, where
         one access decides what another finds: that takes fewer of them. One alone is always answered."""
         if sizes.size == 1:
             within = self.stamp[units] > self.horizon
-            self.use(units)
+            self.use(units, weights)
             return within, [slice(None)]
-        total = units.size
+        total = int(weights.sum())
         if total > self.capacity:
             return None
         number = np.repeat(np.arange(self.now + 1, self.now + 1 + sizes.size), sizes)
         before = self.stamp[units].astype(np.int64)
-        self._place[units] = np.arange(total)
+        at = np.arange(units.size)
+        self._place[units] = at
         meetings = [slice(None)]
-        if (self._place[units] != np.arange(total)).any():  # some are used more than once
+        if (self._place[units] != at).any():  # some are used more than once
             order = np.argsort(units, kind="stable")
             again = np.flatnonzero(np.diff(units[order]) == 0) + 1
             before[order[again]] = number[order[again - 1]]
-            firsts = np.ones(total, dtype=bool)
+            firsts = np.ones(units.size, dtype=bool)
             firsts[again] = False
-            at = np.arange(total)
             which = at - np.maximum.accumulate(np.where(firsts, at, 0))
             meetings = [order[which == n] for n in range(int(which.max()) + 1)]
         # Up to where the horizon goes at most: if nothing were found.
@@ -100,11 +108,12 @@ class Lru:
         within = before > self.horizon
         if (before[within] <= furthest).any():
             return None
-        found = int(np.count_nonzero(within))
-        self.latest[self.now + 1 : self.now + 1 + sizes.size] = sizes
+        again = weights[within]
+        found = int(again.sum())
+        self.latest[self.now + 1 : self.now + 1 + sizes.size] = np.add.reduceat(weights, np.cumsum(sizes) - sizes)
         self.now += sizes.size
         recent = self.latest[self.horizon : self.now + 1]
-        recent -= np.bincount(before[within] - self.horizon, minlength=recent.size)
+        recent -= np.bincount(before[within] - self.horizon, again, minlength=recent.size).astype(np.int64)
         for met in meetings:
             self.stamp[units[met]] = number[met]
         self.inside += total - found
@@ -148,10 +157,10 @@ def by_line(sectors: np.ndarray, filled: np.ndarray | None = None) -> tuple[np.n
     lines = sectors // LINE_SECTORS
     first = np.flatnonzero(np.diff(lines, prepend=lines[0] - 1))
     place = (sectors % LINE_SECTORS * 8).astype(np.uint32)
-    asked = np.add.reduceat(_SECTOR << place, first)
+    asked = np.add.reduceat(_SECTOR << place, first, dtype=np.uint32)
     if filled is None:
         return lines[first], asked, np.zeros_like(asked)
-    return lines[first], asked, np.add.reduceat(filled.astype(np.uint32) << place, first)
+    return lines[first], asked, np.add.reduceat(filled.astype(np.uint32) << place, first, dtype=np.uint32)
 
 
 _SECTOR = np.uint32(SECTOR_BYTES)
@@ -165,8 +174,8 @@ def _bytes(sectors: np.ndarray) -> np.ndarray:
     return (sectors >> _SHIFT) * np.uint32(0xFF)
 
 
-def _count(sectors: np.ndarray) -> int:
-    return int(np.bitwise_count(sectors).sum(dtype=np.int64))
+def _count(sectors: np.ndarray, weights: np.ndarray) -> int:
+    return int(np.bitwise_count(sectors) @ weights)
 
 
 class L2:
@@ -184,6 +193,7 @@ class L2:
         self.held = np.zeros(lines, dtype=np.uint32)
         self.dirty = np.zeros(lines, dtype=np.uint32)
         self.since = np.zeros((lines, LINE_SECTORS), dtype=np.int32)  # in uses: when it was first written
+        self.weights = np.zeros(lines, dtype=np.int64)  # how many lines each stands for, of those that were used
         self.uses = self.fills = self.dram_read = self.dram_written = self.dirtied = 0
 
     def read(self, sectors: np.ndarray) -> int:
@@ -195,70 +205,78 @@ class L2:
         self._one(True, *by_line(sectors, filled))
 
     def _one(self, writes: bool, lines: np.ndarray, asked: np.ndarray, filled: np.ndarray) -> np.ndarray:
-        return self.play(np.array([lines.size]), np.array([writes]), lines, asked, filled)
+        return self.play(np.array([lines.size]), np.array([writes]), lines, asked, filled, np.ones_like(lines))
 
     def play(
-        self, sizes: np.ndarray, writes: np.ndarray, lines: np.ndarray, asked: np.ndarray, filled: np.ndarray
+        self,
+        sizes: np.ndarray,
+        writes: np.ndarray,
+        lines: np.ndarray,
+        asked: np.ndarray,
+        filled: np.ndarray,
+        weights: np.ndarray,
     ) -> np.ndarray:
         """Accesses one after another: the first asks for the first `sizes[0]` of `lines`, and so on, one at least; `writes` says
-        which are stores. Returns for each how many sectors had to come from DRAM, and how many of these came as one half of
-        a line without the other.
+        which are stores. Each line stands for so many, `weights`, that all accesses have in common and use alike. Returns for
+        each access how many sectors had to come from DRAM, and how many of these came as one half of a line without the other.
 
         What happens to a line depends on the accesses to it alone, once it is known which of these find it here. So all lines
         go at a time: first as they are met for the first time, then those met a second time, and so on.
         """
-        found = self.lru.use_all(lines, sizes)
+        found = self.lru.use_all(lines, sizes, weights)
         if found is None:  # the first ones must be looked at before the others
             half = sizes.size // 2
             at = int(sizes[:half].sum())
             return np.concatenate(
                 [
-                    self.play(sizes[:half], writes[:half], lines[:at], asked[:at], filled[:at]),
-                    self.play(sizes[half:], writes[half:], lines[at:], asked[at:], filled[at:]),
+                    self.play(sizes[:half], writes[:half], lines[:at], asked[:at], filled[:at], weights[:at]),
+                    self.play(sizes[half:], writes[half:], lines[at:], asked[at:], filled[at:], weights[at:]),
                 ],
                 axis=1,
             )
         within, meetings = found
-        ends = np.cumsum(sizes)
-        uses, writing = self.uses + np.repeat(ends, sizes), np.repeat(writes, sizes)
-        self.uses += int(ends[-1])
-        self.fills += lines.size - int(np.count_nonzero(within))
-        columns = within, uses - np.repeat(sizes, sizes), uses, np.where(writing, np.uint32(0), asked)
+        begins = np.cumsum(sizes) - sizes
+        used = np.add.reduceat(weights, begins)
+        uses, writing = self.uses + np.cumsum(used), np.repeat(writes, sizes)
+        self.uses = int(uses[-1])
+        self.fills += int(weights[~within].sum())
+        columns = within, np.repeat(uses - used, sizes), np.repeat(uses, sizes), np.where(writing, np.uint32(0), asked)
         columns = lines, *columns, np.where(writing, asked, np.uint32(0)), filled
+        self.weights[lines] = weights
         fetched = np.zeros(lines.size, dtype=np.uint8)
         for met in meetings:
             fetched[met] = self._meet(*(column[met] for column in columns))
         halves = fetched * (fetched <= LINE_SECTORS // 2)
-        return np.add.reduceat(np.stack([fetched, halves]), ends - sizes, axis=1, dtype=np.int64)
+        return np.add.reduceat(np.stack([fetched, halves]) * weights, begins, axis=1)
 
     def _meet(self, lines, within, before, after, read, written, filled) -> np.ndarray:
         """Different lines, each met by one access: whether L2 has it, the uses before and after this access, the sectors that
         it reads and those it writes. Returns how many sectors of each had to be read for it."""
-        held, dirty = self.held[lines], self.dirty[lines]
+        held, dirty, weights = self.held[lines], self.dirty[lines], self.weights[lines]
         # Of a line that is brought in, what was written before has left.
         gone = np.where(within, np.uint32(0), dirty)
         if gone.any():
-            self._write_back(gone, held)
+            self._write_back(gone, held, weights)
             dirty ^= gone
         held[~within] = 0
         # What was written in part long ago is completed.
         waiting = dirty & (read | written) & ~held
         if waiting.any():
             late = self._late(waiting, lines, before)
-            self._write_back(late, held)
+            self._write_back(late, held, weights)
             dirty ^= late
             held = held & ~_bytes(late) | late
         missing = read & ~held
         pairs = missing | (missing & _EVEN) << np.uint32(8) | missing >> np.uint32(8) & _EVEN
         fetched = pairs & ~held & _WHOLE
-        self.dram_read += _count(fetched)
+        self.dram_read += _count(fetched, weights)
         held = held & ~_bytes(fetched) | fetched
         if written.any():
             total = held + filled
             full = (total | total >> np.uint32(1)) & _WHOLE  # 32 to 64 bytes
             held = full | total & ~_bytes(full)
             first = written & ~dirty
-            self.dirtied += _count(first)
+            self.dirtied += _count(first, weights)
             dirty |= first
             waiting = first & ~held
             for sector in range(LINE_SECTORS):
@@ -276,16 +294,16 @@ class L2:
             late[some] |= waiting[some] & ago.astype(np.uint32) << np.uint32(8 * sector + _SHIFT)
         return late
 
-    def _write_back(self, sectors: np.ndarray, held: np.ndarray) -> None:
+    def _write_back(self, sectors: np.ndarray, held: np.ndarray, weights: np.ndarray) -> None:
         """Write these sectors to DRAM, their rest read from there before."""
-        self.dram_written += _count(sectors)
-        self.dram_read += _count(sectors & ~held)
+        self.dram_written += _count(sectors, weights)
+        self.dram_read += _count(sectors & ~held, weights)
 
     def finish(self) -> int:
         """Write back what is no longer held, and what was written in part long ago; the dirty sectors that stay."""
         lines = np.flatnonzero(self.dirty)
-        dirty, held = self.dirty[lines], self.held[lines]
+        dirty, held, weights = self.dirty[lines], self.held[lines], self.weights[lines]
         gone = np.where(self.lru.within(lines), self._late(dirty & ~held, lines, self.uses), dirty)
-        self._write_back(gone, held)
+        self._write_back(gone, held, weights)
         self.held[lines], self.dirty[lines] = held & ~_bytes(gone) | gone, dirty ^ gone
-        return _count(dirty) - _count(gone)
+        return _count(dirty ^ gone, weights)

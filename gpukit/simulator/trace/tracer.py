@@ -181,9 +181,7 @@ class _Recorder:
             every, rest = divmod(times, period)
             runs, vectors = zip(*(each.runs for each in some), strict=True)
             row.count += times
-            self._count(
-                row, access, linear, times, every * sum(sectors) + sum(sectors[:rest]), min(runs), min(vectors)
-            )
+            self._count(row, access, linear, times, every * sum(sectors) + sum(sectors[:rest]), min(runs), min(vectors))
             row.again_bytes += self._again(key, some[0], linear, step, times)
         if self.trace.detail:
             for number in range(1, times + 1):

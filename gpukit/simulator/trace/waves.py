@@ -212,7 +212,9 @@ _MOST_LINES = 1 << 16  # of accesses that L2 plays at once
 
 
 class _Asks:
-    """What accesses ask of L2, line by line. Those of one form that begin at the same sector of a line ask for the same."""
+    """What accesses ask of L2, line by line. Those of one form that begin at the same sector of a line ask for the same. Lines
+    that no other access touches than such ones at one place are asked for together, or not at all: of those of which the same is
+    asked, one stands for all."""
 
     def __init__(self, play: Play, rows: np.ndarray, alike: np.ndarray):
         which, base = play.which[rows], play.base[rows]
@@ -224,36 +226,62 @@ class _Asks:
         columns: list[list[np.ndarray]] = [
             [np.zeros(0, dtype=np.int64)],
             *([np.zeros(0, dtype=np.uint32)] for _ in "ab"),
+            [np.zeros(0, dtype=np.int64)],
         ]
-        sizes = np.zeros(first.size, dtype=np.int64)
+        sizes = np.zeros((2, first.size), dtype=np.int64)  # of each line by itself, and of those that stand for several
         for number, i in enumerate(first.tolist()):
             form, missing = play.forms[which[i]], play.l1_missed.get(int(alike[i]), slice(None))
             sectors = (form.sectors + base[i] % LINE_SECTORS)[missing]
             filled = form.filled[missing] if stores[i] else np.full(sectors.size, WHOLE)
-            found = by_line(sectors, filled)
-            sizes[number] = found[0].size
-            for column, own in zip(columns, found, strict=True):
+            lines, asked, filled = by_line(sectors, filled)
+            _, one, count = np.unique(asked.astype(np.uint64) << 32 | filled, return_index=True, return_counts=True)
+            one, count = one[np.argsort(one)], count[np.argsort(one)]
+            sizes[:, number] = lines.size, one.size
+            for column, own in zip(columns, (lines, asked, filled, np.ones_like(lines)), strict=True):
+                column.append(own)
+            for column, own in zip(columns, (lines[one], asked[one], filled[one], count), strict=True):
                 column.append(own)
         self._columns = [np.concatenate(column) for column in columns]
-        self._first, self._from = play.place[rows], (np.cumsum(sizes) - sizes)[kind]
-        self.sizes = sizes[kind]
+        self._first, begins = play.place[rows], np.cumsum(sizes.T).reshape(-1, 2).T - sizes
+        self._from, self.sizes = begins[0, kind], sizes[0, kind]
         self._ends = np.cumsum(self.sizes)
+        together = self._together(kind, play.lines_in_memory)
+        self._from[together], self.sizes[together] = begins[1, kind[together]], sizes[1, kind[together]]
+
+    def _together(self, kind: np.ndarray, lines_in_memory: int) -> np.ndarray:
+        """Which accesses are of such a kind and at such a place that all others have the same lines or none of them."""
+        _, some, place = np.unique(kind * lines_in_memory + self._first, return_index=True, return_inverse=True)
+        different = int(self.sizes[some].sum())
+        if 2 * different >= self.sizes.sum():  # it takes as long to find out
+            return np.zeros(kind.size, dtype=bool)
+        last, apart = np.zeros(lines_in_memory, dtype=np.int32), np.zeros(some.size, dtype=bool)
+        parts = np.array_split(np.arange(some.size), min(some.size, -(-different // _MOST_LINES)))
+        for look in (False, True):
+            for part in parts:
+                lines, own = self.lines(some[part])[0], np.repeat(part, self.sizes[some[part]])
+                if look:
+                    other = last[lines] != own
+                    apart[last[lines[other]]] = apart[own[other]] = True
+                else:
+                    last[lines] = own
+        return ~apart[place]
 
     def parts(self, first: int, last: int) -> Iterator[slice]:
         """The accesses from `first` to `last`, some at a time."""
         while first < last:
-            most = self._ends[first] - self.sizes[first] + _MOST_LINES
+            most = (self._ends[first - 1] if first else 0) + _MOST_LINES
             end = min(last, max(first + 1, int(np.searchsorted(self._ends, most, side="right"))))
             yield slice(first, end)
             first = end
 
-    def lines(self, part: slice) -> list[np.ndarray]:
-        """Of these accesses: the lines, the sectors asked for and the bytes that are written, as L2.play takes them."""
+    def lines(self, part: slice | np.ndarray) -> list[np.ndarray]:
+        """Of these accesses: the lines, the sectors asked for, the bytes that are written and how many lines each stands for, as
+        L2.play takes them."""
         sizes = self.sizes[part]
         ends = np.cumsum(sizes)
         at = np.arange(ends[-1]) + np.repeat(self._from[part] - (ends - sizes), sizes)
-        lines, asked, filled = (column[at] for column in self._columns)
-        return [lines + np.repeat(self._first[part], sizes), asked, filled]
+        lines, *others = (column[at] for column in self._columns)
+        return [lines + np.repeat(self._first[part], sizes), *others]
 
 
 class Play:
