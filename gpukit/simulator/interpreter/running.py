@@ -52,6 +52,7 @@ class Running:
     few        of how many of these the two on one line are told apart; None for all
     shortened  it has left such a loop before its end
     turns      who looks at the turns of the loop that runs, if anybody does (turns.py)
+    alike      loops of which that was done, and whose turns all did the same
     """
 
     def __init__(self):
@@ -65,6 +66,7 @@ class Running:
         self.few: int | None = None
         self.shortened = False
         self.turns = None
+        self.alike: set[tuple] = set()
         self.scope = None
         self.shared = None
         self.num_warps = 4

@@ -4,7 +4,8 @@
         acc = tl.dot(a_desc.load([m, k]), b_desc.load([k, n]), acc)
 
 A persistent program goes through such a loop for each of its tiles, and a sample knows no number but addresses. Three turns
-say what the others do, and some of these, the last one among them, whether that is so. A loop is run whole if it stores or
+say what the others do, and some of these, the last one among them, whether that is so; the last one alone where the same was
+so of the same loop before. A loop is run whole if it stores or
 reads integers, if it branches or has another loop in it, and if a variable beside its counter holds another integer in each
 turn: it may be carried on from one to the next.
 """
@@ -90,8 +91,10 @@ def alike(numbers: range, make: Callable[[int], tl.tensor]) -> Iterator[tl.tenso
         steps, followed = _steps(done, locals_) if watch.alike else None, now.work
         if steps is not None:
             now.recorders = [watch]
-            rest = len(numbers) - _FIRST
-            probes = sorted({*(_FIRST + int(i * _GOLDEN % 1 * (rest - 1)) for i in range(_PROBES)), len(numbers) - 1})
+            rest, frame = len(numbers) - _FIRST, sys._getframe(1)
+            loop = frame.f_code, frame.f_lasti, len(numbers), tuple(steps)
+            more = 0 if loop in now.alike else _PROBES
+            probes = sorted({*(_FIRST + int(i * _GOLDEN % 1 * (rest - 1)) for i in range(more)), len(numbers) - 1})
             for turn in probes:
                 counter = make(numbers[turn])
                 yield counter
@@ -103,6 +106,7 @@ def alike(numbers: range, make: Callable[[int], tl.tensor]) -> Iterator[tl.tenso
                 ):
                     break
             else:
+                now.alike.add(loop)
                 now.recorders = recorders
                 now.work = followed + rest * (followed - begun)  # as if all of them had been run
                 for recorder, before, after in zip(recorders, states[-2], states[-1], strict=True):
