@@ -6,14 +6,17 @@ from collections.abc import Callable
 
 import numpy as np
 
+_OTHERS = 2  # of the last programs of a digit, how many may make other accesses
+
 
 def radices(programs: int, starts: Callable[[int], np.ndarray | None]) -> list[int] | None:
     """The radices of the digits in which the addresses of a kernel are linear.
 
     Kernels that put a grid of tiles, or groups of its rows, on one axis compute `pid % n`, `pid // n % m` and so on. Written with
     these digits, a program's number p = d0 + n (d1 + m (d2 + ...)) leads to addresses that go up by so much with each digit.
-    Such a digit ends at the first program that leaves the line of those before it: each end is found by doubling and halving,
-    so that some log2(programs) programs have to run.
+    Such a digit ends before the first program that leaves the line of those before it: each end is found by doubling and halving,
+    so that some log2(programs) programs have to run. Its last programs may make other accesses, as those do to which a causal mask
+    leaves few blocks: what was found is then the end of a digit, or of several that lie on one line.
 
     starts   of a program's number: the addresses at which its accesses begin, or None where they are others than program 0's
     Returns the radices, lowest digit first, whose product is at least `programs`; None where not even two neighbors of a digit
@@ -39,6 +42,12 @@ def radices(programs: int, starts: Callable[[int], np.ndarray | None]) -> list[i
         while beyond - last > 1:
             middle = (last + beyond) // 2
             last, beyond = (middle, beyond) if follows(middle) else (last, middle)
+        end = beyond
+        while beyond < min(most, end + _OTHERS) and starts(unit * beyond) is None:
+            beyond += 1
+        if beyond > end:
+            shorter = (n for n in range(2, beyond) if beyond % n == 0 and starts(unit * (n - 1)) is None)
+            beyond = next(shorter, beyond)
         found.append(beyond)
         unit *= beyond
     return found

@@ -279,17 +279,26 @@ def _spread(call: Call) -> Iterator[int]:
 def _inferred(call: Call, window: int, rest: list[int], lookers: list, ran: set[int], begin) -> bool:
     """Run some programs of `rest`, and tell the recorders `lookers` from these where the others of the window begin; False if
     they do not say. begin(program) runs one that is not in `ran`, and adds it."""
+    whole, different = {*ran}, set()
     begin(rest[0])  # from which the others are told apart
 
     def starts(linear: int):
+        if (
+            linear in whole and linear + 1 < window and linear + 1 not in whole
+        ):  # it went through its loops; its neighbor comes one step later
+            own = starts(0), starts(1), starts(linear + 1)
+            return None if any(each is None for each in own) else own[2] - (own[1] - own[0])
         begin(linear)
-        return lookers[0].starts(linear)
+        found = lookers[0].starts(linear)
+        if found is None:
+            different.add(linear)
+        return found
 
     axes = None if running.now.lost else radices(window, starts)
     if axes is None:
         return False
     begun = [linear for linear in rest if linear in ran]
-    last, first = _last(call.programs, rest, axes), _first(rest, axes)
+    last, first = _last(call.programs, rest, axes) | _akin(different, rest, axes), _first(rest, axes)
     for edges in (last, last | first):
         inner = [linear for linear in rest if linear not in edges and linear not in ran]
         probes = [linear for linear in begun if linear not in edges]
@@ -310,6 +319,16 @@ _MOST_SAMPLED, _SAMPLED_WORK = 64, 1 << 24
 _GOLDEN = 0.6180339887498949  # multiples of it, without their whole parts, are spread evenly from the first few on
 _PROBES = 32
 _FEW = 8  # accesses of a program that cannot be worked out from others: more would take long
+
+
+def _akin(programs: set[int], window: list[int], axes: list[int]) -> set[int]:
+    """Those that have the lowest digit that is not 0 in common with one of `programs`."""
+    found, unit = set(), 1
+    for n in axes:
+        digits = {linear // unit % n for linear in programs if linear % unit == 0} - {0}
+        found |= {linear for linear in window if linear // unit % n in digits}
+        unit *= n
+    return found
 
 
 def _first(window: list[int], axes: list[int]) -> set[int]:

@@ -182,19 +182,16 @@ class Recording:
         return tuple(column[kept] for column in rows)
 
     def starts(self, program: int) -> np.ndarray | None:
-        """The addresses at which the accesses of a program of a sampled launch begin, as many as the first program that did not
-        run whole has, without those that depend on integers which it reads; None if they are of other sites than that one's, or
-        there are none."""
+        """The addresses at which the accesses of a program of a sampled launch begin that did not run whole, without those that
+        depend on integers which it reads; None if they are of other sites than those of the first such program, if one of the two
+        was cut short and the other was not, or if there are none."""
         if len(self) == self.whole:
             return None
+        model = self.program[self.whole]
         programs, sites, _, starts, _ = self._unguided(0)
-        reference = sites[np.flatnonzero(programs == self.program[self.whole])]
-        own = np.flatnonzero(programs == program)
-        different, first = np.unique(sites[own], return_index=True)
-        if different.size == reference.size:  # one that ran whole came to the same site in each turn of a loop
-            own = own[np.sort(first)]
-        own = own[: reference.size]
-        return starts[own] if np.array_equal(sites[own], reference) else None
+        reference, own = (np.flatnonzero(programs == one) for one in (model, program))
+        alike = np.array_equal(sites[own], sites[reference]) and (program in self.cut) == (model in self.cut)
+        return starts[own] if alike else None
 
     def infer(self, radices: list[int], probes: list[int], others: list[int]) -> bool:
         """Note the accesses of the programs `others` of a sampled launch as those of `probes` say, if these make the same ones,
