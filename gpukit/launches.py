@@ -7,7 +7,7 @@ A watcher has `begin(call) -> recorder`, `dry`: if any is dry, launches are list
 programs of a launch to run, None for all; with `marking` integers that wrap around in 32 bits are marked. A recorder has
 `access(access, program, file, line)`, `dot(flops)`, `unwritten(fault)` and `disorder(fault)`, which may raise it, and
 `end()`; for sampled launches `unknown(fault)` and `wrapped(fault)`, which may raise it, `role`, `window()` and
-`cut(program)` too, and `starts(program)` and `inferred(radices, probes, others)` where window() asks for programs. If all
+`cut(program)` too, and `starts(program)` and `inferred(radices, probes, others, turns)` where window() asks for programs. If all
 recorders of a launch have `turn_begins()`, `repeat(turn, steps, times, before, after)` and `rewind(state)`, long loops of a sample
 may be run in part: the first of these says at the end of a turn what it takes to come back there, and the second is told that
 the last turn is done so many times more, each access a step of so many bytes further on each time (interpreter/turns.py).

@@ -242,7 +242,7 @@ def _sample(call: Call, program) -> None:
         if linear in ran:
             return
         ran.add(linear)
-        running.now.seen, running.now.again, running.now.shortened = {}, 0, False
+        running.now.seen, running.now.again, running.now.shortened, running.now.lengths = {}, 0, False, []
         try:
             program(linear)
         except running.Enough:
@@ -279,20 +279,28 @@ def _spread(call: Call) -> Iterator[int]:
 def _inferred(call: Call, window: int, rest: list[int], lookers: list, ran: set[int], begin) -> bool:
     """Run some programs of `rest`, and tell the recorders `lookers` from these where the others of the window begin; False if
     they do not say. begin(program) runs one that is not in `ran`, and adds it."""
-    whole, different = {*ran}, set()
-    begin(rest[0])  # from which the others are told apart
+    whole, different, lengths = {*ran}, set(), {}
 
-    def starts(linear: int):
-        if (
-            linear in whole and linear + 1 < window and linear + 1 not in whole
-        ):  # it went through its loops; its neighbor comes one step later
-            own = starts(0), starts(1), starts(linear + 1)
-            return None if any(each is None for each in own) else own[2] - (own[1] - own[0])
-        begin(linear)
+    def look(linear: int) -> None:
+        if linear not in ran:
+            begin(linear)
+            lengths[linear] = running.now.lengths
+
+    look(rest[0])  # from which the others are told apart
+
+    def starts(linear: int) -> np.ndarray | None:
+        """Where its accesses begin, and how often its loops would turn: both must follow the digits."""
+        if linear in whole:  # it went through its loops, and comes one step before its neighbor
+            if not 1 < linear < window - 1 or linear + 1 in whole:
+                return None
+            zero, one, next_one = starts(0), starts(1), starts(linear + 1)
+            return None if zero is None or one is None or next_one is None else next_one - (one - zero)
+        look(linear)
         found = lookers[0].starts(linear)
-        if found is None:
+        if found is None or len(lengths[linear]) != len(lengths[rest[0]]):
             different.add(linear)
-        return found
+            return None
+        return np.concatenate([found, np.array(lengths[linear], dtype=np.int64)])
 
     axes = None if running.now.lost else radices(window, starts)
     if axes is None:
@@ -305,11 +313,12 @@ def _inferred(call: Call, window: int, rest: list[int], lookers: list, ran: set[
         if len(inner) > _PROBES:
             probes += np.random.default_rng(0).choice(inner, _PROBES, replace=False).tolist()
         for linear in sorted({*probes, *edges}):
-            begin(linear)
+            look(linear)
         others = [linear for linear in rest if linear not in ran]
         if running.now.lost or not others or len(probes) < 2:
             return False
-        if all([recorder.inferred(axes, probes, others) for recorder in lookers]):
+        turns = [lengths[linear] for linear in probes]
+        if all([recorder.inferred(axes, probes, others, turns) for recorder in lookers]):
             return True
     return False
 

@@ -172,6 +172,7 @@ def _counter(plain):
             return tl.core.tensor(handle(np.array([n], dtype=dtype), kind), kind)
 
         if running.now.seen is not None:
+            running.now.lengths.append(len(numbers))
             return map(counter, _once(numbers))
         return alike(numbers, counter)
 

@@ -48,6 +48,7 @@ class Running:
     seen       where this program made accesses, and whether any of their lanes was live, if it is only to show where its
                accesses begin; else None. It goes through each loop until each access there has had a live lane, and ends
                where it makes one for a second time
+    lengths    turns that its loops would have, if it is only to show where its accesses begin
     again      how often it has made one again, while another one had had no live lane yet
     few        of how many of these the two on one line are told apart; None for all
     shortened  it has left such a loop before its end
@@ -62,6 +63,7 @@ class Running:
         self.answers: dict[tuple[str, int], int] = {}
         self.lost = False
         self.seen: dict | None = None
+        self.lengths: list[int] = []
         self.again = 0
         self.few: int | None = None
         self.shortened = False

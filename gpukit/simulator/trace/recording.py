@@ -193,10 +193,11 @@ class Recording:
         alike = np.array_equal(sites[own], sites[reference]) and (program in self.cut) == (model in self.cut)
         return starts[own] if alike else None
 
-    def infer(self, radices: list[int], probes: list[int], others: list[int]) -> bool:
+    def infer(self, radices: list[int], probes: list[int], others: list[int], turns: list[list[int]]) -> bool:
         """Note the accesses of the programs `others` of a sampled launch as those of `probes` say, if these make the same ones,
         each at an address that goes up by so much with each digit of the program's number (digits.radices), or that it makes of
-        such numbers and of the integers that it reads. Else nothing is noted, and it is False."""
+        such numbers and of the integers that it reads. So must the `turns` of each probe's loops, and a loop of several turns may
+        have no less than two in any program. Else nothing is noted, and it is False."""
         program, *columns = self._unguided(self.whole)
         rows = [np.flatnonzero(program == probe) for probe in probes]
         if not all(own.size == rows[0].size for own in rows) or len({probe in self.cut for probe in probes}) > 1:
@@ -205,6 +206,12 @@ class Recording:
         if any((same != same[0]).any() for same in (sites, tiles, positions)):
             return False
         lines = _Lines(radices, probes, others)
+        if len({len(own) for own in turns}) > 1:
+            return False
+        loops = np.array(turns, dtype=np.int64)
+        turned = lines.follow(loops)
+        if turned is None or (turned < 2)[:, (loops >= 2).all(axis=0)].any():
+            return False
         moved = lines.follow(starts)
         if moved is None:
             return False

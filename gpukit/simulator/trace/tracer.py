@@ -223,10 +223,10 @@ class _Recorder:
         """Where the first accesses of a program of the window begin, if they are those of the others."""
         return self.launch.recording.starts(linear)
 
-    def inferred(self, radices: list[int], probes: list[int], others: list[int]) -> bool:
+    def inferred(self, radices: list[int], probes: list[int], others: list[int], turns: list[list[int]]) -> bool:
         """Whether it is known from the first accesses of `probes` where those of `others` begin; then they are noted, and these
-        programs need not run."""
-        return self.launch.recording.infer(radices, probes, others)
+        programs need not run. `turns`: of each probe, those that its loops would have."""
+        return self.launch.recording.infer(radices, probes, others, turns)
 
     def _reads_integers(self) -> bool:
         for site in self.launch.recording.sites:

@@ -170,9 +170,8 @@ def _packed(start: np.ndarray, reach: np.ndarray, step: int) -> tuple[np.ndarray
     take. A sampled launch of large tensors uses little of them."""
     first, last = (start + reach) // step
     lowest = int(first.min(initial=0))
-    edges = np.zeros(int(last.max(initial=0)) - lowest + 2, dtype=np.int64)
-    np.add.at(edges, first - lowest, 1)
-    np.add.at(edges, last - lowest + 1, -1)
+    size = int(last.max(initial=0)) - lowest + 2
+    edges = np.bincount(first - lowest, minlength=size) - np.bincount(last - lowest + 1, minlength=size)
     used = np.cumsum(edges) > 0
     place = np.cumsum(used) - 1
     return start + (place[first - lowest] - first) * step, int(used.sum()) * step
@@ -206,6 +205,13 @@ def _turns(program: np.ndarray, step: np.ndarray, stores: np.ndarray) -> np.ndar
     follows = stores & np.roll(stores, 1) & (np.roll(program, 1) == program) & (step > 0)
     first = np.maximum.accumulate(np.where(follows, 0, np.arange(step.size)))
     return step[first]
+
+
+def _changes(numbers: np.ndarray) -> np.ndarray:
+    """Which of them is the first, or another one than that before it."""
+    found = np.ones(numbers.size, dtype=bool)
+    np.not_equal(numbers[1:], numbers[:-1], out=found[1:])
+    return found
 
 
 def _order(*columns: np.ndarray) -> np.ndarray:
@@ -369,18 +375,18 @@ class Play:
     def _asked_of_l2(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of rows in their order those that L2 sees, and for each the row of the SM whose L1 says what it lacks, or -1. Where
         programs load the same at the same time, it sees one of them. An atomic is there twice: it reads, and then it writes."""
-        alike = self._alike()[rows]
+        alike = self._alike()[rows] if self.l1_missed else np.full(rows.size, -1)
         missed = np.full(self.step.size, -1)  # how many sectors, where that is known
         missed[[*self.l1_missed]] = [np.count_nonzero(missing) for missing in self.l1_missed.values()]
         alike = np.where((alike >= 0) & (missed[alike] >= 0), alike, -1)
         times = 1 + self.are("atomic")[rows]
         times[(alike >= 0) & (missed[alike] == 0)] = 0
         whole = np.flatnonzero(self.are("load")[rows] & (alike < 0))
-        turn = np.cumsum(np.diff(self.turn[rows], prepend=-1) != 0)
+        turn = np.cumsum(_changes(self.turn[rows]))
         columns = self.base[rows[whole]], self.which[rows[whole]], turn[whole]
         order = _order(*columns)
-        again = np.logical_and.reduce([np.diff(column[order], prepend=-1) == 0 for column in columns])
-        times[whole[order[again]]] = 0
+        fresh = np.logical_or.reduce([_changes(column[order]) for column in columns])
+        times[whole[order[~fresh]]] = 0
         return np.repeat(rows, times), np.repeat(alike, times)
 
     def l2(self, capacity: int) -> _Dram:
