@@ -291,6 +291,35 @@ def test_l2_plays_many_accesses_as_one_after_another(kib):
     assert together.finish() == alone.finish() and together.dram_written == alone.dram_written > 0
 
 
+@triton.jit
+def products(a_ptr, b_ptr, c_ptr, K, shift, BLOCK: tl.constexpr):
+    m, n, lanes = tl.program_id(0) * BLOCK, tl.program_id(1) * BLOCK, tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for i in range(0, 4 * K, BLOCK):
+        k = i % K
+        rows = m + lanes + shift * (tl.program_id(1) % 2)
+        a = tl.load(a_ptr + rows[:, None] * K + k + lanes[None, :])
+        total += tl.dot(a, tl.load(b_ptr + (k + lanes)[:, None] * K + n + lanes[None, :]))
+    tl.store(c_ptr + (m + lanes)[:, None] * K + n + lanes[None, :], total.to(tl.float16))
+
+
+@pytest.mark.parametrize("shift", [0, 8])
+def test_lines_that_are_asked_for_together_count_as_each_by_itself(shift, monkeypatch):
+    """Tiles that are loaded four times, and with a shift tiles of a that lie across one another; a small L2 gives lines up."""
+    together, found = waves._Asks._together, []
+
+    def traffic(ask) -> caches.Traffic:
+        monkeypatch.setattr(waves._Asks, "_together", ask)
+        a, b, c = (torch.empty(520, 512, dtype=torch.float16, device="meta") for _ in "abc")
+        gpu = dataclasses.replace(H200, l2_bytes=128 * 1024)
+        return assumed(lambda: products[(8, 8)](a, b, c, 512, shift, BLOCK=64), gpu, sample=2)
+
+    some = traffic(lambda *given: found.append(together(*given)) or found[-1])
+    assert found[0].any() and found[0].all() == (shift == 0)
+    assert some == traffic(lambda asks, kind, lines: np.zeros(kind.size, dtype=bool))
+    assert some.dram_read_bytes > 2 * 520 * 512 * 2  # what was given up was read again
+
+
 def test_halves_of_lines():
     """Of tiles that begin with a line all lines are read whole; of such as begin within one each line in two halves."""
     x, y = torch.zeros(64 * 512 + 16), torch.zeros(64 * 16)

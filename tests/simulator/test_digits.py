@@ -30,6 +30,10 @@ def counted(address, programs):
         (lambda p: [p * p], 16, [2, 2, 2, 2]),  # not linear in any digits, which the caller finds out
         (lambda p: [p] if p != 1 else None, 10, None),
         (lambda p: [p] if p < 10 else None, 30, None),
+        (lambda p: [p % 16, p // 16] if p % 16 < 15 else None, 256, [16, 16]),  # the last of a digit is another one
+        (lambda p: [p % 16, p // 16] if p % 16 < 14 else None, 256, [16, 16]),
+        (lambda p: [p] if p % 16 < 15 else None, 255, [16, 16]),  # or of one of those that lie on a line
+        (lambda p: [p % 16, p // 16] if p % 16 < 13 else None, 256, None),
     ),
 )
 def test_the_digits_are_found_with_few_programs(address, programs, expected):

@@ -502,6 +502,11 @@ def begins(x_ptr, index_ptr, y_ptr, HOW: tl.constexpr, BLOCK: tl.constexpr):
                 row = row * 0
         own = x_ptr + row * 8 * BLOCK + index * 2
         tl.store(y_ptr + row + 64 * column, tl.load(own, mask=(index >= 0) & (index < 50)))
+    if (
+        HOW == "causal"
+    ):  # the last block of a row has no turn, and the one before it has one, which no program leaves early
+        for i in range(0, 7 - column):
+            tl.store(y_ptr + row * 8 + column, tl.load(x_ptr + row * 8 + column + i))
     if HOW == "counted":
         index = tl.sum(tl.arange(0, 4) + tl.load(index_ptr + row), 0)
         tl.store(y_ptr + row, tl.load(x_ptr + index))
@@ -516,6 +521,7 @@ def begins(x_ptr, index_ptr, y_ptr, HOW: tl.constexpr, BLOCK: tl.constexpr):
         ("grouped", [True]),
         ("scattered", [False]),
         ("picked", [True]),
+        ("causal", [True]),
         # A block of places, a branch and a sum of a block are not followed.
         ("gathered", []),
         ("branched", []),
@@ -569,6 +575,38 @@ def long_loop(x_ptr, index_ptr, y_ptr, N, HOW: tl.constexpr, BLOCK: tl.constexpr
         if HOW == "stores":
             tl.store(y_ptr + offs, total)
     tl.store(y_ptr + offs, total)
+
+
+@triton.jit
+def the_same_loop_again(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
+    offs, total = tl.arange(0, BLOCK), tl.zeros([BLOCK], tl.float32)
+    for row in range(0, 4):
+        start = (tl.program_id(0) * 4 + row) * N
+        for k in tl.range(0, N, BLOCK):
+            total += tl.load(x_ptr + start + k + offs, mask=offs < BLOCK - row // 3)
+        tl.store(y_ptr + (tl.program_id(0) * 4 + row) * BLOCK + offs, total)
+
+
+def test_a_loop_found_alike_is_looked_at_less_the_next_time(monkeypatch):
+    from gpukit.simulator.interpreter import memory_ops, turns
+
+    admit, made = memory_ops._admit, []
+    monkeypatch.setattr(memory_ops, "_admit", lambda *given: made.append(given) or admit(*given))
+
+    def traced():
+        made.clear()
+        with gpukit.trace(sample=1, gpu="h100-sxm") as t:
+            the_same_loop_again[(1,)](
+                torch.empty(4, 4096, device="meta"), torch.empty(256, device="meta"), 4096, BLOCK=64
+            )
+        rows = list(t.launches[0].recording.rows())
+        return sum(kind == "load" for kind, *_ in made), (counts(t.launches[0]), rows)
+
+    some, found = traced()
+    assert some == turns._FIRST + turns._PROBES + 1 + 3 * (turns._FIRST + 1)
+    monkeypatch.setattr(turns, "_LEAST", 10**9)
+    every, expected = traced()
+    assert found == expected and every == 4 * 64
 
 
 @pytest.mark.parametrize(
