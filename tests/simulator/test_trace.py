@@ -502,11 +502,6 @@ def begins(x_ptr, index_ptr, y_ptr, HOW: tl.constexpr, BLOCK: tl.constexpr):
                 row = row * 0
         own = x_ptr + row * 8 * BLOCK + index * 2
         tl.store(y_ptr + row + 64 * column, tl.load(own, mask=(index >= 0) & (index < 50)))
-    if (
-        HOW == "causal"
-    ):  # the last block of a row has no turn, and the one before it has one, which no program leaves early
-        for i in range(0, 7 - column):
-            tl.store(y_ptr + row * 8 + column, tl.load(x_ptr + row * 8 + column + i))
     if HOW == "counted":
         index = tl.sum(tl.arange(0, 4) + tl.load(index_ptr + row), 0)
         tl.store(y_ptr + row, tl.load(x_ptr + index))
@@ -521,7 +516,6 @@ def begins(x_ptr, index_ptr, y_ptr, HOW: tl.constexpr, BLOCK: tl.constexpr):
         ("grouped", [True]),
         ("scattered", [False]),
         ("picked", [True]),
-        ("causal", [True]),
         # A block of places, a branch and a sum of a block are not followed.
         ("gathered", []),
         ("branched", []),
@@ -530,22 +524,46 @@ def begins(x_ptr, index_ptr, y_ptr, HOW: tl.constexpr, BLOCK: tl.constexpr):
 )
 def test_where_programs_begin_is_told_from_a_few_where_it_can_be(how, expected, monkeypatch):
     """What is noted is the same as if each of them had run; the last ones of each axis, whose masks are others, run."""
-    said, infer = [], Recording.infer
 
     def launch():
         x, y = (torch.empty(64 * 8 * 64 + 64, device="meta") for _ in range(2))
+        index = torch.arange(512) * 37 % (61 if how == "picked" else 64) - int(how == "picked")
+        begins[(8, 64)](x, index, y, HOW=how, BLOCK=64, num_warps=32)
+
+    assert told_from_a_few(launch, monkeypatch) == expected
+
+
+def told_from_a_few(launch, monkeypatch) -> list[bool]:
+    """What was said when the others were to be told; what was noted is the same as if each program had run."""
+    said, infer = [], Recording.infer
+
+    def noted():
         with gpukit.trace(sample=2) as t:
-            index = torch.arange(512) * 37 % (61 if how == "picked" else 64) - int(how == "picked")
-            begins[(8, 64)](x, index, y, HOW=how, BLOCK=64, num_warps=32)
+            launch()
         recording = t.launches[0].recording
         columns = np.stack([np.array(c) for c in (recording.program, recording.site, recording.tile, recording.start)])
         return columns[:, np.argsort(columns[0], kind="stable")].tolist(), recording.cut
 
     monkeypatch.setattr(Recording, "infer", lambda *given: said.append(infer(*given)) or said[-1])
-    told = launch()
-    assert said == expected
+    told = noted()
     monkeypatch.setattr(Recording, "infer", lambda *given: False)
-    assert told == launch()
+    assert told == noted()
+    return said
+
+
+@triton.jit
+def fewer_and_fewer(x_ptr, y_ptr, BLOCKS):
+    program = tl.program_id(0)
+    for i in range(0, BLOCKS - 1 - program % BLOCKS):
+        tl.store(y_ptr + program, tl.load(x_ptr + program + i))
+    tl.store(y_ptr + program, 1.0)
+
+
+@pytest.mark.parametrize("blocks", [64, 96])
+def test_loops_tell_programs_apart_that_lie_on_one_line(blocks, monkeypatch):
+    """As under a causal mask: of so many programs the last one has no turn, and the one before it has one, and ends by itself."""
+    x, y = (torch.empty(4096, device="meta") for _ in range(2))
+    assert told_from_a_few(lambda: fewer_and_fewer[(32 * blocks,)](x, y, blocks, num_warps=32), monkeypatch) == [True]
 
 
 @triton.jit
