@@ -5,20 +5,56 @@ from __future__ import annotations
 import contextlib
 import resource
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 
 import gpukit
+from gpukit import hardware
+from gpukit.kernels._flash_backward import flash_attention_bwd
+from gpukit.kernels.flash_attention import reach
+from gpukit.kernels.matmul import matmul_fwd
+from gpukit.kernels.rope import rope_turn
 from gpukit.simulator.interpreter import layer
 from gpukit.validation.timed_kernels import CASES
 
-# A trace of a few programs, the compilation and the prediction.
+
+def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _matmul(M: int, N: int, K: int) -> Callable[[], object]:
+    a, b = _empty(M, K), _empty(K, N)
+    return lambda: matmul_fwd(a, b, None, None, None, "", "ieee", False, False)
+
+
+def _attention_backward(heads: int, tokens: int, size: int) -> Callable[[], object]:
+    do, q, k, v, o = (_empty(1, heads, tokens, size) for _ in range(5))
+    lse = _empty(1, heads, tokens, dtype=torch.float32)
+    return lambda: flash_attention_bwd(do, None, q, k, v, o, lse, *reach(True, None), size**-0.5, "ieee")
+
+
+def _rope(sequences: int, heads: int, tokens: int, size: int) -> Callable[[], object]:
+    q, k, angles = (
+        _empty(sequences, heads, tokens, size),
+        _empty(sequences, heads, tokens, size),
+        _empty(tokens, size // 2),
+    )
+    return lambda: rope_turn(q, k, angles, angles, False)
+
+
+# A trace of a few programs, the compilation and the prediction: a case of CASES, or what makes the work.
 REAL_SHAPES = {
     "softmax 4096 x 65536": "gpukit softmax 4096 x 65536 bf16, online",
     "matmul 8192^3": "matmul 8192 bf16, groups of 128x256x64",
     "attention of 16,384 tokens": "attention 8 heads, 16384 tokens, head 128",
+    "matmul 16384^3, as chosen for an H200": partial(_matmul, 16384, 16384, 16384),
+    "attention backward of 16 heads, 16,384 tokens, head 64, causal, three launches": partial(
+        _attention_backward, 16, 16384, 64
+    ),
+    "rope of 8 sequences, 32 heads, 4096 tokens": partial(_rope, 8, 32, 4096, 128),
 }
 
 
@@ -64,6 +100,15 @@ def rows(programs: int, how: str, N: int = 1000) -> Callable[[], None]:
 
 def real_shape(name: str) -> Callable[[], object]:
     """One of REAL_SHAPES, predicted for an H200."""
-    case = CASES[REAL_SHAPES[name]]
-    work = case.prepare("meta")
-    return lambda: gpukit.predict(work, gpu="h200", sample=case.sample)
+    made, gpu = REAL_SHAPES[name], hardware.gpu("h200")
+    if isinstance(made, str):
+        case = CASES[made]
+        work, sample = case.prepare("meta"), case.sample
+    else:
+        work, sample = made(), 2
+
+    def predict() -> object:
+        with hardware.imagined(gpu):  # whose kernels are chosen
+            return gpukit.predict(work, gpu=gpu, sample=sample)
+
+    return predict
