@@ -220,16 +220,17 @@ def _refuse_cpu_tensors(function, arguments: dict) -> None:
 
 
 def _sample(call: Call, program) -> None:
-    """Run `call.sampled` programs, spread over the grid, or more where they are short, and the first steps of those that are on
+    """Run `call.sampled` programs, spread over the grid, or more where these differ, and the first steps of those that are on
     the GPU together at first: enough to tell what these share. Afterwards call.sampled says how many have run whole."""
-    whole: list[int] = []
+    whole: dict[int, int] = {}  # and how much there was to do
     for linear in _spread(call):
-        most = max(call.sampled, _MOST_SAMPLED) if running.now.work < _SAMPLED_WORK else call.sampled
-        if len(whole) >= most:
+        differ = len({*whole.values()}) > 1 and running.now.work < _SAMPLED_WORK
+        if len(whole) >= max(call.sampled, _MOST_SAMPLED if differ else 0):
             break
         if linear not in whole:
+            before = running.now.work
             program(linear)
-            whole.append(linear)
+            whole[linear] = running.now.work - before
     call.sampled = len(whole)
     wanted = [(recorder, recorder.window()) for recorder in running.now.recorders]
     window = max((programs for _, programs in wanted), default=0)
@@ -323,7 +324,7 @@ def _inferred(call: Call, window: int, rest: list[int], lookers: list, ran: set[
     return False
 
 
-# Programs may differ, and the first few of a sample are chance: more of them run until the interpreter has had so much to do.
+# Where programs differ, the first few of a sample are chance: more of them run until the interpreter has had so much to do.
 _MOST_SAMPLED, _SAMPLED_WORK = 64, 1 << 24
 _GOLDEN = 0.6180339887498949  # multiples of it, without their whole parts, are spread evenly from the first few on
 _PROBES = 32

@@ -40,7 +40,7 @@ def _admit(kind: str, ptrs, mask, width: int) -> Access:
     access = Access(kind, pointers, live, width, via)
     memory = running.now.memory
     memory.admit(access, ptrs.attr.get(PARAMETER))
-    running.now.work += running.ACCESS_LANES + access.pointers.size
+    running.now.work += running.ACCESS_LANES + access.lanes
     if access.lanes and Wrapped in (ptrs.data.__class__, None if mask is None else mask.data.__class__):
         for recorder in running.now.recorders:
             recorder.wrapped(memory.wrapped(access))

@@ -99,9 +99,9 @@ def mix(compiled: Compiled, executions: Executions | None) -> Mix:
 
 
 def product_flops(instruction: assembly.Instruction) -> int:
-    """Floating-point operations of an instruction of a warp group (HGMMA.64x128x16 and so on); 0 for all others."""
-    shape = re.match(r"[A-Z]GMMA\.(\d+)x(\d+)x(\d+)", instruction.opcode)
-    return 2 * int(shape[1]) * int(shape[2]) * int(shape[3]) if shape else 0
+    """Operations of an instruction of a warp group (HGMMA.64x128x16 and so on)."""
+    rows, columns, depth = re.match(r"[A-Z]GMMA\.(\d+)x(\d+)x(\d+)", instruction.opcode).groups()
+    return 2 * int(rows) * int(columns) * int(depth)
 
 
 def operand_bytes(instruction: assembly.Instruction) -> float:

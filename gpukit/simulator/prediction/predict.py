@@ -226,7 +226,7 @@ def predict(
         x = torch.empty(4096, 65536, dtype=torch.bfloat16, device="meta")    # a size is all that counts: no memory
         gpukit.predict(lambda: softmax(x), gpu="a100")
 
-    sample   programs of each launch to look at, or more where they are short; the others are taken to be like them. None
+    sample   programs of each launch to look at, or more where these differ; the others are taken to be like them. None
              runs all of them, on tensors that must then exist. Inputs and outputs are not touched where it is a number.
     torch_ops  False leaves PyTorch's own operations out, such as those that make the inputs
 
@@ -368,8 +368,7 @@ def launch_step(
 def _products(compiled: Compiled, times: list[float], cycles: float) -> dict[int, float]:
     """Of each instruction of a warp group, by its number, the cycles that it and its like in the program's other warp groups
     take, of which all together have so many: for multiplying, or for fetching what they multiply from shared memory."""
-    flops = {i: mix.product_flops(instruction) for i, instruction in enumerate(compiled.instructions)}
-    flops = {i: n for i, n in flops.items() if n}
+    flops = {i: mix.product_flops(each) for i, each in enumerate(compiled.instructions) if each.base.endswith("GMMA")}
     total = sum(times[i] * n for i, n in flops.items())
     if not total:
         return {}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from gpukit.simulator.compiler import assembly
@@ -31,10 +32,12 @@ _ASYNCHRONOUS = re.compile("[A-Z]GMMA|UTC")  # tensor-core instructions that run
 
 
 class _Step(NamedTuple):
-    kind: str | None  # of LATENCY, or "load", "atomic", "fence"
+    kind: str | None  # of LATENCY, or "load", "copy", "atomic", "fence"
     stall: int
     names: tuple[str, ...]  # registers that it reads or writes
     result: tuple[str, ...]  # those that it writes late
+    ends: str | None = None  # the group of "copies" or "products" that is complete with it
+    leaves: tuple[str, int] | None = None  # of which it waits for all groups but so many
 
 
 class Wait(NamedTuple):
@@ -78,7 +81,9 @@ def cycles(
     ready: dict[str, float] = {}
     for i, runs in _order(compiled.instructions, times):
         step, begin = steps[i], now
-        now = max(now, *(ready.get(name, 0.0) for name in step.names), 0.0)
+        for name in step.names:
+            if name in ready and ready[name] > now:
+                now = ready[name]
         if step.kind == "fence":  # waits for all that the warp has changed
             now = max(now, last_atomic)
         late = latency.get(step.kind, 0.0)
@@ -90,28 +95,27 @@ def cycles(
             asked[line] = due + wait.late
             late = max(wait.again, coming.get(line, 0.0) - now)
         if background:
-            instruction = compiled.instructions[i]
-            if instruction.base == "LDGSTS":
-                copies.add(now, background.copying, background.latency)
-            elif instruction.base == "LDGDEPBAR":
-                copies.end()
-            elif i in background.products:
+            if i in background.products:
                 products.add(now, background.products[i])
-                if _COMMITTED in instruction.text:
-                    products.end()
-            elif left := _WAITS.match(instruction.text):
-                now = max(now, (products if left[1] == _COMMITTED else copies).ready(int(left[2], 16)))
+            elif step.kind == "copy":
+                copies.add(now, background.copying, background.latency)
+            if step.ends is not None:
+                (copies if step.ends == "copies" else products).end()
+            elif step.leaves is not None:
+                whose, left = step.leaves
+                now = max(now, (copies if whose == "copies" else products).ready(left))
         if step.kind in ("fence", "barrier"):
             now += late
         if step.kind == "atomic":
             last_atomic = now + late
-        ready.update(dict.fromkeys(step.result, now + late))
+        for name in step.result:
+            ready[name] = now + late
         now += step.stall
         total += (now - begin) * runs
     return total
 
 
-_COMMITTED = "gsb0"  # what counts the groups of products
+_PRODUCTS = "gsb0"  # counts the groups of products
 _WAITS = re.compile(r"(?:WARPGROUP\.)?DEPBAR\.LE (gsb0|SB0), 0x([0-9a-f]+)")
 
 
@@ -161,6 +165,7 @@ def _order(instructions, times) -> Iterator[tuple[int, float]]:
         i = loop.end + 1 if loop else i + 1
 
 
+@lru_cache(maxsize=1 << 14)
 def _step(instruction: assembly.Instruction) -> _Step:
     unit = mix.unit(instruction)
     kind = _LOADS.get(instruction.base) or (unit if unit in _OTHERS else None)
@@ -168,6 +173,8 @@ def _step(instruction: assembly.Instruction) -> _Step:
         kind = None
     if instruction.base == "BAR":
         kind = "barrier"
+    elif instruction.base == "LDGSTS":
+        kind = "copy"
     elif instruction.base == "MEMBAR" and ".GPU" in instruction.opcode:
         kind = "fence"
     operands = re.sub(r"c\[[^]]*\]\[[^]]*\]|desc\[[^]]*\]|^@!?U?P\w+\s", " ", instruction.text).split(None, 1)[1:]
@@ -177,7 +184,14 @@ def _step(instruction: assembly.Instruction) -> _Step:
     unread = kind == "atomic" and re.match(r"P\w+, RZ", operands[0])  # nobody asked for the old value
     late = (kind in _OTHERS or instruction.base in _LOADS) and vectors and not unread
     result = [f"R{vectors[0] + k}" for k in range(_width(instruction, kind))] if late else []
-    return _Step(kind, instruction.stall, tuple(names), tuple(result))
+    ends = leaves = None
+    if instruction.base == "LDGDEPBAR":
+        ends = "copies"
+    elif waits := _WAITS.match(instruction.text):
+        leaves = "products" if waits[1] == _PRODUCTS else "copies", int(waits[2], 16)
+    elif _ASYNCHRONOUS.match(instruction.base) and _PRODUCTS in instruction.text:
+        ends = "products"
+    return _Step(kind, instruction.stall, tuple(names), tuple(result), ends, leaves)
 
 
 def _width(instruction: assembly.Instruction, kind: str) -> int:

@@ -467,7 +467,7 @@ def trace(
     on_launch  called as on_launch(kernel_name, arguments) before each launch; `arguments` maps the kernel's parameter
                names to what the caller passed
     gpu        whose caches `launch.l2_read_sectors`, `launch.dram_read_bytes` and so on are about
-    sample     run that many programs of each launch, spread over it, or up to 64 where they are short, and scale what they
+    sample     run that many programs of each launch, spread over it, or up to 64 where these differ, and scale what they
                count to the whole grid. Nothing is computed: floats load as 0 and stores are dropped, so tensors of any size cost nothing, meta tensors
                (torch.empty(..., device="meta")) and untouched torch.empty alike. Integers in memory are read, since they
                may be indices, or a mask or a bound. UnknownFault, a ValueError, where one of these depends on integers of a
