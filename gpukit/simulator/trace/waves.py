@@ -269,7 +269,7 @@ class _Asks:
         """Which accesses are of such a kind and at such a place that all others have the same lines or none of them."""
         _, some, place = np.unique(kind * lines_in_memory + self._first, return_index=True, return_inverse=True)
         different = int(self.sizes[some].sum())
-        if 2 * different >= self.sizes.sum():  # it takes as long to find out
+        if 4 * int(kind.max(initial=0)) >= kind.size:  # gathers, most of which lie across one another
             return np.zeros(kind.size, dtype=bool)
         last, apart = np.zeros(lines_in_memory, dtype=np.int32), np.zeros(some.size, dtype=bool)
         parts = np.array_split(np.arange(some.size), min(some.size, -(-different // _MOST_LINES)))
