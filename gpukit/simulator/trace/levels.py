@@ -28,13 +28,6 @@ def _run(units: np.ndarray) -> slice | np.ndarray:
     return units
 
 
-def _distinct(units: np.ndarray) -> np.ndarray:
-    """Each of the sorted numbers once."""
-    fresh = np.ones(units.size, dtype=bool)
-    np.not_equal(units[1:], units[:-1], out=fresh[1:])
-    return units[fresh]
-
-
 class Lru:
     """How recently each unit of a cache (sector of L1, line of L2) was used, the same for the units of one access. Exact:
     `latest` holds how many units were used last by each access, and what lies behind `horizon` is older than `capacity`
