@@ -952,15 +952,16 @@ def test_loads_and_stores_cross_to_l2_in_directions_of_their_own():
 
 
 def test_sectors_left_in_part_keep_l2_as_long_as_single_reads():
+    """All but those that L2 reads from DRAM to complete, which are counted there."""
     launch = types.SimpleNamespace(accesses=[Access("store", "y", "f.py", 1, lanes=1 << 20)], programs=10_000)
     compiled = types.SimpleNamespace(gpu=H200)
 
-    def memory_us(parts):
+    def memory_us(parts, completed=0):
         site = types.SimpleNamespace(
             kind="store", tensor="y", line=1, l1_sectors=1 << 17, l2_sectors=1 << 17, dram_bytes=0, parts=parts
         )
         found = types.SimpleNamespace(
-            dram_read_bytes=0, dram_write_bytes=1 << 22, dirty_bytes=0, l2_read_sectors=0,
+            dram_read_bytes=32 * completed, dram_write_bytes=1 << 22, dirty_bytes=0, l2_read_sectors=0,
             l2_write_sectors=1 << 17, l2_atomic_sectors=0, unanswered_sectors=0, sites=[site],
         )  # fmt: skip
         found = predict_module._memory_us(launch, compiled, None, found)
@@ -969,6 +970,7 @@ def test_sectors_left_in_part_keep_l2_as_long_as_single_reads():
     (dram, l2), (same, longer) = memory_us(0), memory_us(20_000)
     assert same == dram
     assert longer - l2 == pytest.approx(20_000 / REACHED.single_reads_per_us)
+    assert memory_us(20_000, 20_000) == memory_us(0, 20_000)
 
 
 def test_where_slices_were_counted_neighbors_share_one_by_stretches_of_512_bytes():

@@ -502,7 +502,9 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
         l2 += fences * compiled.num_warps * -(-launch.programs // gpu.sms) * _fence_us(gpu)
         # Changes of one element wait for one another, while the rest of L2 goes on.
         l2 = max(l2, *(_contention_us(each, gpu)[0] for each in traffic.contention))
-    l2 += parts / reached.single_reads_per_us
+    # Those that nobody completes L2 reads from DRAM, and they are counted there.
+    completed = traffic.dram_read_bytes - sum(site.dram_bytes for site in traffic.sites)
+    l2 += max(0, parts - completed // SECTOR_BYTES) / reached.single_reads_per_us
     return {MEMORY: dram + fetched / (2 * SECTOR_BYTES) / reached.single_reads_per_us, L2: l2}
 
 
