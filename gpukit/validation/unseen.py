@@ -27,7 +27,9 @@ had been fixed after both sets had been seen on an H100.
 
 The sixth set tested the model as it was after what the fifth set showed had been fixed. Its rows of an H200 are those that were
 predicted first, on the day on which it was measured (2026-11-28): off by 15.9% in the median and 70.7% at worst, with 36 of 42
-times within 35%, and 144 of 192 rows of traffic inside their bars.
+times within 35%, and 144 of 192 rows of traffic inside their bars. It showed that words which a loop spills were counted once,
+that L1 was taken to be larger than it is beside much shared memory, that copies were never waited for, and that two programs
+stood for all where these differ, which was fixed afterwards.
 
 Of the seventh set nothing has been measured yet.
 """

@@ -6,6 +6,7 @@ import html
 import re
 import sys
 import types
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -261,26 +262,29 @@ def test_in_the_mean_of_several_programs_a_loop_need_not_turn_a_whole_number_of_
 
 
 @triton.jit
-def two_large_tiles(x_ptr, a_ptr, b_ptr, y_ptr, K, B: tl.constexpr):
+def two_large_tiles(x_ptr, a_ptr, b_ptr, y_ptr, K, SCALE: tl.constexpr, B: tl.constexpr):
     m, k = tl.arange(0, 128), tl.arange(0, B)
     one, two = tl.zeros((128, 128), tl.float32), tl.zeros((128, 128), tl.float32)
     for i in range(0, K, B):
         x = tl.load(x_ptr + m[:, None] * K + i + k[None, :])
         at = (i + k)[:, None] * 128 + m[None, :]
         one, two = tl.dot(x, tl.load(a_ptr + at), one), tl.dot(x, tl.load(b_ptr + at), two)
+    if SCALE:
+        one *= tl.load(a_ptr).to(tl.float32)
     tl.store(y_ptr + m[:, None] * 128 + m[None, :], (one * two).to(tl.float16))
 
 
-def test_words_that_a_loop_spills_are_moved_in_each_turn():
+@pytest.mark.parametrize("scale", [False, True])
+def test_words_that_a_loop_spills_are_moved_in_each_turn(scale):
     """With 4 warps the registers do not suffice for two tiles of 128 x 128: words that the loop stores and loads go to L2 and
-    back once a turn, and as the other loads pass L1 by, nothing but their own number decides whether it keeps them."""
+    back once a turn. The other loads pass L1 by, but for a single number that is read at the end."""
     found = {}
     for turns in (16, 32):
         x, a, b, y = (
             meta(*shape, dtype=torch.float16) for shape in ((128, 32 * turns), *[(32 * turns, 128)] * 2, (128, 128))
         )
-        p = predict(lambda: two_large_tiles[(264,)](x, a, b, y, 32 * turns, B=32, num_warps=4, num_stages=3))  # noqa: B023
-        (step,) = p.steps
+        arguments = x, a, b, y, 32 * turns, scale, 32
+        (step,) = predict(partial(two_large_tiles[(264,)], *arguments, num_warps=4, num_stages=3)).steps
         traffic = step.launch.traffic("h200", step.compiled)
         found[turns] = traffic.spilled_sectors, traffic.reloaded_sectors
         assert traffic.l1_bytes == 28 * 1024 and 0.9 < traffic.reloads_missed <= 1

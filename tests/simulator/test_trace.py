@@ -440,6 +440,21 @@ def test_where_programs_differ_more_are_looked_at():
     assert loaded[128][0] >= 32 > 8 >= loaded[65_536][0] and loaded[128][1] == pytest.approx(1, rel=0.1)
 
 
+def test_programs_that_move_nothing_are_among_those_of_the_sample():
+    @triton.jit
+    def seldom(x_ptr, rows_ptr, y_ptr, BLOCK: tl.constexpr):
+        if tl.program_id(0) % 4 == 1:
+            offs = tl.load(rows_ptr + tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
+            tl.store(y_ptr + offs, tl.load(x_ptr + offs))
+
+    x, y = torch.empty(1 << 20, device="meta"), torch.empty(1 << 20, device="meta")
+    with gpukit.trace(sample=8) as t:
+        seldom[(1024,)](x, torch.arange(1024), y, BLOCK=1024)
+    (launch,) = t.launches
+    least, most = launch.spread
+    assert least < 1 < most and launch.store_bytes == pytest.approx(1 << 20, rel=0.5)
+
+
 def test_a_sampled_launch_computes_nothing():
     x, y = torch.ones(64), torch.zeros(64)
     with gpukit.trace(sample=2) as t:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-_OTHERS = 2  # of the last programs of a digit, how many may make other accesses
+_OTHERS = 2  # how many programs at the end of a digit may make other accesses
 
 
 def radices(programs: int, starts: Callable[[int], np.ndarray | None]) -> list[int] | None:
@@ -15,8 +15,9 @@ def radices(programs: int, starts: Callable[[int], np.ndarray | None]) -> list[i
     Kernels that put a grid of tiles, or groups of its rows, on one axis compute `pid % n`, `pid // n % m` and so on. Written with
     these digits, a program's number p = d0 + n (d1 + m (d2 + ...)) leads to addresses that go up by so much with each digit.
     Such a digit ends before the first program that leaves the line of those before it: each end is found by doubling and halving,
-    so that some log2(programs) programs have to run. Its last programs may make other accesses, as those do to which a causal mask
-    leaves few blocks: what was found is then the end of a digit, or of several that lie on one line.
+    so that some log2(programs) programs have to run. The last programs of a digit may make other accesses, as under a causal
+    mask, where few blocks are left for them. The end found then may be that of several digits that lie on one line, so shorter
+    ones are tried.
 
     starts   of a program's number: the addresses at which its accesses begin, or None where they are others than program 0's
     Returns the radices, lowest digit first, whose product is at least `programs`; None where not even two neighbors of a digit

@@ -53,7 +53,7 @@ class Running:
     few        of how many of these the two on one line are told apart; None for all
     shortened  it has left such a loop before its end
     turns      who looks at the turns of the loop that runs, if anybody does (turns.py)
-    alike      loops of which that was done, and whose turns all did the same
+    uniform    loops (turns.py) whose turns were found to do the same: the next time only the last turn is checked
     """
 
     def __init__(self):
@@ -68,7 +68,7 @@ class Running:
         self.few: int | None = None
         self.shortened = False
         self.turns = None
-        self.alike: set[tuple] = set()
+        self.uniform: set[tuple] = set()
         self.scope = None
         self.shared = None
         self.num_warps = 4
@@ -78,7 +78,7 @@ class Running:
 
 
 MOST_AGAIN = 256
-# What takes about as long as an access of so many lanes: one of a single lane, and a turn of a loop without any.
+# An access takes as long to interpret as so many lanes, however few it has; so does a turn of a loop, a bound or a branch.
 ACCESS_LANES, TURN_LANES = 4096, 8192
 
 

@@ -4,10 +4,9 @@
         acc = tl.dot(a_desc.load([m, k]), b_desc.load([k, n]), acc)
 
 A persistent program goes through such a loop for each of its tiles, and a sample knows no number but addresses. Three turns
-say what the others do, and some of these, the last one among them, whether that is so; the last one alone where the same was
-so of the same loop before. A loop is run whole if it stores or
-reads integers, if it branches or has another loop in it, and if a variable beside its counter holds another integer in each
-turn: it may be carried on from one to the next.
+say what the others do. Some of the others are run to check that, the last one among them; where the same loop was checked
+before, only the last one. A loop is run whole if it stores or reads integers, if it branches or has another loop in it, and if
+a variable besides its counter holds another integer in each turn: it may be carried on from one to the next.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def alike(numbers: range, make: Callable[[int], tl.tensor]) -> Iterator[tl.tenso
             now.recorders = [watch]
             rest, frame = len(numbers) - _FIRST, sys._getframe(1)
             loop = frame.f_code, frame.f_lasti, len(numbers), tuple(steps)
-            more = 0 if loop in now.alike else _PROBES
+            more = 0 if loop in now.uniform else _PROBES
             probes = sorted({*(_FIRST + int(i * _GOLDEN % 1 * (rest - 1)) for i in range(more)), len(numbers) - 1})
             for turn in probes:
                 counter = make(numbers[turn])
@@ -106,7 +105,7 @@ def alike(numbers: range, make: Callable[[int], tl.tensor]) -> Iterator[tl.tenso
                 ):
                     break
             else:
-                now.alike.add(loop)
+                now.uniform.add(loop)
                 now.recorders = recorders
                 now.work = followed + rest * (followed - begun)  # as if all of them had been run
                 for recorder, before, after in zip(recorders, states[-2], states[-1], strict=True):

@@ -7,8 +7,9 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
    integers and special functions, and the schedulers that issue one instruction of a warp per clock each. The busiest SM
    has ceil(programs / SMs) programs. Rates are those that a kernel reaches which does nothing else (machine.py). Memory
    has several: loads and stores of whole lines, and of single sectors, where each lane asks for one of its own. Half of a
-   line that is read from DRAM without the other takes as long as one that is read for a single lane. As long is L2 busy with a
-   sector which a program fills in part and leaves to others to complete. (Nsight Compute sees no such reads. Measured on an H200:
+   line that is read from DRAM without the other takes as long as one that is read for a single lane. L2 is busy for as
+   long with a sector that a program fills only in part and leaves to others to complete. (Nsight Compute shows no reads from
+   device memory for it. Measured on an H200:
    256 MiB stored by rows of 128 bytes take 62 to 75 µs, and 154 to 194 where each row begins and ends within a sector.) Into L2,
    stores come no faster than a kernel writes that does nothing else. Atomics keep its slices busy with updates of sectors,
    or one element with its changes, which wait for one another (contention.py). Tensor cores fetch what they multiply from
@@ -451,11 +452,9 @@ def _in_turn(users: float, alone: float, needs: Sequence[float]) -> float:
 
 
 def _traffic(launch: Launch, compiled: Compiled) -> Traffic | SimpleNamespace:
-    try:
-        if launch.accesses:
-            return launch.traffic(compiled.gpu, compiled)
-    except ValueError:  # too many irregular accesses to play through the caches: as if these held nothing
-        pass
+    if launch.accesses and launch.recording.complete:
+        return launch.traffic(compiled.gpu, compiled)
+    # There is nothing to play through the caches, or too many irregular accesses: as if these held nothing.
     reads, writes, atomics = launch.load_sectors, launch.store_sectors, launch.atomic_sectors
     return SimpleNamespace(
         l1_read_sectors=reads, l2_read_sectors=reads, l2_write_sectors=writes, l2_atomic_sectors=atomics,
@@ -473,7 +472,7 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
     gpu, reached = compiled.gpu, machine(compiled.gpu)
     single = {"load": 0, "store": 0}  # sectors of L2 that lanes ask for one by one
     fetched = 0  # bytes of DRAM for such loads, and for those that bring half of a line, which take as long
-    parts = 0  # sectors that programs leave to others to fill
+    parts = 0  # sectors that programs leave to others to fill: L2 needs as long for one as for a single read
     lanes = {(a.kind, a.tensor, a.line): a.lanes for a in launch.accesses}
     scattered = {(a.kind, a.tensor, a.line) for a in launch.accesses if 2 * a.sectors > a.lanes}
     for site in traffic.sites:
@@ -496,15 +495,15 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
     one_sm = L2_BYTES_PER_CLOCK_AND_SM * min(gpu.sms, launch.programs) * gpu.boost_mhz
     l2 = max(loaded / min(reached.l2_gbps * 1e3, one_sm), stored / min(reached.write_gbps * 1e3, one_sm))
     l2 += single["load"] / reached.l2_single_loads_per_us + single["store"] / reached.l2_single_stores_per_us
+    if parts:  # those that nobody completes L2 reads from DRAM, and they are counted there
+        completed = traffic.dram_read_bytes - sum(site.dram_bytes for site in traffic.sites)
+        l2 += max(0, parts - completed // SECTOR_BYTES) / reached.single_reads_per_us
     if traffic.l2_atomic_sectors:
         l2 += sum(_slices_us(each, gpu) for each in traffic.contention)
         fences = sum(n for opcode, n in warp.opcodes.items() if opcode.startswith("MEMBAR") and ".GPU" in opcode)
         l2 += fences * compiled.num_warps * -(-launch.programs // gpu.sms) * _fence_us(gpu)
         # Changes of one element wait for one another, while the rest of L2 goes on.
         l2 = max(l2, *(_contention_us(each, gpu)[0] for each in traffic.contention))
-    # Those that nobody completes L2 reads from DRAM, and they are counted there.
-    completed = traffic.dram_read_bytes - sum(site.dram_bytes for site in traffic.sites)
-    l2 += max(0, parts - completed // SECTOR_BYTES) / reached.single_reads_per_us
     return {MEMORY: dram + fetched / (2 * SECTOR_BYTES) / reached.single_reads_per_us, L2: l2}
 
 

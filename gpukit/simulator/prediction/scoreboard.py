@@ -36,8 +36,8 @@ class _Step(NamedTuple):
     stall: int
     names: tuple[str, ...]  # registers that it reads or writes
     result: tuple[str, ...]  # those that it writes late
-    ends: str | None = None  # the group of "copies" or "products" that is complete with it
-    leaves: tuple[str, int] | None = None  # of which it waits for all groups but so many
+    ends: str | None = None  # "copies" or "products": it completes a group of them
+    leaves: tuple[str, int] | None = None  # (which, n): it waits until at most n groups of them are unfinished
 
 
 class Wait(NamedTuple):
@@ -68,9 +68,9 @@ def cycles(
     background: Background | None = None,
 ) -> float:
     """Cycles that one warp takes alone. `times`: how often each instruction runs (mix.weights). `latency`: cycles of a
-    "load", an "atomic" and a "fence", which depend on the caches; 0 for those not given, LATENCY for all others. `loads`: of
-    those on a line of the source, (file, line), how they wait, where that is known. Without `background` nobody waits for
-    what is done in it."""
+    "load", a "local" load, an "atomic" and a "fence", which depend on the caches; what is not given takes what LATENCY says, or 0. `loads`: of
+    those on a line of the source, (file, line), how they wait, where that is known. Without `background`, copies and
+    products take no time."""
     latency = {**LATENCY, **latency}
     steps = [_step(instruction) for instruction in compiled.instructions]
     known = [_wait(i, step, loads or {}) for i, step in zip(compiled.instructions, steps, strict=True)]
@@ -187,7 +187,7 @@ def _step(instruction: assembly.Instruction) -> _Step:
     ends = leaves = None
     if instruction.base == "LDGDEPBAR":
         ends = "copies"
-    elif waits := _WAITS.match(instruction.text):
+    elif waits := _WAITS.search(instruction.text):
         leaves = "products" if waits[1] == _PRODUCTS else "copies", int(waits[2], 16)
     elif _ASYNCHRONOUS.match(instruction.base) and _PRODUCTS in instruction.text:
         ends = "products"

@@ -73,10 +73,11 @@ class SiteTraffic:
 class Traffic:
     """One launch on one GPU, with cold caches.
 
-    l2_read_sectors     32-byte sectors from L2 to L1: of loads, and the answers to atomics, but for those of `unanswered_sectors`
-    l2_write_sectors    of stores
-                        both with those of spilled registers: `spilled_sectors` stored, and `reloaded_sectors` loaded, a share
-                        `reloads_missed` of all such loads, which L1 lacks
+    l2_read_sectors     32-byte sectors from L2 to L1: of loads, of answers to atomics (without `unanswered_sectors`), and of
+                        spilled registers that are loaded again
+    l2_write_sectors    of stores, those of spilled registers included
+    spilled_sectors     of these, what is stored because registers do not suffice
+    reloaded_sectors    of l2_read_sectors, what is loaded again, a share `reloads_missed` of all such loads, which L1 lacks
     l2_atomic_sectors   of atomics
     dram_read_bytes, dram_write_bytes                      what L2 reads from and writes to DRAM while the kernel runs
     dirty_bytes                                            written, and still in L2 when the kernel ends
@@ -176,7 +177,7 @@ def window(recording: Recording, gpu: Gpu) -> int:
     programs are short, since only the compiled kernel says how many fit on an SM."""
     programs_per_sm, _ = _placed(recording, gpu, None)
     recording.whole = len(recording)
-    each = max(1, recording.whole // recording.call.sampled)  # accesses of a program
+    each = max(1, recording.whole // max(1, recording.call.sampled))  # accesses of a program
     per_sm = max(2 * programs_per_sm, min(_MAX_WINDOW, _SAMPLED_ROWS // (each * gpu.sms)))
     return min(recording.call.programs, gpu.sms * per_sm)
 
@@ -236,7 +237,7 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
             of_one_warp[form.site] += count * (form.asked - form.warps)
             of_others[form.site] += count * (form.warps - form.sectors.size)
 
-    scale = 1.0 if call.sampled is None else call.programs / call.sampled
+    scale = 1.0 if call.sampled is None else call.programs / max(1, call.sampled)
     through_l1 = sum(
         n for n, site in zip(distinct, recording.sites, strict=True) if site.kind == "load" and ways[site].through_l1
     )

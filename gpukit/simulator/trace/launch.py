@@ -65,7 +65,8 @@ class Launch:
     l2_read_sectors, l2_write_sectors, dram_read_bytes, dram_write_bytes are what the caches of the trace's GPU make of
     it: see `traffic`. A trace with sample=N ran `sampled` of the programs and scaled every count; else that is None.
     `assumed` are sentences about what a sample cannot know, and was taken to be so; `spread`, where its programs read integers
-    and do not move the same, is what the least and the most of them moved, as shares of the mean.
+    and do not move the same, is the range in which the mean of all programs probably lies, as shares of the sample's mean: two
+    standard errors to either side, and never beyond the least and the most that one program moved.
     """
 
     kernel: str

@@ -101,12 +101,12 @@ class Lru:
         within = before > self.horizon
         if (before[within] <= furthest).any():
             return None
-        again = weights[within]
-        found = int(again.sum())
+        found_weights = weights[within]
+        found = int(found_weights.sum())
         self.latest[self.now + 1 : self.now + 1 + sizes.size] = np.add.reduceat(weights, np.cumsum(sizes) - sizes)
         self.now += sizes.size
         recent = self.latest[self.horizon : self.now + 1]
-        recent -= np.bincount(before[within] - self.horizon, again, minlength=recent.size).astype(np.int64)
+        recent -= np.bincount(before[within] - self.horizon, found_weights, minlength=recent.size).astype(np.int64)
         for met in meetings:
             self.stamp[units[met]] = number[met]
         self.inside += total - found
@@ -130,7 +130,7 @@ class L1:
     """The L1 of one SM after another."""
 
     def __init__(self, sectors: int, accesses: int, capacity_bytes: int):
-        self.ages = _l1_ages(capacity_bytes // SECTOR_BYTES)
+        self.ages = _l1_ages(max(1, capacity_bytes // SECTOR_BYTES))
         self.lru = Lru(sectors, accesses, int(self.ages.max()))
 
     def read(self, sectors: np.ndarray) -> np.ndarray | None:

@@ -1,13 +1,13 @@
 """What a kernel moves because its registers do not suffice: words that a thread stores to local memory and loads again.
 
 A store of local memory goes through L1 to L2, as every store does. A load finds its word in L1 as long as L1 still holds it:
-between two uses lies what the programs of an SM move in a turn of the loop. How often a loop turns is known from the loads and
-stores that the programs were seen to make in it.
+between two uses lies what the programs of an SM move in a turn of the loop, or outside of loops what they spill. How often a
+loop turns is known from the loads and stores that the programs were seen to make in it, where a statement makes one of each
+shape.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
@@ -54,7 +54,7 @@ def spills(recording: Recording, compiled: Compiled | None, l1_bytes: int, progr
         if base == "LDL":
             own = max(moved[base, loop], moved["STL", loop]) * compiled.threads
             used += own
-            between = programs_per_sm * (own + read) / max(1.0, turns[loop])
+            between = programs_per_sm * (own + (read if loop else 0)) / max(1.0, turns[loop])
             missed += found * NormalDist(l1_bytes, l1_bytes / L1_PLACES**0.5).cdf(between)
     if not sectors["LDL"]:
         return Spills(sectors["STL"])
@@ -64,7 +64,7 @@ def spills(recording: Recording, compiled: Compiled | None, l1_bytes: int, progr
 def _executions(recording: Recording, compiled: Compiled) -> mix.Executions:
     """How often a program runs the statements that load and store, in the mean: all that is known of its loops."""
     rows = range(len(recording) if recording.call.sampled is None else recording.whole)
-    programs = len({recording.program[row] for row in rows})
+    programs = recording.call.sampled or recording.call.programs
     runs = Counter(recording.site[row] for row in rows)
     first_lines = mix.statements(compiled.functions)
     by_line: dict[tuple[str, int], float] = {}
@@ -78,4 +78,4 @@ def _executions(recording: Recording, compiled: Compiled) -> mix.Executions:
         if frames and frames[0] in by_line:
             found[frames] = by_line[frames[0]]
     calls = Counter(frames[0] for frames in found)  # of a function that is called in several places
-    return {frames: math.ceil(times / calls[frames[0]]) for frames, times in found.items()}
+    return {frames: times / calls[frames[0]] for frames, times in found.items()}

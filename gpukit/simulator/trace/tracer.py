@@ -84,7 +84,7 @@ class _Recorder:
         self.role = "whole"
         self.counting = launch.sampled is None
         self._moved: dict[int, int] = {}  # bytes of each program that runs whole, in a sampled launch
-        # Where the running program has made accesses, by what they are counted by and their lanes.
+        # The accesses of the running program: (what they are counted under, their lanes) -> where they began.
         self._program, self._made = -1, {}
 
     def access(self, access, linear: int, file: str, line: int) -> None:
@@ -115,7 +115,8 @@ class _Recorder:
         return key, *known
 
     def _count(self, row: Access, access, linear: int, times: int, sectors: int, run: int, vector: int) -> None:
-        """So many accesses with the same lanes, which touch `sectors` together; their runs are the shortest ones."""
+        """So many accesses with the same lanes, which touch `sectors` together; `run` and `vector` are the shortest among
+        them."""
         launch, kind = self.launch, access.kind
         moved = times * access.lanes * access.width
         self._moved[linear] = self._moved.get(linear, 0) + moved
@@ -247,13 +248,15 @@ class _Recorder:
         if launch.sampled is None:
             return
         launch.sampled = launch.recording.call.sampled
-        moved = [*self._moved.values()] or [0]
+        moved = [*self._moved.values()]
+        moved += [0] * (launch.sampled - len(moved))  # of programs that moved nothing
         if launch.sampled < launch.programs and max(moved) > 1.1 * min(moved) and self._reads_integers():
             mean = sum(moved) / len(moved)
-            # The mean of all is within two standard errors of that of the sample; of two programs it is between them.
+            # The mean of all programs is probably within two standard errors of the sample's; with two programs the range is what
+            # they moved.
             error = 2 * statistics.stdev(moved) / len(moved) ** 0.5 / mean
             launch.spread = max(min(moved) / mean, 1 - error), min(max(moved) / mean, 1 + error)
-        scale = launch.programs / launch.sampled
+        scale = launch.programs / max(1, launch.sampled)
         counts = [f"{kind}_{what}" for kind in ("load", "store", "atomic") for what in ("bytes", "sectors")]
         for thing, names in ((launch, [*counts, "flops"]), *((a, _ACCESS_COUNTS) for a in launch.accesses)):
             for name in names:
@@ -467,12 +470,12 @@ def trace(
     on_launch  called as on_launch(kernel_name, arguments) before each launch; `arguments` maps the kernel's parameter
                names to what the caller passed
     gpu        whose caches `launch.l2_read_sectors`, `launch.dram_read_bytes` and so on are about
-    sample     run that many programs of each launch, spread over it, or up to 64 where these differ, and scale what they
-               count to the whole grid. Nothing is computed: floats load as 0 and stores are dropped, so tensors of any size cost nothing, meta tensors
-               (torch.empty(..., device="meta")) and untouched torch.empty alike. Integers in memory are read, since they
-               may be indices, or a mask or a bound. UnknownFault, a ValueError, where one of these depends on integers of a
-               meta tensor, or on floats; where it depends on the answer of an atomic, `launch.assumed` says so. Loops that
-               wait for what another program stores may not end.
+    sample     run that many programs of each launch, spread over it, or more (64 at most) where the first ones differ, and scale
+               what they count to the whole grid. Nothing is computed: floats load as 0 and stores are dropped, so tensors of
+               any size cost nothing, meta tensors (torch.empty(..., device="meta")) and untouched torch.empty alike. Integers
+               in memory are read, since they may be indices, or a mask or a bound. UnknownFault, a ValueError, where one of
+               these depends on integers of a meta tensor, or on floats; where it depends on the answer of an atomic,
+               `launch.assumed` says so. Loops that wait for what another program stores may not end.
 
     raises     whether a launch that reads what nobody has written (of a torch.empty made in the block) raises
                UnwrittenFault when it ends, and one in which threads of a program race WarpFault; `t.unwritten` and

@@ -7,7 +7,7 @@ sampled launch the first waves are put together from the programs that ran.
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -216,12 +216,13 @@ def _changes(numbers: np.ndarray) -> np.ndarray:
 
 def _order(*columns: np.ndarray) -> np.ndarray:
     """np.lexsort of numbers from 0 on, several times as fast where they fit into one."""
-    key, size = columns[0], 1
-    for below, column in itertools.pairwise(columns):
-        size *= int(below.max(initial=0)) + 1
-        key = key + column * size
-    fits = size * (int(columns[-1].max(initial=0)) + 1) < 1 << 63
-    return np.argsort(key, kind="stable") if fits else np.lexsort(columns)
+    sizes = [int(column.max(initial=0)) + 1 for column in columns]
+    if math.prod(sizes) >= 1 << 63:
+        return np.lexsort(columns)
+    key = columns[-1]
+    for column, size in zip(columns[-2::-1], sizes[-2::-1], strict=True):
+        key = key * size + column
+    return np.argsort(key, kind="stable")
 
 
 _PAGE_BYTES = 4096
@@ -229,9 +230,9 @@ _MOST_LINES = 1 << 16  # of accesses that L2 plays at once
 
 
 class _Asks:
-    """What accesses ask of L2, line by line. Those of one form that begin at the same sector of a line ask for the same. Lines
-    that no other access touches than such ones at one place are asked for together, or not at all: of those of which the same is
-    asked, one stands for all."""
+    """What accesses ask of L2, line by line. Accesses of one form that begin at the same sector of a line ask for the same. Where
+    no other access touches any of their lines, these lines are always used together, and one line stands for all of those of
+    which the same is asked."""
 
     def __init__(self, play: Play, rows: np.ndarray, alike: np.ndarray):
         which, base = play.which[rows], play.base[rows]
@@ -266,10 +267,10 @@ class _Asks:
         self._from[together], self.sizes[together] = begins[1, kind[together]], sizes[1, kind[together]]
 
     def _together(self, kind: np.ndarray, lines_in_memory: int) -> np.ndarray:
-        """Which accesses are of such a kind and at such a place that all others have the same lines or none of them."""
+        """Which accesses share no line with an access of another kind or at another place."""
         _, some, place = np.unique(kind * lines_in_memory + self._first, return_index=True, return_inverse=True)
         different = int(self.sizes[some].sum())
-        if 4 * int(kind.max(initial=0)) >= kind.size:  # gathers, most of which lie across one another
+        if 4 * int(kind.max(initial=0)) >= kind.size:  # mostly gathers, whose lines overlap: looking would save no time
             return np.zeros(kind.size, dtype=bool)
         last, apart = np.zeros(lines_in_memory, dtype=np.int32), np.zeros(some.size, dtype=bool)
         parts = np.array_split(np.arange(some.size), min(some.size, -(-different // _MOST_LINES)))
