@@ -301,9 +301,8 @@ def launch_step(
 
     # 1. Each resource alone, in µs.
     work = _per_program(launch, compiled, warp, traffic)
-    memory_us = _memory_us(launch, compiled, warp, traffic)
     alone = {
-        **memory_us,
+        **_memory_us(launch, compiled, warp, traffic),
         **{name: us * per_sm for name, us in work.items()},
         STARTING: launch.programs / reached.starts_per_us,
     }
@@ -335,16 +334,19 @@ def launch_step(
     alone[TENSOR] = max(alone[TENSOR], fed * per_sm)
     if results_needed:
         tensor = units[-1] = max(tensor, fed)
-    nothing_comes_late = scoreboard.cycles(compiled, times, {}, None, scoreboard.Background(products))
-    background = scoreboard.Background(products, *_copying(compiled, times, traffic, memory_us, per_sm, reached, clock))
-    waits = scoreboard.cycles(compiled, times, cycles, _waits(traffic, reached, clock), background) - nothing_comes_late
-    waits /= clock
+    loading = max(_memory_us(launch, compiled, warp, _loads(traffic)).values()) / per_sm
+    # What a program stores at its end is under way while the next one begins.
+    waited = loading if waits_for_loads and per_sm > together else memory
+    goes_on, lasts = scoreboard.Background(products), _waits(traffic, reached, clock)
+    nothing_comes_late = scoreboard.cycles(compiled, times, {}, None, goes_on)
+    loads_late = scoreboard.cycles(compiled, times, cycles, lasts, goes_on)
+    waits = (loads_late - nothing_comes_late) / clock
+    if copying := _copying(compiled, times, traffic, loading, reached, clock):
+        late = scoreboard.cycles(compiled, times, cycles, lasts, scoreboard.Background(products, *copying))
+        waits += max(0.0, (late - loads_late) / clock - waited)  # copies arrive while others are waited for
     # What the TMA unit brings some turns of a loop ahead of its use is waited for where these turns are too short.
     waits = max(waits, _turns_ahead(compiled, times) * latency * 1e-3 - compute - memory - tensor)
     alone[WAITING] = (waits + max(0.0, own / clock - compute)) * per_sm / together
-    # What a program stores at its end is under way while the next one begins.
-    ends = waits_for_loads and per_sm > together
-    waited = max(_memory_us(launch, compiled, warp, _loads(traffic)).values()) / per_sm if ends else memory
     waves, rest = divmod(per_sm, together)
     turns = 0.0
     for programs, times_over in ((together, waves), (rest, 1)):
@@ -381,22 +383,21 @@ def _copying(
     compiled: Compiled,
     times: list[float],
     traffic: Traffic | SimpleNamespace,
-    memory_us: dict[str, float],
-    per_sm: int,
+    loading: float,
     reached: Machine,
     clock: float,
-) -> tuple[float, float]:
-    """Of the copies to shared memory that each warp asks for (cp.async): cycles that one takes of what L2 and device memory
-    need for the launch, and how long the first takes."""
+) -> tuple[float, float] | None:
+    """Of the copies to shared memory that each warp asks for (cp.async): cycles that one takes of the `loading` µs that L2 and
+    device memory need for what a program loads, and how long the first takes. None where there are none."""
     copies = sum(n for n, i in zip(times, compiled.instructions, strict=True) if i.base == "LDGSTS")
     sites = [site for site in _copied(compiled, traffic) if site.via != "tma" and site.l2_sectors]
     if not copies or not sites:
-        return 0.0, 0.0
+        return None
     sectors = sum(site.l2_sectors for site in sites)
     share = sectors / max(sectors, traffic.l2_read_sectors)
     from_dram = min(1.0, sum(site.dram_bytes for site in sites) / (sectors * SECTOR_BYTES))
     latency = from_dram * reached.dram_ns + (1 - from_dram) * reached.l2_ns
-    return share * max(memory_us.values()) / per_sm * clock / copies, latency * 1e-3 * clock
+    return share * loading * clock / copies, latency * 1e-3 * clock
 
 
 def _waits(
