@@ -489,16 +489,13 @@ def by_parts() -> Reveal:
     )
     said = (
         f"**What you saw.** 32 programs take {few:.0f} µs and 128 programs {many:.1f} µs, so 16 parts are {few / many:.1f} times as fast. "
-        "As long as there are idle SMs, the time falls almost in proportion to the number of parts. With 16 parts nearly every SM has a "
-        f"program, and memory is the limit: the cache's {cache_bytes() / 1e6:.0f} MB need {least:.1f} µs at the rate of a "
-        f"copy. So more parts could gain {gain} in the model. For this sequence the course's kernel chooses {chosen_parts()} parts on "
-        "an H200. It loads several blocks ahead, so one program on an SM keeps the memory busy and it does not need two."
+        "More parts help as long as there are idle SMs. With 16 parts nearly every SM has a program. The cache's "
+        f"{cache_bytes() / 1e6:.0f} MB alone would need {least:.1f} µs at the rate of a copy. In the rest of the time a program waits for "
+        f"blocks that are still on their way when it needs them. So more parts could gain {gain} in the model. For this sequence the "
+        f"course's kernel chooses {chosen_parts()} parts on an H200, one program on nearly every SM."
     )
     if clock := took(mode="fwd-graph").get(("gpukit", SHAPE)):
-        said += (
-            f" The clock says {clock:.1f} µs for it (measured in a CUDA graph). What the model leaves out is probably the time in which "
-            "programs start and join their parts; you will see more of it below."
-        )
+        said += f" The clock says {clock:.1f} µs for it (measured in a CUDA graph)."
     return reveal("by-parts", {"16 parts, compared with 4": few / many}, how="modelled", also=[table, said])
 
 
