@@ -49,10 +49,6 @@ LEAST_US = 50  # shorter ones are shown and not judged: launching is too much of
 MEDIAN_BAR, WORST_BAR = 0.15, 0.35  # of |predicted / measured - 1|
 # Why a case is further off than WORST_BAR. One that is not has no reason here.
 REASONS: dict[str, str] = {
-    "matmul 4096 x 4096 x 256 fp32 without tl.dot, 64x64": (
-        "its source line loads two blocks of one shape, and both are taken to have the layout of the first: twice as many "
-        "instructions as there are"
-    ),
     "torch: softmax 4096 x 65536 bf16": (
         "PyTorch's kernel goes over a row three times (aten/src/ATen/native/cuda/SoftMax.cu), and an op is taken to read "
         "its input once"

@@ -8,5 +8,6 @@ instructions   the warps' instructions that an access becomes; coalesce guesses 
 contention     how atomics meet in L2
 levels         L1 and L2: what they hold and give up
 waves          the programs on the SMs, wave by wave
+spills         what is moved because registers do not suffice
 replay         one launch again, access by access, for a view
 """
