@@ -321,29 +321,40 @@ def _as_planned(place: Place, runs) -> None:
 
 def _peak(place: Place, joined: ranks.Ranks, options: dict) -> tuple[int, int]:
     """The most that is allocated in a step, as PyTorch's profiler sees it, and what the plan says. Of three steps after the
-    second the one with the least counts: gloo's thread may still hold a bucket that has been sent, for as long as the
-    other process keeps it waiting."""
-    mark = 1_234_567  # bytes of a tensor that is there for a moment before such a step, and after the last one
+    second the one with the least counts."""
+    mark = 1_234_567  # bytes of a tensor that is there for a moment: before the first step, before each of the three, and after
     with torch.profiler.profile(profile_memory=True, acc_events=True) as record:
         trainer = place.trainer("run", joined, **options)
-        trainer.train_step()
-        for _ in range(4):
-            trainer.train_step()
-            time.sleep(0.02)  # the profiler's clock counts in microseconds
-            torch.empty(mark, dtype=torch.uint8)
-            time.sleep(0.02)
+        for step in range(6):
+            if step != 1:
+                time.sleep(0.02)  # the profiler's clock counts in microseconds
+                torch.empty(mark, dtype=torch.uint8)
+                time.sleep(0.02)
+            if step < 5:
+                trainer.train_step()
     file = place.folder / f"trace{joined.rank}.json"
     record.export_chrome_trace(str(file))
     events = [event for event in json.loads(file.read_text())["traceEvents"] if event.get("name") == "[memory]"]
     events = [event["args"] for event in sorted(events, key=lambda event: event["ts"])]
     before = events[0]["Total Allocated"] - events[0]["Bytes"]
     marks = [number for number, event in enumerate(events) if event["Bytes"] == -mark]  # where it is freed
-    steps = [events[start + 1 : end] for start, end in itertools.pairwise(marks)]
+    steps = [events[start + 1 : end] for start, end in itertools.pairwise(marks[1:])]
     assert len(steps) == 3
     most = [max(event["Total Allocated"] for event in step if abs(event["Bytes"]) != mark) for step in steps]
-    found = min(most) - before
+    found = min(most) - before - _freed_unseen(trainer, events[: marks[0]])
     config = plan.accounting_config("tiny", trainer.settings.model)
     return found, plan.step_memory(config, trainer.settings, joined.world, on_cpu=True).total_bytes
+
+
+def _freed_unseen(trainer, building: list[dict]) -> int:
+    """Bytes that the profiler takes to be there. To begin with, DDP sends a copy of all parameters. Where gloo's thread is the
+    last one to let go of it, nobody sees that it is freed: the profiler follows the thread of the program."""
+    if not isinstance(trainer.called, torch.nn.parallel.DistributedDataParallel):
+        return 0
+    size = sum(parameter.nbytes for parameter in trainer.called.parameters())
+    sent, *later = (event for event in building if abs(event["Bytes"]) == size)
+    freed = any(event["Bytes"] == -size and event["Addr"] == sent["Addr"] for event in later)
+    return 0 if freed else size
 
 
 CASES = {case.__name__: case for case in (equal, moved, resumed, full, lost, memory, memory_in_bf16, traffic)}
