@@ -323,15 +323,19 @@ def _peak(place: Place, joined: ranks.Ranks, options: dict) -> tuple[int, int]:
     """The most that is allocated in a step, as PyTorch's profiler sees it, and what the plan says. Of three steps after the
     second the one with the least counts."""
     mark = 1_234_567  # bytes of a tensor that is there for a moment: before the first step, before each of the three, and after
+
+    def leave_mark() -> None:
+        time.sleep(0.02)  # the profiler's clock counts in microseconds
+        torch.empty(mark, dtype=torch.uint8)
+        time.sleep(0.02)
+
     with torch.profiler.profile(profile_memory=True, acc_events=True) as record:
         trainer = place.trainer("run", joined, **options)
-        for step in range(6):
-            if step != 1:
-                time.sleep(0.02)  # the profiler's clock counts in microseconds
-                torch.empty(mark, dtype=torch.uint8)
-                time.sleep(0.02)
-            if step < 5:
-                trainer.train_step()
+        leave_mark()
+        trainer.train_step()
+        for _ in range(4):
+            trainer.train_step()
+            leave_mark()
     file = place.folder / f"trace{joined.rank}.json"
     record.export_chrome_trace(str(file))
     events = [event for event in json.loads(file.read_text())["traceEvents"] if event.get("name") == "[memory]"]

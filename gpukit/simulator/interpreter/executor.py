@@ -26,6 +26,7 @@ from gpukit.simulator.interpreter.digits import radices
 from gpukit.simulator.interpreter.faults import Fault
 from gpukit.simulator.interpreter.frames import frames_of, user_frames, where
 from gpukit.simulator.interpreter.running import Call, interpreter_module
+from gpukit.simulator.interpreter.turns import GOLDEN
 from gpukit.simulator.interpreter.type_cache import cache_types
 from gpukit.simulator.interpreter.unknown import must_be_known
 
@@ -267,10 +268,10 @@ def _spread(call: Call) -> Iterator[int]:
     if sum(n > 1 for n in call.grid) < 2:
         # One in each of as many equal parts, not always at the same place of it: rows repeat their alignment every few programs.
         for i in range(call.sampled):
-            yield int((i + (0.5 + i * _GOLDEN) % 1) * call.programs / call.sampled)
+            yield int((i + (0.5 + i * GOLDEN) % 1) * call.programs / call.sampled)
     for i in range(max(call.sampled, _MOST_SAMPLED)):
         linear, unit = 0, 1
-        for n, step in zip(call.grid, (_GOLDEN, 2**0.5, 3**0.5), strict=False):
+        for n, step in zip(call.grid, (GOLDEN, 2**0.5, 3**0.5), strict=False):
             linear += int((0.5 + i * step) % 1 * n) * unit
             unit *= n
         yield linear
@@ -326,7 +327,6 @@ def _inferred(call: Call, window: int, rest: list[int], lookers: list, ran: set[
 
 # Where programs differ, the first few of a sample are chance: more of them run until the interpreter has had so much to do.
 _MOST_SAMPLED, _SAMPLED_WORK = 64, 1 << 24
-_GOLDEN = 0.6180339887498949  # multiples of it, without their whole parts, are spread evenly from the first few on
 _PROBES = 32
 _FEW = 8  # accesses of a program that cannot be worked out from others: more would take long
 

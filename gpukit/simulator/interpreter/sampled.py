@@ -14,8 +14,8 @@ class TooLong(Exception):
 
 
 class Sampled(launches.Onlooker):
-    """A context manager: inside, `sample` programs of each launch run, or more where these differ, spread over its grid. Raises MemoryFault, and TooLong
-    for programs that make more accesses than anybody wants to wait for.
+    """A context manager: inside, `sample` programs of each launch run, or more where these differ, spread over its grid. Raises
+    MemoryFault, and TooLong for programs that make more accesses than anybody wants to wait for.
 
     silent   (file, line) of a store in each launch whose programs came to their stores and had every lane masked off
     """

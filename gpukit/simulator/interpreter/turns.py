@@ -24,7 +24,7 @@ from gpukit.simulator.interpreter.unknown import Unknown
 _LEAST = 24  # turns: shorter loops are run whole
 _FIRST = 3  # turns that say what the others do
 _PROBES = 8  # turns that are run of the others, beside the last one
-_GOLDEN = 0.6180339887498949  # its multiples, without their whole part, are spread evenly
+GOLDEN = 0.6180339887498949  # its multiples, without their whole part, are spread evenly
 
 
 class Watch:
@@ -93,7 +93,7 @@ def alike(numbers: range, make: Callable[[int], tl.tensor]) -> Iterator[tl.tenso
             rest, frame = len(numbers) - _FIRST, sys._getframe(1)
             loop = frame.f_code, frame.f_lasti, len(numbers), tuple(steps)
             more = 0 if loop in now.uniform else _PROBES
-            probes = sorted({*(_FIRST + int(i * _GOLDEN % 1 * (rest - 1)) for i in range(more)), len(numbers) - 1})
+            probes = sorted({*(_FIRST + int(i * GOLDEN % 1 * (rest - 1)) for i in range(more)), len(numbers) - 1})
             for turn in probes:
                 counter = make(numbers[turn])
                 yield counter

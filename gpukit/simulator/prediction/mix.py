@@ -7,6 +7,7 @@ together: an instruction runs as often as its loop turns, and no more often than
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -98,20 +99,26 @@ def mix(compiled: Compiled, executions: Executions | None) -> Mix:
     return Mix(dict(units), dict(moved), dict(opcodes), conflicts)
 
 
+def _product(instruction: assembly.Instruction) -> tuple[int, int, int] | None:
+    """Rows, columns and depth of an instruction of a warp group (HGMMA.64x128x16 and so on); None for all others."""
+    shape = re.match(r"[A-Z]GMMA\.(\d+)x(\d+)x(\d+)", instruction.opcode)
+    return tuple(map(int, shape.groups())) if shape else None
+
+
 def product_flops(instruction: assembly.Instruction) -> int:
-    """Operations of an instruction of a warp group (HGMMA.64x128x16 and so on)."""
-    rows, columns, depth = re.match(r"[A-Z]GMMA\.(\d+)x(\d+)x(\d+)", instruction.opcode).groups()
-    return 2 * int(rows) * int(columns) * int(depth)
+    """Operations of an instruction of a warp group; 0 for all others."""
+    return 2 * math.prod(_product(instruction) or (0,))
 
 
 def operand_bytes(instruction: assembly.Instruction) -> float:
-    """Bytes that an instruction of a warp group (HGMMA.64x128x16 and so on) fetches from shared memory, for each of its four
-    warps: of 64 rows and of so many columns 32 bytes each, or of the columns alone where the rows are in registers."""
-    shape = re.match(r"[A-Z]GMMA\.64x(\d+)x\d+", instruction.opcode)
+    """Bytes that an instruction of a warp group fetches from shared memory, for each of its four warps: of its rows and of its
+    columns 32 bytes each, or of the columns alone where the rows are in registers."""
+    shape = _product(instruction)
     if not shape:
         return 0.0
-    rows = 0 if re.search(r"R\d+(?:\.reuse)?, R\d+(?:\.reuse)?, gdesc", instruction.text) else 64
-    return (rows + int(shape[1])) * 32 / 4
+    rows, columns, _ = shape
+    rows = 0 if re.search(r"R\d+(?:\.reuse)?, R\d+(?:\.reuse)?, gdesc", instruction.text) else rows
+    return (rows + columns) * 32 / 4
 
 
 def thread_bytes(instruction: assembly.Instruction) -> int:
@@ -191,7 +198,7 @@ def _ran(compiled: Compiled, executions: Executions) -> list[float | None]:
         anywhere[frames[:1]] = max(anywhere[frames[:1]], times)
     found = []
     for instruction in compiled.instructions:
-        frames = tuple((file, first_lines.get(file, {}).get(line, line)) for file, line in instruction.own_frames)
+        frames = statement(instruction.own_frames, first_lines)
         times = executions.get(frames, anywhere.get(frames))
         if times is None and len(frames) > 1 and frames[:1] in anywhere:
             times = 0.0  # the line ran, but never by way of this call: a loop without a turn, say
@@ -335,6 +342,11 @@ def _passes(body, lines, nested) -> float:
     counts.pop(None, None)
     enough = max(1, sum(counts.values()) // 50)
     return max((times for times, n in counts.items() if n >= enough), default=1.0)
+
+
+def statement(frames, first_lines: Mapping[str, Mapping[int, int]]) -> tuple[tuple[str, int], ...]:
+    """Places in the source, (file, line), as Executions knows them: with the first line of the statement that each is in."""
+    return tuple((file, first_lines.get(file, {}).get(line, line)) for file, line in frames)
 
 
 def statements(functions) -> dict[str, dict[int, int]]:

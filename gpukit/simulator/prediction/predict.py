@@ -9,9 +9,8 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
    has several: loads and stores of whole lines, and of single sectors, where each lane asks for one of its own. Half of a
    line that is read from DRAM without the other takes as long as one that is read for a single lane. L2 is busy for as
    long with a sector that a program fills only in part and leaves to others to complete. (Nsight Compute shows no reads from
-   device memory for it. Measured on an H200:
-   256 MiB stored by rows of 128 bytes take 62 to 75 µs, and 154 to 194 where each row begins and ends within a sector.) Into L2,
-   stores come no faster than a kernel writes that does nothing else. Atomics keep its slices busy with updates of sectors,
+   device memory for it. Measured on an H200: 256 MiB stored by rows of 128 bytes take 62 to 75 µs, and 154 to 194 where each row
+   begins and ends within a sector.) Into L2, stores come no faster than a kernel writes that does nothing else. Atomics keep its slices busy with updates of sectors,
    or one element with its changes, which wait for one another (contention.py). Tensor cores fetch what they multiply from
    shared memory, and bring the clock down. In each clock, each of the 32 banks that L1 and shared memory are made of gives
    one word: lanes that meet in a bank take more clocks (instructions.py, banks.py). So do the lines that L1 must look for.

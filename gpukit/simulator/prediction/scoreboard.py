@@ -68,9 +68,9 @@ def cycles(
     background: Background | None = None,
 ) -> float:
     """Cycles that one warp takes alone. `times`: how often each instruction runs (mix.weights). `latency`: cycles of a
-    "load", a "local" load, an "atomic" and a "fence", which depend on the caches; what is not given takes what LATENCY says, or 0. `loads`: of
-    those on a line of the source, (file, line), how they wait, where that is known. Without `background`, copies and
-    products take no time."""
+    "load", a "local" load, an "atomic" and a "fence", which depend on the caches; what is not given takes what LATENCY says,
+    or 0. `loads`: of those on a line of the source, (file, line), how they wait, where that is known. Without `background`,
+    copies and products take no time."""
     latency = {**LATENCY, **latency}
     steps = [_step(instruction) for instruction in compiled.instructions]
     known = [_wait(i, step, loads or {}) for i, step in zip(compiled.instructions, steps, strict=True)]

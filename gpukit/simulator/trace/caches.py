@@ -144,14 +144,15 @@ class Traffic:
         return self.report()
 
 
+_LEAST_L1 = 28 * KIB
 _PREFERS_SHARED = 48 * KIB  # for more than that, Triton asks the driver for as much shared memory as there is
 
 
 def l1_bytes(gpu: Gpu, shared_bytes: int, programs_per_sm: int) -> int:
     """What shared memory leaves to L1: both share one memory, 28 KiB larger than the most that can be shared."""
     if shared_bytes > _PREFERS_SHARED:
-        return 28 * KIB
-    whole = gpu.smem_per_sm_bytes + 28 * KIB
+        return _LEAST_L1
+    whole = gpu.smem_per_sm_bytes + _LEAST_L1
     wanted = (shared_bytes + reserved_shared_bytes(gpu)) * programs_per_sm if shared_bytes else 0
     sizes = [size * KIB for size in (0, 8, 16, 32, 64, 100, 132, 164, 196, 228) if size * KIB <= gpu.smem_per_sm_bytes]
     return whole - next((size for size in sizes if size >= wanted), gpu.smem_per_sm_bytes)

@@ -70,11 +70,11 @@ def _executions(recording: Recording, compiled: Compiled) -> mix.Executions:
     by_line: dict[tuple[str, int], float] = {}
     for number, times in runs.items():
         site = recording.sites[number]
-        line = site.file, first_lines.get(site.file, {}).get(site.line, site.line)
+        (line,) = mix.statement([(site.file, site.line)], first_lines)
         by_line[line] = max(by_line.get(line, 0.0), times / programs)
     found = {}
     for instruction in compiled.instructions:
-        frames = tuple((file, first_lines.get(file, {}).get(line, line)) for file, line in instruction.own_frames)
+        frames = mix.statement(instruction.own_frames, first_lines)
         if frames and frames[0] in by_line:
             found[frames] = by_line[frames[0]]
     calls = Counter(frames[0] for frames in found)  # of a function that is called in several places
