@@ -801,6 +801,41 @@ rate("stores all over 2 GiB", "sectors/us", lambda us: _ADDED / us)(_all_over(20
 
 
 @triton.jit
+def halves_of_sectors(x_ptr, value, BLOCK: tl.constexpr):
+    """BLOCK sectors that two programs fill, one after the other, the first 16 bytes and the last 16 bytes of each."""
+    sector = (tl.program_id(0) // 2).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    words = sector[:, None] * 8 + tl.program_id(0) % 2 * 4 + tl.arange(0, 4)[None, :]
+    tl.store(x_ptr + words, words.to(tl.float32) + value)
+
+
+@triton.jit
+def pieces_of_rows(x_ptr, value, W, ROWS: tl.constexpr, WORDS: tl.constexpr):
+    """WORDS words of each of ROWS rows, which are W words apart; the program beside this one stores the next ones."""
+    row, word = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+    words = row[:, None] * W + word[None, :]
+    tl.store(x_ptr + words, words.to(tl.float32) + value)
+
+
+def _pieces_of_rows(words: int, begin: int):
+    def prepare(device):
+        x = _normal(device, 64 * MI + 16, dtype=FLOAT)[begin:]
+        return lambda: pieces_of_rows[(8192 // words, 2 * words)](x, 1.5, 8192, ROWS=4096 // words, WORDS=words)
+
+    return prepare
+
+
+# Each of them leaves parts of sectors to the programs beside it: in one line, or those of 64 bytes every other time in two.
+rate("rows of 16 bytes", "lines/us", lambda us: 16 * MI / us)(_pieces_of_rows(4, 0))
+rate("rows of 64 bytes, from within a sector", "lines/us", lambda us: 1.5 * 4 * MI / us)(_pieces_of_rows(16, 1))
+
+
+@rate("stores of halves of sectors", "sectors/us", lambda us: 64 * MI / us)
+def _(device):
+    x = _normal(device, 32 * MI, 8, dtype=FLOAT)
+    return lambda: halves_of_sectors[(2 * 32 * MI // 256,)](x, 1.5, BLOCK=256)
+
+
+@triton.jit
 def sums_in_turn(x_ptr, turns, BLOCK: tl.constexpr):
     """Sums over all threads of a program, each of which waits for the one before."""
     x = tl.load(x_ptr + tl.arange(0, BLOCK))

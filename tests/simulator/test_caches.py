@@ -347,8 +347,8 @@ def put_tiles(x_ptr, y_ptr, begin, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr):
 
 @pytest.mark.parametrize("sample", [None, 2])
 def test_sectors_that_a_program_leaves_to_others_to_fill(sample):
-    """Rows of 128 bytes that begin with a sector fill all of theirs; others share one at each end. What a program has read is
-    there, and what its second store completes is no part either."""
+    """Rows of 128 bytes that begin with a sector fill all of theirs; others share one at each end, in two lines. Of rows of 16
+    bytes each is smaller than a sector. What a program has read is there, and what its second store completes is no part either."""
     device = "meta" if sample else "cpu"
     x, y = (torch.empty(64 * 512 + 32, device=device) for _ in range(2))
 
@@ -358,12 +358,76 @@ def test_sectors_that_a_program_leaves_to_others_to_fill(sample):
     def tiles(begin, in_place=False):
         return parts(lambda: put_tiles[(16, 16)](x, y, begin, IN_PLACE=in_place, BLOCK=32))
 
+    def small():
+        return assumed(lambda: put_tiles[(16, 128)](x, y, 0, IN_PLACE=False, BLOCK=4), sample=sample).sites[-1]
+
     assert tiles(0) == tiles(8) == tiles(16) == [0]
     assert tiles(1) == tiles(7) == [64 * 16 * 2]
     assert tiles(1, in_place=True) == [0]
+    assert (small().parts, small().small_parts) == (0, 64 * 128)
     n = 1 << 16
     x, y = (torch.empty(k * n, device=device) for k in (1, 2))
     assert parts(lambda: pairs[(n // 1024,)](x, y, BLOCK=1024)) == [0, 0]
+
+
+@triton.jit
+def shifted(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + offs, tl.load(x_ptr + offs))
+
+
+def test_requests_that_fill_sectors_in_part():
+    """Of 128 bytes that a warp stores from 4 bytes behind a line on, two requests bring five sectors, and each has a part."""
+    x, y = torch.empty(1 << 14), torch.empty((1 << 14) + 1)
+    launch = lambda y: shifted[(16,)](x, y, BLOCK=1024, num_warps=32)  # noqa: E731
+    whole, odd = (assumed(lambda y=y: launch(y)).sites[-1] for y in (y[:-1], y[1:]))
+    assert (whole.requests, whole.odd_requests, whole.odd_sectors) == (16 * 32, 0, 0)
+    share = odd.l2_sectors / odd.l1_sectors  # some meet on the way
+    assert odd.l1_sectors == 16 * 32 * 5 and 0.8 < share < 1
+    assert odd.requests == pytest.approx(16 * 32 * 2 * share, rel=0.01)
+    assert 0.8 * odd.requests < odd.odd_requests <= odd.requests, "two that meet may make a whole sector"
+
+
+def test_stores_that_meet_make_sectors_whole():
+    """Two that fill half a sector each: of 100 pairs a third stays apart, and the others are whole sectors."""
+    assert caches._still_odd(200, 100, 0, 100 + 100 / 3) == pytest.approx((100 + 100 / 3 - 200 / 3) / 200)
+    assert caches._still_odd(200, 100, 100, 100 + 100 / 3) == pytest.approx(
+        (100 + 100 / 3) / 200
+    )  # others fill the rest
+    assert caches._still_odd(100, 100, 100, 100) == 1.0
+
+
+@triton.jit
+def rows_of_groups(x_ptr, y_ptr, GROUP: tl.constexpr, TURNS: tl.constexpr, BLOCK: tl.constexpr):
+    """GROUP programs read the same."""
+    cols, total = tl.arange(0, BLOCK), tl.zeros([BLOCK], tl.float32)
+    for turn in range(TURNS):
+        total += tl.load(x_ptr + (tl.program_id(0) // GROUP * TURNS + turn) * BLOCK + cols)
+    tl.store(y_ptr + tl.program_id(0) * BLOCK + cols, total)
+
+
+def test_who_asks_for_what_is_on_its_way_waits_for_it():
+    """Of 8 programs that read the same at the same time one brings it from DRAM, and all wait as long."""
+    x, y = torch.empty(33 * 4 * 1024), torch.empty(264 * 1024)
+    site = assumed(lambda: rows_of_groups[(264,)](x, y, GROUP=8, TURNS=4, BLOCK=1024)).sites[0]
+    assert site.dram_bytes * 8 == site.l2_sectors * 32
+    assert site.on_their_way == 1.0
+
+
+@triton.jit
+def rows_up_to_a_diagonal(x_ptr, y_ptr, N: tl.constexpr, BLOCK: tl.constexpr):
+    row, total = N - 1 - tl.program_id(0), tl.zeros([BLOCK], tl.float32)
+    for first in range(0, row + 1, BLOCK):
+        total += tl.load(x_ptr + row * N + first + tl.arange(0, BLOCK))
+    tl.store(y_ptr + row, tl.sum(total))
+
+
+def test_where_the_first_programs_have_most_to_do_the_rest_reads_less():
+    """Rows up to a diagonal, the longest first: half of the matrix, and not as much in each wave as in the first ones."""
+    n = 8192
+    x, y = torch.empty(n * n, device="meta"), torch.empty(n, device="meta")
+    moved = assumed(lambda: rows_up_to_a_diagonal[(n,)](x, y, N=n, BLOCK=256), sample=2)
+    assert moved.dram_read_bytes == pytest.approx(4 * n * n / 2, rel=0.1)
 
 
 def test_programs_share_the_l1_of_their_sm_only():

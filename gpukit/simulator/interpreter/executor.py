@@ -326,7 +326,7 @@ def _inferred(call: Call, window: int, rest: list[int], lookers: list, ran: set[
 
 
 # Where programs differ, the first few of a sample are chance: more of them run until the interpreter has had so much to do.
-_MOST_SAMPLED, _SAMPLED_WORK = 64, 1 << 24
+_MOST_SAMPLED, _SAMPLED_WORK = 64, 1 << 25
 _PROBES = 32
 _FEW = 8  # accesses of a program that cannot be worked out from others: more would take long
 

@@ -31,7 +31,9 @@ ROWS = {
     "l1_ns": ("latency of L1", "1 / clock"),
     "l2_gbps": ("L2, 32 MiB", "chip"),
     "l2_single_loads_per_us": ("loads all over 8 MiB", "chip"),
-    "l2_single_stores_per_us": ("stores all over 8 MiB", "chip"),
+    "l2_odd_stores_per_us": ("stores of halves of sectors", "chip"),
+    "l2_parts_per_us": ("rows of 64 bytes, from within a sector", "chip"),
+    "l2_small_parts_per_us": ("rows of 16 bytes", "chip"),
     "atomics_per_us": ("atomics scattered, int32", "chip"),
     "fenced_atomics_per_us": ("atomics scattered, acq_rel", "chip"),
     "atomics_on_one_per_us": ("atomics on one element, int32", "clock"),
@@ -53,7 +55,10 @@ class Machine:
     starts_per_us                programs that begin, on all SMs together
     copy, read, write_gbps       device memory; a copy reads and writes by turns, which costs time
     single_reads_per_us          of 64 bytes each, which is the least that is read, all over the memory
-    l2_single_loads, stores      of single sectors, all over L2; l2_gbps is for whole lines
+    l2_single_loads_per_us       of single sectors, all over L2; l2_gbps is for whole lines
+    l2_odd_stores_per_us         sectors that come four at a time, each filled only in part
+    l2_parts_per_us              of lines in which a program leaves part of a sector to others, in rows of 64 bytes, and
+    l2_small_parts_per_us        in rows of 16 bytes
     atomics_per_us               sectors, all over L2; fenced ones order what the thread did before and after (acq_rel)
     atomics_on_one_per_us        elements, all threads adding to one: the compiler makes one request of a warp's 32
     float_atomics_on_one_per_us  the same in fp32, where each of them is an addition of its own
@@ -73,7 +78,9 @@ class Machine:
     l1_ns: float
     l2_gbps: float
     l2_single_loads_per_us: float
-    l2_single_stores_per_us: float
+    l2_odd_stores_per_us: float
+    l2_parts_per_us: float
+    l2_small_parts_per_us: float
     atomics_per_us: float
     fenced_atomics_per_us: float
     atomics_on_one_per_us: float
@@ -89,21 +96,37 @@ class Machine:
 
 @cache
 def machine(gpu: hardware.Gpu) -> Machine:
-    """The measured machine, or one that was scaled from the H200, as its `source` says."""
-    path = RESULTS / gpu.key / "machine.csv"
-    known = gpu if path.exists() else hardware.gpu(MEASURED)
-    with (RESULTS / known.key / "machine.csv").open(newline="") as file:
-        values = {row["name"]: float(row["value"]) for row in csv.DictReader(file)}
-    ratios = {
-        None: 1.0,
-        "clock": gpu.boost_mhz / known.boost_mhz,
-        "1 / clock": known.boost_mhz / gpu.boost_mhz,
-        "memory": gpu.hbm_gbps / known.hbm_gbps,
-        "chip": gpu.sms * gpu.boost_mhz / (known.sms * known.boost_mhz),
-        "fp32": gpu.peak_flops["fp32"] / known.peak_flops["fp32"],
-        "tensor": gpu.peak_flops["fp16"] / known.peak_flops["fp16"],
-    }
+    """The measured machine, or one that was scaled from the H200, as its `source` says. What is not measured yet of a measured
+    one is scaled, too."""
+    first = hardware.gpu(MEASURED)
+    known = gpu if _path(gpu).exists() else first
+    scaled = {field: _values(first)[row] * _ratio(gpu, first, by) for field, (row, by) in ROWS.items()}
+    own = {field: _values(known)[row] for field, (row, _) in ROWS.items() if row in _values(known)}
     source = f"measured on an {known.name.split()[0]}, gpukit/results/{known.key}/machine.csv"
     if known != gpu:
         source = f"assumed: {source}, scaled by what the datasheets say of {known.name} and {gpu.name}"
-    return Machine(**{field: values[row] * ratios[by] for field, (row, by) in ROWS.items()}, source=source)
+        own = {}
+    return Machine(**scaled | own, source=source)
+
+
+def _path(gpu: hardware.Gpu) -> Path:
+    return RESULTS / gpu.key / "machine.csv"
+
+
+@cache
+def _values(gpu: hardware.Gpu) -> dict[str, float]:
+    with _path(gpu).open(newline="") as file:
+        return {row["name"]: float(row["value"]) for row in csv.DictReader(file)}
+
+
+def _ratio(gpu: hardware.Gpu, known: hardware.Gpu, by: str | None) -> float:
+    """What a value of `known` is multiplied with for a GPU, by what it goes with (ROWS)."""
+    if by in ("clock", "1 / clock"):
+        ratio = gpu.boost_mhz / known.boost_mhz
+        return ratio if by == "clock" else 1 / ratio
+    if by == "memory":
+        return gpu.hbm_gbps / known.hbm_gbps
+    if by == "chip":
+        return gpu.sms * gpu.boost_mhz / (known.sms * known.boost_mhz)
+    dtype = {"fp32": "fp32", "tensor": "fp16"}.get(by)
+    return gpu.peak_flops[dtype] / known.peak_flops[dtype] if dtype else 1.0

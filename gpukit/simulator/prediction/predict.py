@@ -6,11 +6,13 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
 1. Each resource alone.  work / rate: DRAM, L2, and per SM L1 and shared memory, tensor cores, the units for fp32,
    integers and special functions, and the schedulers that issue one instruction of a warp per clock each. The busiest SM
    has ceil(programs / SMs) programs. Rates are those that a kernel reaches which does nothing else (machine.py). Memory
-   has several: loads and stores of whole lines, and of single sectors, where each lane asks for one of its own. Half of a
-   line that is read from DRAM without the other takes as long as one that is read for a single lane. L2 is busy for as
-   long with a sector that a program fills only in part and leaves to others to complete. (Nsight Compute shows no reads from
-   device memory for it. Measured on an H200: 256 MiB stored by rows of 128 bytes take 62 to 75 µs, and 154 to 194 where each row
-   begins and ends within a sector.) Into L2, stores come no faster than a kernel writes that does nothing else. Atomics keep its slices busy with updates of sectors,
+   has several: loads of whole lines, and of single sectors, where each lane asks for one of its own. Half of a
+   line that is read from DRAM without the other takes as long as one that is read for a single lane. L2 is busy for
+   longer with a line in which a program fills a sector only in part and leaves it to others to complete. (Nsight Compute shows few
+   reads from device memory for it. Measured on an H200: 256 MiB stored by rows of 32, 64, 128 and 256 bytes take 101, 69, 67 and
+   63 µs, and 476, 293, 194 and 157 where each row begins and ends within a sector.) Into L2, and between its halves, stores come no faster than a kernel
+   writes that does nothing else, and sectors that an instruction fills only in part no faster than where two programs fill each.
+   Atomics keep its slices busy with updates of sectors,
    or one element with its changes, which wait for one another (contention.py). Tensor cores fetch what they multiply from
    shared memory, and bring the clock down. In each clock, each of the 32 banks that L1 and shared memory are made of gives
    one word: lanes that meet in a bank take more clocks (instructions.py, banks.py). So do the lines that L1 must look for.
@@ -59,6 +61,7 @@ from gpukit.simulator.prediction import mix, scoreboard
 from gpukit.simulator.prediction.machine import Machine, machine
 from gpukit.simulator.trace.contention import Contention, unknown
 from gpukit.simulator.trace.launch import Launch
+from gpukit.simulator.trace.levels import LINE_SECTORS
 from gpukit.simulator.trace.torch_ops import TorchOp
 from gpukit.simulator.trace.tracer import Trace, trace
 
@@ -334,6 +337,7 @@ def launch_step(
     if results_needed:
         tensor = units[-1] = max(tensor, fed)
     loading = max(_memory_us(launch, compiled, warp, _loads(traffic)).values()) / per_sm
+    copied = 0.0  # for which the way of copies is waited for, on which others are too
     # What a program stores at its end is under way while the next one begins.
     waited = loading if waits_for_loads and per_sm > together else memory
     goes_on, lasts = scoreboard.Background(products), _waits(traffic, reached, clock)
@@ -342,7 +346,9 @@ def launch_step(
     waits = (loads_late - nothing_comes_late) / clock
     if copying := _copying(compiled, times, traffic, loading, reached, clock):
         late = scoreboard.cycles(compiled, times, cycles, lasts, scoreboard.Background(products, *copying))
-        waits += max(0.0, (late - loads_late) / clock - waited)  # copies arrive while others are waited for
+        coming = (late - loads_late) / clock
+        waits += max(0.0, coming - waited)  # copies arrive while others are waited for
+        copied = 0.0 if waits_for_loads else min(coming, loading)
     # What the TMA unit brings some turns of a loop ahead of its use is waited for where these turns are too short.
     waits = max(waits, _turns_ahead(compiled, times) * latency * 1e-3 - compute - memory - tensor)
     alone[WAITING] = (waits + max(0.0, own / clock - compute)) * per_sm / together
@@ -351,7 +357,7 @@ def launch_step(
     for programs, times_over in ((together, waves), (rest, 1)):
         if programs:
             computing = _computing(programs, compiled.num_warps / 4, own / clock, units)
-            turns += times_over * _in_turn(programs, computing + waited + waits, (computing, memory))
+            turns += times_over * _in_turn(programs, computing + waited + waits, (computing, max(memory, copied)))
 
     # 3. Together.
     longest = max(alone.values())
@@ -394,7 +400,7 @@ def _copying(
         return None
     sectors = sum(site.l2_sectors for site in sites)
     share = sectors / max(sectors, traffic.l2_read_sectors)
-    from_dram = min(1.0, sum(site.dram_bytes for site in sites) / (sectors * SECTOR_BYTES))
+    from_dram = min(1.0, max(site.on_their_way for site in sites))  # the slowest are waited for
     latency = from_dram * reached.dram_ns + (1 - from_dram) * reached.l2_ns
     return share * loading * clock / copies, latency * 1e-3 * clock
 
@@ -419,7 +425,7 @@ def _waits(
 
 def _missed_ns(site: SiteTraffic, reached: Machine) -> float:
     """How long a load lasts that L1 lacks, in the mean of those that find their line in L2 and those that do not."""
-    from_dram = min(1.0, site.dram_bytes / (site.l2_sectors * SECTOR_BYTES)) if site.l2_sectors else 0.0
+    from_dram = min(1.0, site.on_their_way)
     from_dram *= site.new_pairs / site.new  # the other sector of a pair comes to L2 with the first
     return from_dram * reached.dram_ns + (1 - from_dram) * reached.l2_ns
 
@@ -470,34 +476,26 @@ def _traffic(launch: Launch, compiled: Compiled) -> Traffic | SimpleNamespace:
 def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traffic) -> dict[str, float]:
     """µs of DRAM and of L2 for the whole launch."""
     gpu, reached = compiled.gpu, machine(compiled.gpu)
-    single = {"load": 0, "store": 0}  # sectors of L2 that lanes ask for one by one
-    fetched = 0  # bytes of DRAM for such loads, and for those that bring half of a line, which take as long
-    parts = 0  # sectors that programs leave to others to fill: L2 needs as long for one as for a single read
-    lanes = {(a.kind, a.tensor, a.line): a.lanes for a in launch.accesses}
-    scattered = {(a.kind, a.tensor, a.line) for a in launch.accesses if 2 * a.sectors > a.lanes}
+    fetched = (
+        0  # bytes of DRAM that lanes ask for one by one, and of those that bring half of a line, which take as long
+    )
+    scattered = {(a.tensor, a.line) for a in launch.accesses if a.kind == "load" and 2 * a.sectors > a.lanes}
     for site in traffic.sites:
-        place = site.kind, site.tensor, site.line
-        # A load finds in L1 what the one before it left of a sector; stores of single elements stay alone.
-        alone = site.kind == "store" and 4 * site.l1_sectors > 3 * lanes[place]
-        if site.kind in single and (place in scattered or alone):
-            single[site.kind] += site.l2_sectors
-        elif site.kind == "store":
-            parts += site.parts
         if site.kind == "load":
-            fetched += site.dram_bytes if place in scattered else site.dram_half_bytes
+            fetched += site.dram_bytes if (site.tensor, site.line) in scattered else site.dram_half_bytes
     # What is still in L2 at the end took the place of what others had written there.
     written = traffic.dram_write_bytes + traffic.dirty_bytes
     dram = _dram_us(max(0, traffic.dram_read_bytes - fetched), written, reached)
     # Loads and stores cross between L2 and the SMs in directions of their own.
-    answers = traffic.l2_atomic_sectors - traffic.unanswered_sectors
-    loaded = max(0, traffic.l2_read_sectors - answers - single["load"]) * SECTOR_BYTES
-    stored = max(0, traffic.l2_write_sectors - single["store"]) * SECTOR_BYTES
+    loaded = (traffic.l2_read_sectors - traffic.l2_atomic_sectors + traffic.unanswered_sectors) * SECTOR_BYTES
     one_sm = L2_BYTES_PER_CLOCK_AND_SM * min(gpu.sms, launch.programs) * gpu.boost_mhz
-    l2 = max(loaded / min(reached.l2_gbps * 1e3, one_sm), stored / min(reached.write_gbps * 1e3, one_sm))
-    l2 += single["load"] / reached.l2_single_loads_per_us + single["store"] / reached.l2_single_stores_per_us
-    if parts:  # those that nobody completes L2 reads from DRAM, and they are counted there
-        completed = traffic.dram_read_bytes - sum(site.dram_bytes for site in traffic.sites)
-        l2 += max(0, parts - completed // SECTOR_BYTES) / reached.single_reads_per_us
+    l2 = max(0, loaded) / min(reached.l2_gbps * 1e3, one_sm)
+    l2 = max(l2, _stored_us(traffic, one_sm, reached), _asked_us(traffic, reached))
+    # What nobody completes L2 reads from DRAM, and it is counted there.
+    completed = traffic.dram_read_bytes - sum(site.dram_bytes for site in traffic.sites)
+    parts, small = (sum(getattr(site, name) for site in traffic.sites) for name in ("parts", "small_parts"))
+    left = parts / reached.l2_parts_per_us + small / reached.l2_small_parts_per_us
+    l2 = max(l2, left - completed / (LINE_SECTORS * SECTOR_BYTES) / reached.l2_parts_per_us)
     if traffic.l2_atomic_sectors:
         l2 += sum(_slices_us(each, gpu) for each in traffic.contention)
         fences = sum(n for opcode, n in warp.opcodes.items() if opcode.startswith("MEMBAR") and ".GPU" in opcode)
@@ -505,6 +503,31 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
         # Changes of one element wait for one another, while the rest of L2 goes on.
         l2 = max(l2, *(_contention_us(each, gpu)[0] for each in traffic.contention))
     return {MEMORY: dram + fetched / (2 * SECTOR_BYTES) / reached.single_reads_per_us, L2: l2}
+
+
+def _stored_us(traffic: Traffic | SimpleNamespace, one_sm: float, reached: Machine) -> float:
+    """µs for which L2 is busy with what is stored: with taking it in, or with passing it on between its halves. There a part of
+    a sector needs a mask of its bytes beside it, and takes as much longer in both places as it was measured to take."""
+    stores = [site for site in traffic.sites if site.kind == "store"]
+    odd, requests = sum(site.odd_sectors for site in stores), sum(site.odd_requests for site in stores)
+    whole = max(0, traffic.l2_write_sectors - odd)
+    sectors_per_us = reached.write_gbps * 1e3 / SECTOR_BYTES
+    # A request takes as long to announce as one sector, and four sectors were measured for each.
+    into = whole / min(sectors_per_us, one_sm / SECTOR_BYTES) + (requests + odd) / (1.25 * reached.l2_odd_stores_per_us)
+    # Half of what is stored belongs to the other half of L2, and so does half of what is read from DRAM.
+    between = (whole + traffic.dram_read_bytes / SECTOR_BYTES) / sectors_per_us + odd / reached.l2_odd_stores_per_us
+    return max(into, between)
+
+
+def _asked_us(traffic: Traffic | SimpleNamespace, reached: Machine) -> float:
+    """µs for which L2 looks for the lines that loads and stores ask for: for one as long as for a single sector. What belongs to its
+    other half is looked for in both: half of what is stored, and of what is read from DRAM."""
+    lines = 0.0
+    for site in traffic.sites:
+        if site.kind != "atomic" and site.l2_sectors:
+            away = 1.0 if site.kind == "store" else min(1.0, site.dram_bytes / (site.l2_sectors * SECTOR_BYTES))
+            lines += site.requests * (1 + away / 2)
+    return lines / reached.l2_single_loads_per_us
 
 
 def _fence_us(gpu: hardware.Gpu) -> float:

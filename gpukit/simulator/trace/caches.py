@@ -33,6 +33,7 @@ from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
 from gpukit.simulator.trace import coalesce
 from gpukit.simulator.trace.contention import Contention, answers, contention, is_floating, merges
 from gpukit.simulator.trace.instructions import ALONE, Forms, alone_among_warps, ways_of
+from gpukit.simulator.trace.levels import LINE_SECTORS
 from gpukit.simulator.trace.recording import Recording
 from gpukit.simulator.trace.spills import spills
 from gpukit.simulator.trace.waves import WHOLE, Play
@@ -49,8 +50,11 @@ class SiteTraffic:
     that reached L2, `dram_bytes` what was read from DRAM for it, `l1_clocks` the clocks
     that L1 takes for its instructions, whose lanes may meet in a bank or ask for many lines. Of a load's `instructions`, counted on the SMs
     whose L1 is followed, so many ask for something `new`, for which their warp has not asked before in this load: of so many it is in
-    pairs of sectors that are new too, and of so many `late`, since L1 lacks it. Of what was read from DRAM `dram_half_bytes`
-    came as one half of a line, without the other. Of so many sectors a program's stores leave `parts` to others to fill."""
+    pairs of sectors that are new too, and of so many `late`, since L1 lacks it. A share `on_their_way` of its sectors comes from
+    DRAM, or is asked for while it does. Of what was read from DRAM `dram_half_bytes`
+    came as one half of a line, without the other. L2 gets so many `requests`, one for what an instruction moves of a line. Of
+    a store's l2_sectors so many `odd_sectors` come in `odd_requests`, which fill some of them only in part. In so many lines a
+    program's stores leave `parts` of sectors to others to fill, and in `small_parts` more they are smaller than a sector."""
 
     kind: str
     tensor: str
@@ -66,7 +70,12 @@ class SiteTraffic:
     new_pairs: float = 0.0
     late: float = 0.0
     dram_half_bytes: int = 0
+    requests: int = 0
+    odd_sectors: int = 0
+    odd_requests: int = 0
+    on_their_way: float = 0.0
     parts: int = 0
+    small_parts: int = 0
 
 
 @dataclass(frozen=True)
@@ -184,13 +193,14 @@ def window(recording: Recording, gpu: Gpu) -> int:
 
 
 def _left_in_part(recording: Recording, forms: Forms, rows: np.ndarray) -> np.ndarray:
-    """Of each site, the sectors that these rows' programs fill only in part by all that they store there, and have not read."""
+    """[2, sites]: the lines with sectors that these rows' programs fill only in part by all that they store there, and have not read;
+    last those in which they store less than a sector's size, and nothing in the lines beside them."""
     program = np.array(recording.program, dtype=np.int64)[rows]
     kept, which, _ = forms.of(rows, forms.starts[rows])
     stores = [recording.sites[form.site].kind == "store" for form in kept]
     odd = [is_store and bool((form.filled < SECTOR_BYTES).any()) for form, is_store in zip(kept, stores, strict=True)]
     written = {recording.sites[form.site].tensor for form, is_odd in zip(kept, odd, strict=True) if is_odd}
-    counts = np.zeros(len(recording.sites))
+    counts = np.zeros((2, len(recording.sites)))
     if not written:
         return counts
     # What of these tensors was read is there, as if it were stored whole.
@@ -207,8 +217,24 @@ def _left_in_part(recording: Recording, forms: Forms, rows: np.ndarray) -> np.nd
             column.append(np.broadcast_to(own, sectors.shape))
     programs, sectors, filled, sites = (np.concatenate(column) for column in columns)
     _, first, own = np.unique(programs * (int(sectors.max()) + 1) + sectors, return_index=True, return_inverse=True)
-    total = np.bincount(own, filled)
-    return counts + np.bincount(sites[first[total < SECTOR_BYTES]], minlength=counts.size)
+    filled = np.bincount(own, filled)
+    lines = sectors[first] // LINE_SECTORS
+    keys = programs[first] * (int(lines.max()) + 2) + lines
+    keys, line, own = np.unique(keys, return_index=True, return_inverse=True)
+    odd = np.bincount(own, filled < SECTOR_BYTES) > 0
+    alone = (np.diff(keys, prepend=-2) > 1) & (np.diff(keys, append=keys[-1] + 2) > 1)
+    small = alone & (np.bincount(own, filled) < SECTOR_BYTES)
+    for i, some in enumerate((odd & ~small, odd & small)):
+        counts[i] = np.bincount(sites[first[line[some]]], minlength=len(recording.sites))
+    return counts
+
+
+def _still_odd(asked: float, distinct: float, partly: float, to_l2: float) -> float:
+    """Of the stores that fill sectors only in part, how many reach L2 and still do. Of the sectors that several fill together, those
+    become whole where all of these meet."""
+    met, again = asked - to_l2, asked - distinct
+    together = (met / again) ** (asked / distinct - 1) if again else 0.0
+    return max(0.0, to_l2 - min(met, together * (distinct - partly))) / asked
 
 
 def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffic:
@@ -227,6 +253,7 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
     # asked for again the ones that may meet the store before, which is the same warp's or another's; clocks of L1 for
     # them; updates of sectors by atomics.
     asked, distinct, of_one_warp, of_others, clocks, updated = np.zeros((6, len(recording.sites)))
+    requests, odd, odd_sectors, partly = np.zeros((4, len(recording.sites)))
     added_up = [merges(is_floating(call.arguments.get(site.tensor)), compiled) for site in recording.sites]
     ran = np.arange(len(recording) if call.sampled is None else recording.whole)
     for form, count in zip(*forms.counted(ran), strict=True):
@@ -234,6 +261,10 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
         distinct[form.site] += count * form.sectors.size
         clocks[form.site] += count * form.clocks
         updated[form.site] += count * form.updated(added_up[form.site])
+        requests[form.site] += count * form.requests
+        odd[form.site] += count * form.odd
+        odd_sectors[form.site] += count * form.odd_sectors
+        partly[form.site] += count * np.count_nonzero(form.filled < SECTOR_BYTES)
         if form.asked < form.lanes:  # else each lane has a sector of its own, and none of them meet
             of_one_warp[form.site] += count * (form.asked - form.warps)
             of_others[form.site] += count * (form.warps - form.sectors.size)
@@ -245,7 +276,7 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
     local = spills(recording, compiled, l1, programs_per_sm, through_l1 * scale * SECTOR_BYTES / max(1, call.programs))
     play = Play(recording, gpu, ways, forms, programs_per_sm)
     missed = play.l1(round(l1 * local.left))
-    dram = play.l2(gpu.l2_bytes)
+    dram = play.l2(gpu.l2_bytes, distinct * scale)
 
     parts = _left_in_part(recording, forms, ran)
     others_alone = alone_among_warps(compiled)
@@ -257,12 +288,15 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
         elif site.kind == "store":
             to_l2 = asked[number] - (1 - ALONE) * of_one_warp[number] - (1 - others_alone) * of_others[number]
         from_dram = round(dram.read[number] * SECTOR_BYTES)
+        arrive = scale * to_l2 / asked[number] if asked[number] else 0.0  # of the requests
+        still_odd = scale * _still_odd(asked[number], distinct[number], partly[number], to_l2) if odd[number] else 0.0
         l1_sectors, l2_sectors = round(asked[number] * scale), round(to_l2 * scale)
         sites.append(
             SiteTraffic(
                 site.kind, site.tensor, site.line, site.via, l1_sectors, l2_sectors, from_dram, round(clocks[number] * scale),
                 site.file, *play.waiting[:, number].tolist(), round(from_dram * dram.halves[number]),
-                round(parts[number] * scale),
+                round(requests[number] * arrive), round(odd_sectors[number] * still_odd), round(odd[number] * still_odd),
+                float(dram.on_their_way[number]), *(round(n * scale) for n in parts[:, number]),
             )
         )  # fmt: skip
 

@@ -140,7 +140,9 @@ class Form(NamedTuple):
     take and the requests that bring them (contention.py), and whether all lanes change one element. Then the clocks that L1
     takes for the instructions. Of a load last how many instructions have a live lane and
     how many of them ask for sectors that are new to their warp, and for pairs of sectors, which DRAM is read in; of each of these
-    sectors the instruction, in order, and the place in `sectors`."""
+    sectors the instruction, in order, and the place in `sectors`. Of loads and stores
+    `requests` ask L2, each for what one instruction moves of one line; so many `odd` ones move some of their `odd_sectors` only in
+    part."""
 
     site: int
     asked: int
@@ -157,6 +159,8 @@ class Form(NamedTuple):
     new_pairs: int = 0
     new_in: np.ndarray | None = None
     new_sectors: np.ndarray | None = None
+    odd: int = 0
+    odd_sectors: int = 0
 
     def late(self, missing: np.ndarray | None) -> int:
         """Of a load's instructions those that bring in, as the first of their warp, something that is `missing` among its
@@ -228,6 +232,11 @@ class Forms:
             asked_for = np.where(moved, offsets[instructions] // SECTOR_BYTES, _NOBODY)
             asked, warps = _distinct(asked_for), _distinct(asked_for.reshape(self.ways[site].warps, -1))
             clocks = _clocks(np.where(moved, offsets[instructions], _NOBODY), site.width)
+        odd = odd_sectors = 0
+        if site.kind != "atomic":
+            moves = instructions is not None and instructions.size
+            rows = np.where(moved, offsets[instructions], _NOBODY) if moves else elements[None, :]
+            requests, odd, odd_sectors = _requests(rows, site.width)
         count = int(np.count_nonzero(live)) if site.kind != "load" else 0
         running = new = new_pairs = 0
         new_in = new_sectors = None
@@ -240,7 +249,7 @@ class Forms:
             new, new_pairs = _groups(new_in), _groups(of_pairs)
         return Form(
             number, asked, warps, sectors, filled, count, updates, requests, tile >= 0 and elements.size == 1, clocks,
-            running, new, new_pairs, new_in, new_sectors,
+            running, new, new_pairs, new_in, new_sectors, odd, odd_sectors,
         )  # fmt: skip
 
 
@@ -301,6 +310,22 @@ def _clocks(rows: np.ndarray, width: int) -> float:
     lanes = np.bincount(banks, minlength=len(rows) * BANKS).reshape(-1, BANKS).max(axis=1)
     lines = np.bincount(np.unique(distinct // BANKS) // (span // BANKS), minlength=len(rows))
     return float(np.maximum(lanes, LINE_CLOCKS * lines).sum())
+
+
+def _requests(rows: np.ndarray, width: int) -> tuple[int, int, int]:
+    """Of instructions that move elements of `width` bytes at the addresses of each row: for how many lines, in how many of these a
+    sector is moved only in part, and how many sectors those lines have. _NOBODY is none."""
+    row, address = _sorted(rows)
+    if not row.size:
+        return 0, 0, 0
+    fresh = (np.diff(row, prepend=-1) != 0) | (np.diff(address, prepend=-1) != 0)
+    sector = address[fresh] // SECTOR_BYTES
+    begins = np.flatnonzero((np.diff(row[fresh], prepend=-1) != 0) | (np.diff(sector, prepend=-1) != 0))
+    filled = np.diff([*begins, sector.size]) * width
+    row, line = row[fresh][begins], sector[begins] // LINE_SECTORS
+    firsts = np.flatnonzero((np.diff(row, prepend=-1) != 0) | (np.diff(line, prepend=-1) != 0))
+    odd = np.logical_or.reduceat(filled < SECTOR_BYTES, firsts)
+    return firsts.size, int(np.count_nonzero(odd)), int(np.diff([*firsts, line.size])[odd].sum())
 
 
 def _updates(rows: np.ndarray, unit: int) -> int:
