@@ -990,13 +990,13 @@ def test_stores_of_parts_of_sectors_take_longer_into_l2_and_within():
 def test_l2_looks_for_each_line_that_is_asked_for():
     """For one as long as for single sectors, and for what is stored, or comes from DRAM, half as long again."""
     n = 1 << 20
-    for site, lines in (
+    for site, asked in (
         (dict(kind="load"), n),
         (dict(kind="load", dram_bytes=32 * n), 1.5 * n),
         (dict(kind="store"), 1.5 * n),
     ):
         _, us = memory_us({**site, "requests": n, "l2_sectors": n})
-        assert us == pytest.approx(lines / REACHED.l2_single_loads_per_us), site
+        assert us == pytest.approx(asked / REACHED.l2_single_loads_per_us), site
 
 
 def test_sectors_left_in_part_keep_l2_busy():

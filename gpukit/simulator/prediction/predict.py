@@ -493,7 +493,10 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
     l2 = max(l2, _stored_us(traffic, one_sm, reached), _asked_us(traffic, reached))
     # What nobody completes L2 reads from DRAM, and it is counted there.
     completed = traffic.dram_read_bytes - sum(site.dram_bytes for site in traffic.sites)
-    parts, small = (sum(getattr(site, name) for site in traffic.sites) for name in ("parts", "small_parts"))
+    # Single elements, of which each lane has one in a sector of its own, were measured to take no longer than other odd ones.
+    lanes = {(a.kind, a.tensor, a.line): a.lanes for a in launch.accesses}
+    several = [s for s in traffic.sites if s.kind == "store" and 4 * s.l1_sectors <= 3 * lanes[s.kind, s.tensor, s.line]]
+    parts, small = (sum(getattr(site, name) for site in several) for name in ("parts", "small_parts"))
     left = parts / reached.l2_parts_per_us + small / reached.l2_small_parts_per_us
     l2 = max(l2, left - completed / (LINE_SECTORS * SECTOR_BYTES) / reached.l2_parts_per_us)
     if traffic.l2_atomic_sectors:
