@@ -109,6 +109,16 @@ def splits_of(work: int, T_max: int, BLOCK_N: int, slots: int) -> int:
     return min(range(1, most + 1), key=turns)
 
 
+def chunk_of(splits: int, ROWS: int, BLOCK_D: int) -> int:
+    """How many splits' sums the join reads in one round. Each round waits for memory once.
+
+    4,096 numbers are 32 for each thread of four warps. 4 query heads to each of 8 heads of 32,768 tokens, in 16 splits, take
+    40.3 µs on an H200 with two such rounds, and 38.3 with one of twice the size. It is not made larger for other shapes, since
+    some kernels would lack registers."""
+    numbers = 8192 if splits > 8 and ROWS == 4 and BLOCK_D == 128 else 4096
+    return max(numbers // (ROWS * BLOCK_D), 1)
+
+
 # ------------------------------------------------------------------------------------------------------------ launchers
 def decode_attention_fwd(
     q: Tensor,
@@ -164,7 +174,7 @@ def decode_attention_fwd(
         *strides[1], H_kv, groups, T_q, T_max, splits, scale,
         PRECISION=precision, PAIRED=paired, PTX=paired and not interpreted(), D=D,
         BLOCK_M=config.BLOCK_M, BLOCK_N=config.BLOCK_N, BLOCK_D=BLOCK_D, NUM_STAGES=config.num_stages,
-        ROWS=ROWS, CHUNK=max(4096 // (ROWS * BLOCK_D), 1), num_warps=config.num_warps,
+        ROWS=ROWS, CHUNK=chunk_of(splits, ROWS, BLOCK_D), num_warps=config.num_warps,
     )  # fmt: skip
     return o
 

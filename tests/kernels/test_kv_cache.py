@@ -9,13 +9,13 @@ import torch.nn.functional as F
 
 import gpukit
 from gpukit.kernels import KVCache, _launch, decode_attention
-from gpukit.kernels.decode_attention import Config, config_of, decode_attention_fwd, splits_of
+from gpukit.kernels.decode_attention import Config, chunk_of, config_of, decode_attention_fwd, splits_of
 from gpukit.kernels.kv_cache import generate, kv_append
 from gpukit.op import Cost
 from gpukit.reference import kv_cache as reference
 from gpukit.reference.decode_attention import INT8, OP, cache_bytes, cost, library, make_inputs
 from gpukit.testing import assert_close, guarded_empty, poison
-from tests.kernels.cases import DTYPES, every_second, padded_rows, seeded
+from tests.kernels.cases import DTYPES, compile_for_hopper, every_second, padded_rows, seeded
 
 
 def inputs_of(B, H, H_kv, T, D, T_q=1, dtype=torch.float32):
@@ -108,6 +108,15 @@ def test_every_number_of_splits(device):
         assert_close(o.cpu(), truth, native, what=f"{splits} splits")
         assert bool((o[0] == 0).all()) and bool((o[1, :, 0] == 0).all()), "a query that sees no token gives 0"
     assert torch.equal(o, split_by(7)(*inputs)), "two runs differ"
+
+
+def test_the_join_takes_several_rounds(device):
+    """The last of which has fewer splits than those before it; of 10 splits some are empty."""
+    inputs = inputs_of(2, 16, 1, 83, 128)
+    inputs[3].copy_(torch.tensor([83, 35]))
+    assert chunk_of(7, 16, 128) == chunk_of(10, 16, 128) == 2
+    for splits in (7, 10):
+        check(inputs, device, fn=split_by(splits), what=f"{splits} splits")
 
 
 def test_int8_scales_that_vanish_in_float16(device):
@@ -221,6 +230,34 @@ def test_splits_fill_the_gpu():
     assert splits_of(32, 8192, 64, 264) == 8, "32 heads: 256 programs of 16 blocks"
     assert splits_of(8, 32768, 64, 264) == 32 or splits_of(8, 32768, 64, 264) == 33
     assert splits_of(4096, 8192, 64, 264) == 1, "a large batch needs no splits"
+
+
+def test_a_round_of_the_join_reads_what_registers_hold():
+    for splits, ROWS, BLOCK_D in itertools.product((2, 16, 33, 512), (1, 4, 16, 64), (16, 32, 64, 128, 256)):
+        chunk = chunk_of(splits, ROWS, BLOCK_D)
+        assert chunk.bit_count() == 1 and chunk * ROWS * BLOCK_D <= max(8192, ROWS * BLOCK_D)
+    assert chunk_of(16, 4, 128) == 16, "one round for 16 splits of 4 query heads"
+
+
+FOR_HOPPER = """
+import sys
+from gpukit import hardware, kernels
+
+module = sys.modules["gpukit.kernels.decode_attention"]
+module.launch, module.properties = launch, lambda device: hardware.gpu("h200")
+module.counters = lambda number, *_: torch.zeros(number, dtype=torch.int32)
+q, k = torch.empty(1, 32, 128, dtype=torch.bfloat16), torch.empty(1, 32768, 8, 128, dtype=torch.bfloat16)
+lengths, scales = torch.tensor([32768]), torch.empty(1, 32768, 8)
+for dtype in (torch.bfloat16, torch.int8, torch.float32):
+    given = (q if dtype == torch.int8 else q.to(dtype)), k.to(dtype), k.to(dtype), lengths
+    module.decode_attention_fwd(*given, *((scales, scales) if dtype == torch.int8 else (None, None)), 0.1, "ieee")
+"""
+
+
+@pytest.mark.prove
+def test_it_compiles_without_a_gpu(tmp_path):
+    """In bfloat16, int8 and float32, with no register lacking."""
+    assert compile_for_hopper(FOR_HOPPER, tmp_path) == [0] * 6
 
 
 def test_short_sequences_are_split_by_their_own_length(device):
