@@ -398,23 +398,6 @@ def test_stores_that_meet_make_sectors_whole():
 
 
 @triton.jit
-def rows_of_groups(x_ptr, y_ptr, GROUP: tl.constexpr, TURNS: tl.constexpr, BLOCK: tl.constexpr):
-    """GROUP programs read the same."""
-    cols, total = tl.arange(0, BLOCK), tl.zeros([BLOCK], tl.float32)
-    for turn in range(TURNS):
-        total += tl.load(x_ptr + (tl.program_id(0) // GROUP * TURNS + turn) * BLOCK + cols)
-    tl.store(y_ptr + tl.program_id(0) * BLOCK + cols, total)
-
-
-def test_who_asks_for_what_is_on_its_way_waits_for_it():
-    """Of 8 programs that read the same at the same time one brings it from DRAM, and all wait as long."""
-    x, y = torch.empty(33 * 4 * 1024), torch.empty(264 * 1024)
-    site = assumed(lambda: rows_of_groups[(264,)](x, y, GROUP=8, TURNS=4, BLOCK=1024)).sites[0]
-    assert site.dram_bytes * 8 == site.l2_sectors * 32
-    assert site.on_their_way == 1.0
-
-
-@triton.jit
 def rows_up_to_a_diagonal(x_ptr, y_ptr, N: tl.constexpr, BLOCK: tl.constexpr):
     row, total = N - 1 - tl.program_id(0), tl.zeros([BLOCK], tl.float32)
     for first in range(0, row + 1, BLOCK):

@@ -863,7 +863,6 @@ def test_how_loads_wait():
             l2_sectors=64,
             dram_bytes=32,
             file="k.py",
-            on_their_way=1.0,
         )
         return caches.SiteTraffic(**{**values, "instructions": 8, "new": 4, "new_pairs": 4, "late": 4, **given})
 
@@ -874,12 +873,12 @@ def test_how_loads_wait():
 
     l2, dram = REACHED.l2_ns, REACHED.dram_ns
     assert ns(site()) == (0.5, pytest.approx(dram))
-    assert ns(site(on_their_way=0.0)) == (0.5, pytest.approx(l2))
+    assert ns(site(dram_bytes=0)) == (0.5, pytest.approx(l2))
     assert ns(site(late=1)) == (0.125, pytest.approx(dram))  # L1 has what the others ask for
     assert ns(site(late=0)) == (0.0, pytest.approx(dram))  # all of them
     assert ns(site(new_pairs=2)) == (0.5, pytest.approx((dram + l2) / 2))  # the other sector of a pair is in L2 by then
     assert ns(site(), site(tensor="y", new=8, new_pairs=8, late=0)) == (0.25, pytest.approx(dram))
-    often, seldom = site(on_their_way=0.0), site(tensor="y", late=1)
+    often, seldom = site(dram_bytes=0), site(tensor="y", late=1)
     assert ns(often, seldom) == (5 / 16, pytest.approx(l2))  # what seldom comes late is waited for by few
     assert not predict_module._waits(types.SimpleNamespace(sites=[site(new=0)]), REACHED, 1e3)
 
@@ -1020,7 +1019,7 @@ def squares_by_copies(x_ptr, y_ptr, TURNS: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(y_ptr + tl.program_id(0), tl.sum(total))
 
 
-def test_few_bytes_on_their_way_do_not_keep_device_memory_busy():
+def test_few_bytes_in_flight_do_not_keep_device_memory_busy():
     """4 programs on an SM with 4 KiB each on their way: an H200 was measured to take 92.6 µs for this (the seventh set)."""
     x, y = torch.empty(528 << 17, device="meta"), torch.empty(528, device="meta")
     step = predict(lambda: squares_by_copies[(528,)](x, y, TURNS=512, BLOCK=256, num_warps=2)).steps[0]

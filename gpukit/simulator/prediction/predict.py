@@ -400,7 +400,7 @@ def _copying(
         return None
     sectors = sum(site.l2_sectors for site in sites)
     share = sectors / max(sectors, traffic.l2_read_sectors)
-    from_dram = min(1.0, max(site.on_their_way for site in sites))  # the slowest are waited for
+    from_dram = min(1.0, sum(site.dram_bytes for site in sites) / (sectors * SECTOR_BYTES))
     latency = from_dram * reached.dram_ns + (1 - from_dram) * reached.l2_ns
     return share * loading * clock / copies, latency * 1e-3 * clock
 
@@ -425,7 +425,7 @@ def _waits(
 
 def _missed_ns(site: SiteTraffic, reached: Machine) -> float:
     """How long a load lasts that L1 lacks, in the mean of those that find their line in L2 and those that do not."""
-    from_dram = min(1.0, site.on_their_way)
+    from_dram = min(1.0, site.dram_bytes / (site.l2_sectors * SECTOR_BYTES)) if site.l2_sectors else 0.0
     from_dram *= site.new_pairs / site.new  # the other sector of a pair comes to L2 with the first
     return from_dram * reached.dram_ns + (1 - from_dram) * reached.l2_ns
 
@@ -495,7 +495,9 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
     completed = traffic.dram_read_bytes - sum(site.dram_bytes for site in traffic.sites)
     # Single elements, of which each lane has one in a sector of its own, were measured to take no longer than other odd ones.
     lanes = {(a.kind, a.tensor, a.line): a.lanes for a in launch.accesses}
-    several = [s for s in traffic.sites if s.kind == "store" and 4 * s.l1_sectors <= 3 * lanes[s.kind, s.tensor, s.line]]
+    several = [
+        s for s in traffic.sites if s.kind == "store" and 4 * s.l1_sectors <= 3 * lanes[s.kind, s.tensor, s.line]
+    ]
     parts, small = (sum(getattr(site, name) for site in several) for name in ("parts", "small_parts"))
     left = parts / reached.l2_parts_per_us + small / reached.l2_small_parts_per_us
     l2 = max(l2, left - completed / (LINE_SECTORS * SECTOR_BYTES) / reached.l2_parts_per_us)

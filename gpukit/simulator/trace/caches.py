@@ -50,8 +50,7 @@ class SiteTraffic:
     that reached L2, `dram_bytes` what was read from DRAM for it, `l1_clocks` the clocks
     that L1 takes for its instructions, whose lanes may meet in a bank or ask for many lines. Of a load's `instructions`, counted on the SMs
     whose L1 is followed, so many ask for something `new`, for which their warp has not asked before in this load: of so many it is in
-    pairs of sectors that are new too, and of so many `late`, since L1 lacks it. A share `on_their_way` of its sectors comes from
-    DRAM, or is asked for while it does. Of what was read from DRAM `dram_half_bytes`
+    pairs of sectors that are new too, and of so many `late`, since L1 lacks it. Of what was read from DRAM `dram_half_bytes`
     came as one half of a line, without the other. L2 gets so many `requests`, one for what an instruction moves of a line. Of
     a store's l2_sectors so many `odd_sectors` come in `odd_requests`, which fill some of them only in part. In so many lines a
     program's stores leave `parts` of sectors to others to fill, and in `small_parts` more they are smaller than a sector."""
@@ -73,7 +72,6 @@ class SiteTraffic:
     requests: int = 0
     odd_sectors: int = 0
     odd_requests: int = 0
-    on_their_way: float = 0.0
     parts: int = 0
     small_parts: int = 0
 
@@ -296,7 +294,7 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
                 site.kind, site.tensor, site.line, site.via, l1_sectors, l2_sectors, from_dram, round(clocks[number] * scale),
                 site.file, *play.waiting[:, number].tolist(), round(from_dram * dram.halves[number]),
                 round(requests[number] * arrive), round(odd_sectors[number] * still_odd), round(odd[number] * still_odd),
-                float(dram.on_their_way[number]), *(round(n * scale) for n in parts[:, number]),
+                *(round(n * scale) for n in parts[:, number]),
             )
         )  # fmt: skip
 

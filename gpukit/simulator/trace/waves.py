@@ -189,13 +189,11 @@ def _tensors(recording: Recording) -> list[tuple[list[int], int]]:
 
 
 class _Dram(NamedTuple):
-    """Sectors between L2 and DRAM: read for each site, of these the share read as halves of lines, and the share of all that the
-    site's programs ask for, counted once where they ask at the same time: who asks for what is on its way waits as long as who
-    asked first. Then sectors read to complete those that were written in part, written, and written to L2 but not yet to DRAM."""
+    """Sectors between L2 and DRAM: read for each site, of these the share read as halves of lines, read to complete sectors
+    that were written in part, written, and written to L2 but not yet to DRAM."""
 
     read: np.ndarray
     halves: np.ndarray
-    on_their_way: np.ndarray
     completed: float
     written: float
     dirty: float
@@ -207,11 +205,6 @@ def _turns(program: np.ndarray, step: np.ndarray, stores: np.ndarray) -> np.ndar
     follows = stores & np.roll(stores, 1) & (np.roll(program, 1) == program) & (step > 0)
     first = np.maximum.accumulate(np.where(follows, 0, np.arange(step.size)))
     return step[first]
-
-
-def _shares(some: np.ndarray, of: np.ndarray) -> np.ndarray:
-    """What share of each number the others are, 0 of nothing."""
-    return np.divide(some, of, out=np.zeros_like(of), where=of > 0)
 
 
 def _changes(numbers: np.ndarray) -> np.ndarray:
@@ -253,8 +246,7 @@ class _Asks:
             *([np.zeros(0, dtype=np.uint32)] for _ in "ab"),
             [np.zeros(0, dtype=np.int64)],
         ]
-        # Lines by themselves, those that stand for several, and the sectors asked for.
-        sizes = np.zeros((3, first.size), dtype=np.int64)
+        sizes = np.zeros((2, first.size), dtype=np.int64)  # of each line by itself, and of those that stand for several
         for number, i in enumerate(first.tolist()):
             form, missing = play.forms[which[i]], play.l1_missed.get(int(alike[i]), slice(None))
             sectors = (form.sectors + base[i] % LINE_SECTORS)[missing]
@@ -262,14 +254,14 @@ class _Asks:
             lines, asked, filled = by_line(sectors, filled)
             _, one, count = np.unique(asked.astype(np.uint64) << 32 | filled, return_index=True, return_counts=True)
             one, count = one[np.argsort(one)], count[np.argsort(one)]
-            sizes[:, number] = lines.size, one.size, sectors.size
+            sizes[:, number] = lines.size, one.size
             for column, own in zip(columns, (lines, asked, filled, np.ones_like(lines)), strict=True):
                 column.append(own)
             for column, own in zip(columns, (lines[one], asked[one], filled[one], count), strict=True):
                 column.append(own)
         self._columns = [np.concatenate(column) for column in columns]
-        self._first, begins = play.place[rows], np.cumsum(sizes[:2].T).reshape(-1, 2).T - sizes[:2]
-        self._from, self.sizes, self.sectors = begins[0, kind], sizes[0, kind], sizes[2, kind]
+        self._first, begins = play.place[rows], np.cumsum(sizes.T).reshape(-1, 2).T - sizes
+        self._from, self.sizes = begins[0, kind], sizes[0, kind]
         self._ends = np.cumsum(self.sizes)
         together = self._together(kind, play.lines_in_memory)
         self._from[together], self.sizes[together] = begins[1, kind[together]], sizes[1, kind[together]]
@@ -381,62 +373,58 @@ class Play:
         same = (row >= 0) & (self.step[there] == self.step) & (self.which[there] == self.which) & self.through_l1
         return np.where(same, there, -1)
 
-    def _asked_of_l2(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of rows in their order those that L2 sees, for each the row of the SM whose L1 says what it lacks, or -1, and whether no
-        program loads the same at the same time before it. Where L1 says nothing, L2 sees only the first of such programs. An atomic
-        is there twice: it reads, and then it writes."""
+    def _asked_of_l2(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of rows in their order those that L2 sees, and for each the row of the SM whose L1 says what it lacks, or -1. Where
+        programs load the same at the same time, it sees one of them. An atomic is there twice: it reads, and then it writes."""
         alike = self._alike()[rows] if self.l1_missed else np.full(rows.size, -1)
         missed = np.full(self.step.size, -1)  # how many sectors, where that is known
         missed[[*self.l1_missed]] = [np.count_nonzero(missing) for missing in self.l1_missed.values()]
         alike = np.where((alike >= 0) & (missed[alike] >= 0), alike, -1)
         times = 1 + self.are("atomic")[rows]
         times[(alike >= 0) & (missed[alike] == 0)] = 0
-        loads = np.flatnonzero(self.are("load")[rows] & (times > 0))
+        whole = np.flatnonzero(self.are("load")[rows] & (alike < 0))
         turn = np.cumsum(_changes(self.turn[rows]))
-        columns = self.base[rows[loads]], self.which[rows[loads]], turn[loads]
+        columns = self.base[rows[whole]], self.which[rows[whole]], turn[whole]
         order = _order(*columns)
-        fresh = np.ones(rows.size, dtype=bool)
-        fresh[loads[order]] = np.logical_or.reduce([_changes(column[order]) for column in columns])
-        times[~fresh & (alike < 0)] = 0
-        return np.repeat(rows, times), np.repeat(alike, times), np.repeat(fresh, times)
+        fresh = np.logical_or.reduce([_changes(column[order]) for column in columns])
+        times[whole[order[~fresh]]] = 0
+        return np.repeat(rows, times), np.repeat(alike, times)
 
     def l2(self, capacity: int, touched: np.ndarray) -> _Dram:
         """What passes between L2 and DRAM. Where only the first waves are known, what is `touched` later, of all sectors that each
         site touches, is taken to fare like that in the last of these waves, but for tensors that L2 holds by then (`_later`)."""
         waves = self.program // self.wave
         cache = L2(self.lines_in_memory, 2 * self.step.size, capacity)
-        read, halves, asked = np.zeros((3, len(self.kinds)))
-        before = (read, asked, 0, 0, 0)  # when the last wave began
-        rows, alike, fresh = self._asked_of_l2(_order(self.step, self.program, self.turn, waves))
+        read, halves = np.zeros((2, len(self.kinds)))
+        before = (read, 0, 0, 0)  # when the last wave began
+        rows, alike = self._asked_of_l2(_order(self.step, self.program, self.turn, waves))
         asks = _Asks(self, rows, alike)
         wave = -1
         for wave in np.unique(waves).tolist():
-            before = (read.copy(), asked.copy(), cache.dram_read, cache.dirtied, cache.fills)
+            before = (read.copy(), cache.dram_read, cache.dirtied, cache.fills)
             first, last = np.searchsorted(waves[rows], [wave, wave + 1]).tolist()
             for part in asks.parts(first, last):
                 fetched, in_halves = cache.play(asks.sizes[part], asks.writes[part], *asks.lines(part))
                 read += np.bincount(asks.sites[part], fetched, minlength=read.size)
                 halves += np.bincount(asks.sites[part], in_halves, minlength=read.size)
-                asked += np.bincount(asks.sites[part], asks.sectors[part] * fresh[part], minlength=read.size)
-        halves = _shares(halves, read)
+        halves = np.divide(halves, read, out=np.zeros_like(read), where=read > 0)
         left = cache.finish()
         completed = cache.dram_read - read.sum()
         if self.known == self.programs:
-            return _Dram(read, halves, _shares(read, asked), completed, cache.dram_written, left)
+            return _Dram(read, halves, completed, cache.dram_written, left)
         sizes = np.array([form.sectors.size for form in self.forms])[self.which]
         in_wave, so_far = (np.bincount(self.sites, sizes * of, minlength=read.size) for of in (waves == wave, 1))
         rest = np.maximum(0, touched - so_far)
         stores = np.array([kind != "load" for kind in self.kinds], dtype=bool)
         more, more_stores = rest.sum() / max(1, in_wave.sum()), rest[stores].sum() / max(1, in_wave[stores].sum())
-        read_before, asked_before, all_before, dirtied_before, fills_before = before
+        read_before, all_before, dirtied_before, fills_before = before
         completed += max(0.0, completed - (all_before - read_before.sum())) * more_stores
         dirtied = cache.dirtied + (cache.dirtied - dirtied_before) * more_stores
         in_a_wave, of_sites = cache.fills - fills_before, rest / np.maximum(1, in_wave)
         later = self._later(read, read - read_before, of_sites, in_a_wave, cache.lru.capacity)
         fills = cache.fills + in_a_wave * more - (((read - read_before) * of_sites).sum() - later.sum()) / LINE_SECTORS
         left = dirtied * min(1.0, cache.lru.capacity / max(1, fills))  # what is written and what is read leave L2 alike
-        on_their_way = _shares(read + later, asked + (asked - asked_before) * of_sites)
-        return _Dram(read + later, halves, on_their_way, completed, dirtied - left, left)
+        return _Dram(read + later, halves, completed, dirtied - left, left)
 
     def _later(self, read: np.ndarray, wave: np.ndarray, more: np.ndarray, fills: int, capacity: int) -> np.ndarray:
         """Sectors that each site reads from DRAM in the waves that are not known, `more` times as many as in the last one, where it
