@@ -855,14 +855,7 @@ def test_a_product_takes_as_long_as_what_it_fetches():
 def test_how_loads_wait():
     def site(**given):
         values = dict(
-            kind="load",
-            tensor="x",
-            line=7,
-            via="lsu",
-            l1_sectors=64,
-            l2_sectors=64,
-            dram_bytes=32,
-            file="k.py",
+            kind="load", tensor="x", line=7, via="lsu", l1_sectors=64, l2_sectors=64, dram_bytes=64 * 32, file="k.py"
         )
         return caches.SiteTraffic(**{**values, "instructions": 8, "new": 4, "new_pairs": 4, "late": 4, **given})
 
