@@ -282,11 +282,9 @@ for N, dtype in ((131072, torch.bfloat16), (131072, torch.float16), (128256, tor
 
 
 def test_it_compiles_without_a_gpu(tmp_path):
-    """In 64 registers with none lacking, and forward in 80, where 7 of a thread's 64 numbers and more may have to make room."""
+    """In 64 registers with none lacking, and forward in 56."""
     spilled = compile_for_hopper(FOR_HOPPER, tmp_path)
-    assert len(spilled) == 2 * 12
-    for i in range(0, 24, 4):
-        assert spilled[i : i + 2] == [0, 0] and max(spilled[i + 2 : i + 4]) <= 28
+    assert spilled == [0] * 24
 
 
 # ---------------------------------------------------------------------------------------------------- on a GPU alone
