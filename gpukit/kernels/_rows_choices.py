@@ -1,15 +1,16 @@
-"""Which long rows are kept on an SM of a Hopper GPU, and in which pieces (gpukit.kernels._rows_hopper says what for), and which
-several programs share (gpukit.kernels._rows_shared).
+"""Which long rows are kept on an SM of a Hopper GPU (gpukit.kernels._norms_hopper), and which several programs share
+(gpukit.kernels._rows_shared, and with a loss gpukit.kernels._cross_entropy_shared).
 
-Chosen are the rows for which this was measured to be faster, and no others. The times in µs are of an H100 with bf16 and 4,096
-rows, from gpukit/results/h100-sxm/long_rows.csv, where each way to cut the rows has its line: bytes of a piece, slots, pieces
-held in registers, warps, programs on an SM. "kept" is by these kernels, "others" by those that every other GPU gets too:
+Chosen are the rows for which this was measured to be faster, and no others, but for those that are longer than all measured ones.
+The times in µs are of bf16 and 4,096 rows. Those of an H100 are from gpukit/results/h100-sxm/long_rows.csv, where each way to cut
+the rows has its line: bytes of a piece, slots, pieces held in registers, warps, programs on an SM. "kept" is by such kernels,
+"others" by those that every other GPU gets too:
 
     operation                columns   kept  others
     softmax                  131,072    758     775    (a copy takes 717) not chosen: there is no such kernel any more
     softmax                   65,536    383     372    nor for these
     its gradient              65,536    556     557    nor for these
-    cross-entropy in place   128,256    758     991
+    cross-entropy in place   128,256    758     991    nor for these, since programs share them
     cross-entropy in place    50,304    306     384
     cross-entropy in place    32,000    391     436    (8,192 rows)
     LayerNorm                 16,384    101      98    not chosen: there is no such kernel
@@ -29,20 +30,23 @@ beside the same others:
 
 On an H200 (gpukit/results/h200/long_rows.csv), whose memory is faster, parts of 32,768 numbers take 207 µs and the others 194; of
 40,960, 259 and 305; of 65,536, 407 and 398, in both functions; log-softmax's gradient with fewer has no gain there: 49,152 take
-312 and 290. Forward, rows have been shared on an H200 alone:
+312 and 290. Softmax, and cross-entropy in place, of rows that are shared have been measured on an H200 alone. "pieces" are parts
+that are held in 16 bits ("pieces" in the file: of a part, warps), "parts" those that were held in float32 before:
 
-    operation                columns  parts   kept  others
-    softmax                   50,304    220    222     271    (parts with another word for the L2, which costs 3%)
-    softmax                   65,536    266    285     297    (a copy takes 255)
-    softmax                  131,072    530    567
+    operation                columns  pieces  parts   kept  others
+    softmax                   50,304     204    220    222     271
+    softmax                   65,536     253    266    285     297    (a copy takes 255)
+    softmax                  131,072     509    530    567
+    cross-entropy in place    32,000     260           299            (8,192 rows)
+    cross-entropy in place    50,304     204           295
+    cross-entropy in place   128,256     521           600
 
 What was tried before is there, too. "shared in Triton" is by programs with a part each (programs of a row, warps, registers; counted:
-parts are taken in the order in which programs begin), "shared in Gluon" by SMs that keep parts as _rows_hopper keeps rows (SMs of
-a row, rows ahead, then as above). "without waits" is a bound and no candidate: each word was there before. "package" is what ran
+parts are taken in the order in which programs begin), "shared in Gluon" by SMs that keep parts in shared memory
+(SMs of a row, rows ahead, then as above). "without waits" is a bound and no candidate: each word was there before. "package" is what ran
 in the package on that day.
 """
 
-from functools import cache
 from types import ModuleType
 from typing import NamedTuple
 
@@ -54,45 +58,24 @@ KIB = 1024
 
 
 class RowsConfig(NamedTuple):
-    """Bytes of a piece, slots for pieces, pieces held in registers, warps that compute, programs that share an SM."""
+    """Bytes of a slot, which holds a row, how many slots, and warps that compute."""
 
     BYTES: int
     STAGES: int
-    HELD: int
     WARPS: int
-    PER_SM: int = 1
 
 
 class Choice(NamedTuple):
     """For rows of `least` to `most` bytes, if there are `rows` or more for each SM: they are dealt out, and the SMs with one row
-    more than others are waited for. `ahead`: slots that are to be free for the next row while one is kept; the pieces for which
-    there is no slot beside them are held. The others are RowsConfig's. In a table the shortest rows come first."""
+    more than others are waited for."""
 
     least: int
     most: int
     rows: int
-    BYTES: int
-    STAGES: int
-    ahead: int
-    WARPS: int
-    PER_SM: int = 1
+    config: RowsConfig
 
 
-CROSS_ENTROPY = (
-    Choice(62 * KIB, 80 * KIB, 31, 16 * KIB, 6, 0, 8, 2),
-    Choice(80 * KIB, 251 * KIB, 16, 8 * KIB, 28, 6, 16),
-)
-LAYER_NORM_BACKWARD = (Choice(32 * KIB, 32 * KIB, 8, 32 * KIB, 2, 0, 8),)
-
-
-@cache
-def _config(choices: tuple[Choice, ...], row_bytes: int, rows: int) -> RowsConfig | None:
-    """rows: of an SM."""
-    for choice in choices:
-        if choice.least <= row_bytes <= choice.most and rows >= choice.rows:
-            held = max(0, -(-row_bytes // choice.BYTES) + choice.ahead - choice.STAGES)
-            return RowsConfig(choice.BYTES, choice.STAGES, held, choice.WARPS, choice.PER_SM)
-    return None
+LAYER_NORM_BACKWARD = Choice(32 * KIB, 32 * KIB, 8, RowsConfig(32 * KIB, 2, 8))
 
 
 def _describable(x: Tensor) -> bool:
@@ -102,29 +85,32 @@ def _describable(x: Tensor) -> bool:
     return stride_n == 1 and N % 128 == 0 and stride_m >= N and (2 * stride_m) % 16 == 0 and x.data_ptr() % 16 == 0
 
 
-def chosen(module: str, choices: tuple[Choice, ...], *tensors: Tensor) -> tuple[ModuleType, RowsConfig] | None:
+def chosen(module: str, choice: Choice, *tensors: Tensor) -> tuple[ModuleType, RowsConfig] | None:
     """The module of that name and how it takes the rows of tensors [M, N], or None: it is not for them, or not for their GPU."""
     M, N = tensors[0].shape
-    if tensors[0].element_size() != 2 or 2 * N < choices[0].least or not all(map(_describable, tensors)):
+    size = tensors[0].element_size()
+    if size != 2 or not choice.least <= size * N <= choice.most or not all(map(_describable, tensors)):
         return None
-    config = _config(choices, 2 * N, M // multiprocessors(tensors[0].device))
-    found = for_hopper(module, tensors[0].device) if config else None
-    return (found, config) if found else None
+    if M < choice.rows * multiprocessors(tensors[0].device):
+        return None
+    found = for_hopper(module, tensors[0].device)
+    return (found, choice.config) if found else None
 
 
 # From where it pays off: forward, for softmax and for log-softmax, whose rows stay in one program's registers up to 64 KiB, and
 # for their gradients; that of 65,536 numbers on an H100 alone, on an H200 it costs 2%. No longer than 128 programs' parts: of 528
-# that run at the same time, 4 on an SM, or forward of 792.
+# that run at the same time, 4 on an SM, or forward of 1,188, or of 924 for cross-entropy in place.
 SHARED_BYTES = {
     "forward": range(64 * KIB + 1, 2048 * KIB + 1),
     "softmax": range(80 * KIB, 2048 * KIB + 1),
     "log_softmax": range(128 * KIB, 2048 * KIB + 1),
+    "cross_entropy": range(62 * KIB, 2048 * KIB + 1),
 }
 
 
 def shared(which: str, *tensors: Tensor) -> ModuleType | None:
-    """gpukit.kernels._rows_shared where several programs are to share a row of tensors [M, N] in one of SHARED_BYTES, or None."""
+    """The module where several programs share a row of tensors [M, N] in one of SHARED_BYTES, if they are to, or None."""
     x = tensors[0]
     if x.element_size() != 2 or 2 * x.shape[1] not in SHARED_BYTES[which] or not all(map(_describable, tensors)):
         return None
-    return for_hopper("_rows_shared", x.device)
+    return for_hopper("_cross_entropy_shared" if which == "cross_entropy" else "_rows_shared", x.device)

@@ -12,7 +12,7 @@ With class weights w, or probabilities t in place of the index, each class has a
 Traffic for M rows of V: forward one read; backward one read, one write; probabilities are read once more in each.
 `inplace=True` puts the gradient where the logits were while it computes the loss: one read and one write for both passes,
 and no second tensor of the logits' size. The kernel here reads a long row twice, the second time mostly from a cache; on Hopper
-gpukit.kernels._cross_entropy_hopper reads it once.
+in gpukit.kernels._cross_entropy_shared several programs share it, and each logit is read once.
 
 Limits: the gradient of probabilities is left to PyTorch's operations, weights have none; second derivatives are left to
 PyTorch's operations, and in place there are none. In float16 the gradient in place exists before a GradScaler's scale reaches it:
@@ -33,7 +33,7 @@ from gpukit.kernels._device import properties
 from gpukit.kernels._dtypes import acc_dtype, torch_acc_dtype
 from gpukit.kernels._launch import launch, power_of_2
 from gpukit.kernels._rows import as_rows
-from gpukit.kernels._rows_choices import CROSS_ENTROPY, chosen
+from gpukit.kernels._rows_choices import shared
 
 
 @triton.jit
@@ -310,9 +310,8 @@ def cross_entropy_fwd(
     flags, strides = _shares(target, weight)
     mass = torch.empty_like(losses) if flags["SHARES"] else None
     plain = scale is not None and not flags["SHARES"] and label_smoothing == 0
-    if plain and (on_hopper := chosen("_cross_entropy_hopper", CROSS_ENTROPY, x)):
-        module, config = on_hopper
-        module.cross_entropy_rows(x, target, losses, stats, scale, ignore_index, z_loss, config)
+    if plain and M and (on_hopper := shared("cross_entropy", x)):
+        on_hopper.cross_entropy_parts(x, target, losses, stats, scale, ignore_index, z_loss)
     elif M:
         launch(
             cross_entropy_fwd_kernel, M, x, target, losses, stats, scale, weight, mass, *x.stride(), *strides,
