@@ -108,9 +108,8 @@ def cross_entropy_shared_kernel(
 
 
 def pieces_of(N: int) -> int:
-    """Of a part: 8 where so many make a row in as few parts as 10 do, else 10."""
-    parts = -(-N // (10 * PIECE))
-    return 8 if N <= parts * 8 * PIECE else 10
+    """Of a part: as many as leave the fewest lanes of the last one idle."""
+    return min(REGISTERS, key=lambda pieces: -(-N // (pieces * PIECE)) * pieces)
 
 
 def cross_entropy_parts(

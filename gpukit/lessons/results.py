@@ -55,7 +55,7 @@ class Kept(NamedTuple):
 
 def long_rows(gpu: str = "h100-sxm") -> dict[tuple[str, tuple[int, ...]], Kept]:
     """By operation and shape: the rows of gpukit/results/<gpu>/long_rows.csv, the best way to keep a row for each, on one SM
-    or in parts; none where nothing is recorded."""
+    or in parts, whole or in pieces; none where nothing is recorded."""
     path = benchmark.RESULTS / gpu / "long_rows.csv"
     if not path.exists():
         return {}
@@ -63,7 +63,8 @@ def long_rows(gpu: str = "h100-sxm") -> dict[tuple[str, tuple[int, ...]], Kept]:
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             shape = tuple(map(int, row["shape"].split("x")))
-            way, us = row["way"].partition(" ")[0].replace("parts", "kept"), float(row["median_us"])
+            way, us = row["way"].replace(",", " ").split()[0], float(row["median_us"])
+            way = "kept" if way in ("parts", "pieces") else way
             found = times.setdefault((row["operation"], shape), {})
             found[way] = min(us, found.get(way, us))
     return {

@@ -14,7 +14,7 @@ from torch import Tensor
 import gpukit
 from gpukit import benchmark
 from gpukit.course import CourseError
-from gpukit.kernels import _rows_choices, _rows_shared
+from gpukit.kernels import _rows_shared
 from gpukit.lessons import diagram, layer, results
 from gpukit.lessons.course_map import course_map as _map
 from gpukit.reference import softmax
@@ -488,7 +488,7 @@ def shared_row() -> Picture:
             diagram.arrow(ax, (left + wide / 2, 1.7), (left + wide / 2, 2.4), colour=style.READS, width=3)
             diagram.box(ax, left, 2.45, wide, 2.0, "", "none")
             diagram.text(ax, left + 0.25, 2.9, f"program {i}", align="left", bold=True)
-            diagram.box(ax, left + 0.25, 3.3, wide - 0.5, 0.9, f"exp(x - m{i}) in registers", style.COMPUTE)
+            diagram.box(ax, left + 0.25, 3.3, wide - 0.5, 0.9, f"part {i} in registers", style.COMPUTE)
             diagram.arrow(ax, (left + 0.9, 4.5), (left + 0.9, 5.95), colour=style.WRITES, width=2)
             diagram.arrow(ax, (left + 1.9, 5.95), (left + 1.9, 4.5), colour=style.READS, width=2)
             diagram.box(ax, left, 6.0, 2.8, 0.8, f"m{i}, l{i}", style.PEER)
@@ -497,58 +497,9 @@ def shared_row() -> Picture:
         for y in (1.25, 3.45, 6.4, 8.85):
             diagram.text(ax, 12.15, y, "...", bold=True)
     return diagram.picture(
-        ax, alt=f"A row of {LONG:,} numbers in {parts} parts of {part:,}. Each of {parts} programs reads its part once and keeps the "
-        "exponentials in registers. It writes the maximum m and the sum l of its part as one word of 8 bytes, reads the words of "
+        ax, alt=f"A row of {LONG:,} numbers in {parts} parts of {part:,}. Each of {parts} programs reads its part once and keeps it in "
+        "registers. It writes the maximum m and the sum l of its part as one word of 8 bytes, reads the words of "
         "all programs, and writes its part of y.",
-    )  # fmt: skip
-
-
-def _slots() -> tuple[int, int, int, int]:
-    """How the course's kernel for Hopper keeps a row of LOSS numbers in 16 bits: the KiB of a piece, the pieces of a row, the
-    slots for pieces in shared memory, the pieces that registers hold."""
-    choice = _rows_choices.CROSS_ENTROPY[-1]
-    pieces = -(-2 * LOSS // choice.BYTES)
-    return choice.BYTES // 1024, pieces, choice.STAGES, pieces + choice.ahead - choice.STAGES
-
-
-def kept_row() -> Picture:
-    """Where the pieces of a long row lie in an SM while a program walks over them a second time."""
-    kib, pieces, slots, held = _slots()
-    wide = 0.42  # of a piece
-    ahead = slots + held - pieces  # slots that are free for the next row
-    left = 0.9 + wide * held
-    with diagram.canvas(19, 8.1) as ax:
-        diagram.text(ax, 0.3, 0.45, f"logits in memory: row 0 in {pieces} pieces of {kib} KiB", align="left", bold=True)
-        diagram.text(ax, 14.6, 0.45, "the program's next row", align="left", bold=True)
-        for i in range(pieces):
-            diagram.box(ax, 0.3 + wide * i, 0.8, wide, 0.8, f"{i}", diagram.PALE, size=6.5)
-        for i in range(ahead):
-            diagram.box(ax, 14.6 + wide * i, 0.8, wide, 0.8, f"{i}", style.PEER, size=6.5)
-        diagram.text(ax, 14.8 + wide * ahead, 1.2, "...", align="left")
-        diagram.box(ax, 0.2, 2.7, 18.6, 3.5, "", "none")
-        diagram.text(ax, 0.5, 3.1, "one program, on an SM", align="left", bold=True)
-        diagram.arrow(ax, (9.5, 1.7), (9.5, 3.9), colour=style.READS, width=3)
-        diagram.text(ax, 9.75, 2.2, "one warp fetches each piece, once", align="left", color=style.READS)
-        diagram.text(ax, 0.5, 3.65, "registers", align="left", size=9.5)
-        diagram.text(ax, left, 3.65, f"shared memory: {slots} slots", align="left", size=9.5)
-        for i in range(held):
-            diagram.box(ax, 0.5 + wide * i, 3.95, wide, 0.8, f"{i}", style.COMPUTE, size=6.5)
-        for i in range(slots):
-            own = i < slots - ahead
-            words = f"{held + i}" if own else f"{i - (slots - ahead)}"
-            diagram.box(ax, left + wide * i, 3.95, wide, 0.8, words, style.READS if own else style.PEER, size=6.5)
-        first, second = (
-            "first walk, while the pieces arrive: maximum and sum",
-            "second walk, over what is kept: the gradient",
-        )
-        diagram.text(ax, 0.5, 5.2, first, align="left")
-        diagram.text(ax, 0.5, 5.75, second, align="left")
-        diagram.arrow(ax, (6.2, 6.3), (6.2, 7.1), "each result is written once", style.WRITES, width=3, size=10)
-        diagram.box(ax, 0.3, 7.15, wide * pieces, 0.8, "row 0 in memory, now the gradient", style.WRITES)
-    return diagram.picture(
-        ax, alt=f"A row of {LOSS:,} numbers in {pieces} pieces. One warp fetches each piece once. Registers hold {held} of them, "
-        f"{slots} slots of shared memory the other {pieces - held} and the first {ahead} pieces of the next row. The program walks "
-        "over the row twice without reading it a second time, and writes the gradient once.",
     )  # fmt: skip
 
 
@@ -561,27 +512,30 @@ def what_sharing_gains() -> Markdown:
     least = results.copy_us("softmax", 2 * 2 * 4096 * LONG // 2)
     return Markdown(
         f"**What you saw.** For 4,096 rows of {LONG // 2:,} numbers on an H200, programs that share the rows take "
-        f"**{shorter.kept:.0f} µs**, and the kernel that reads each row twice takes {shorter.others:.0f} (measured). These two times are "
-        f"from one run, and the table's are from others. A copy of as many bytes would take {least:.0f} (computed). The L2 cache had answered most of the second read already, so the gain is "
-        f"{1 - shorter.kept / shorter.others:.0%} and not half. A part of it comes from the exponentials: a program that reads twice "
-        "computes two per number, and these programs compute one.\n\n"
+        f"**{shorter.kept:.0f} µs**, and the kernel that reads each row twice takes {shorter.others:.0f} (measured). These times and "
+        f"the table's are from different runs. A copy of as many bytes would take {least:.0f} (computed, at the rate of a copy in "
+        "the table's run). The L2 cache had answered most of the second read already, so the gain is "
+        f"{1 - shorter.kept / shorter.others:.0%} and not half.\n\n"
         f"The gradient of softmax needs a row of y and one of dy. For rows of {LONG:,} numbers on an H100 it takes "
         f"{gradient.kept:,.0f} µs when the programs share them, instead of {gradient.others:,.0f} µs. What these programs exchange "
         "is their part of the sum of y dy."
     )
 
 
-def what_keeping_gains() -> Markdown:
-    """Said below the picture of a row that an SM keeps."""
-    times = results.long_rows()
-    if not times:
-        return Markdown("No times of rows that are kept are recorded.")
-    loss, norm = times["cross-entropy in place", (4096, LOSS)], times["layer norm backward", (4096, 16384)]
+def what_sharing_gains_the_loss() -> Markdown:
+    """Said below what is new where a shared row is overwritten."""
+    there, times = results.long_rows("h200"), results.long_rows()
+    if not there or not times:
+        return Markdown("No times of losses in place are recorded.")
+    loss, norm = there["cross-entropy in place", (4096, LOSS)], times["layer norm backward", (4096, 16384)]
+    least = results.copy_us("cross_entropy", 2 * 2 * 4096 * LOSS)
     return Markdown(
-        f"**What you saw.** On an H100 the loss of 4,096 rows of {LOSS:,} logits and its gradient, in place, take "
-        f"**{loss.kept:.0f} µs** when an SM keeps the row, instead of {loss.others:.0f} µs. LayerNorm's gradients for rows of 16,384 "
-        f"numbers ([11 Norms](11_norms.ipynb)) take {norm.kept:.0f} µs instead of {norm.others:.0f} µs (all measured). "
-        "The course uses kernels of both kinds only for rows for which they were measured to be faster."
+        f"On an H200 the loss of 4,096 rows of {LOSS:,} logits and its gradient, in place, take **{loss.kept:.0f} µs** when programs "
+        f"share the rows (measured). A copy of as many bytes would take {least:.0f} µs (computed).\n\n"
+        "A shorter row can also stay on one SM, if its *shared memory* is used as well, 228 KiB on these GPUs, which all threads of a "
+        "program can read ([07 Tiling](07_tiling.ipynb)). LayerNorm's gradients for rows of 16,384 numbers "
+        f"([11 Norms](11_norms.ipynb)) take {norm.kept:.0f} µs that way on an H100, instead of {norm.others:.0f} µs (measured). The "
+        "course uses kernels of both kinds only where they were measured to be faster, and for rows that are longer still."
     )
 
 
