@@ -38,7 +38,7 @@ def test_a_second_call_leaves_triton_alone(launches):
         ("softmax, rows of 65,536", ["softmax_fwd_shared_kernel", "softmax_bwd_shared_kernel"]),
         ("softmax, rows of 131,072", ["softmax_fwd_shared_kernel", "softmax_bwd_shared_kernel"]),
         ("layer_norm, long rows", ["norm_fwd_kernel", "layer_norm_gradients_kernel", "column_sums_kernel"]),
-        ("cross_entropy in place, long rows", ["cross_entropy_rows_kernel", "scale_rows_kernel"]),
+        ("cross_entropy in place, long rows", ["cross_entropy_shared_kernel", "scale_rows_kernel"]),
         (
             "flash_attention",
             [
