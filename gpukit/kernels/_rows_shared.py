@@ -10,7 +10,7 @@ load while others wait.
 Forward, a program keeps its part in the 16 bits of memory, in pieces of which a thread has 8 numbers, and makes float32 of a piece
 only while it computes with it: an exponential for the sum, and once more for the result. Kept in float32, exponentials would not
 be computed again, but they take twice the registers, fewer programs fit on an SM, and fewer bytes are on their way: 4,096 x 65,536
-take 268 us on an H200 in place of 253. gpukit.kernels._cross_entropy_shared is made of the same functions.
+take 268 µs on an H200 in place of 253. gpukit.kernels._cross_entropy_shared is made of the same functions.
 
 A message is one word of 64 bits: for the gradient the sum in its upper half and a 1 below, forward m and l. It is never the 0
 that was there before: where m is 0, l is at least 1. It is written and read as a whole, hence no order of stores has to be
