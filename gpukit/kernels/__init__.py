@@ -8,11 +8,11 @@ cross_entropy, linear_cross_entropy, kl_div, adamw             losses and the op
 Behind them, shared: _launch (a table of compiled kernels), _device (the GPU), _arguments (what is refused), _autograd (a
 launcher's operator and its gradient), _dtypes, _rows (a tensor as rows), _tiles (the order of tiles), _attention (one
 head's blocks), _cast_transpose (operands of products in 8 bits), _class_losses (arguments and reductions). Parts of the
-large ones: _matmul_choices, _matmul_persistent (descriptors), _norm_choices, _norm_backward, _rows_choices, _rows_shared,
-_cross_entropy_shared,
-_flash_choices, _flash_backward, _flash_descriptors, _decode_kernel, _adamw_kernels. In Gluon for Hopper: _hopper (what is shared),
-_norms_hopper, _matmul_hopper, _fp8_hopper, _flash_hopper, _flash_hopper_forward,
-_flash_hopper_backward, _flash_hopper_one_pass, _flash_hopper_parts, _flash_hopper_two_groups.
+large ones: _matmul_choices, _matmul_persistent (descriptors), _norm_choices, _norm_pieces, _norm_backward,
+_rows_choices, _rows_shared, _cross_entropy_shared, _flash_choices, _flash_backward, _flash_descriptors,
+_decode_kernel, _adamw_kernels. In Gluon for Hopper: _hopper (what is shared), _norms_hopper, _matmul_hopper,
+_fp8_hopper, _flash_hopper, _flash_hopper_forward, _flash_hopper_backward, _flash_hopper_one_pass,
+_flash_hopper_parts, _flash_hopper_two_groups.
 """
 
 try:

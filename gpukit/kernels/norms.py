@@ -36,7 +36,8 @@ from gpukit.kernels._device import properties
 from gpukit.kernels._dtypes import torch_acc_dtype
 from gpukit.kernels._launch import interpreted, launch, power_of_2
 from gpukit.kernels._norm_backward import norm_bwd
-from gpukit.kernels._rows import as_it_is, as_rows, empty
+from gpukit.kernels._norm_pieces import norm_fwd_pieces_kernel
+from gpukit.kernels._rows import as_rows, empty, mean_of
 
 
 @triton.jit
@@ -50,27 +51,16 @@ def _load_input(x_ptr, residual_ptr, offs_x, offs_r, mask, ACC: tl.constexpr):
 
 
 @triton.jit
-def _mean(total, N):
-    """total / N, correctly rounded: a GPU's quick division would not give 3 as the mean of a row of threes, and
-    1 / sqrt(eps) times its error is no small number."""
-    if total.dtype == tl.float32:
-        return tl.div_rn(total, tl.cast(N, tl.float32))
-    return total / N
-
-
-@triton.jit
 def norm_fwd_kernel(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, u_ptr, stats_ptr,
     stride_xm, stride_xn, stride_rm, stride_rn,
     M, N,
-    EPS: tl.constexpr, CENTRE: tl.constexpr, PACKED: tl.constexpr,
+    EPS: tl.constexpr, CENTRE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_M whole rows per program, held in registers from the load to the store. EVEN: N is BLOCK_N.
 
     residual_ptr with u_ptr, weight_ptr and bias_ptr may be None. stats [1 or 2, M]: 1 / sqrt(variance + eps), the mean.
-    PACKED: a row is held as it was loaded, two numbers of 16 bits in a register, and made float32 again for each sum. It
-    takes half of the registers, so that more programs share an SM, and some load while others wait for a sum.
     """
     # Half of each row is inside, so the compiler need not test those lanes.
     tl.assume(N > BLOCK_N // 2)
@@ -80,38 +70,25 @@ def norm_fwd_kernel(
     mask_m, mask_n = offs_m < M, (offs_n < N) | EVEN
     mask = mask_m & mask_n
     offs_x, offs_r = offs_m * stride_xm + offs_n * stride_xn, offs_m * stride_rm + offs_n * stride_rn
-    if PACKED:
-        held = as_it_is(tl.load(x_ptr + offs_x, mask=mask, other=0.0))
-        x = held.to(ACC)
-    else:
-        x = _load_input(x_ptr, residual_ptr, offs_x, offs_r, mask, ACC)
-    if weight_ptr is not None and not PACKED:
+    x = _load_input(x_ptr, residual_ptr, offs_x, offs_r, mask, ACC)
+    if weight_ptr is not None:
         # Before the sums, so that it arrives while they are computed.
         weight = tl.load(weight_ptr + offs_n, mask=mask_n, other=0.0).to(ACC)
     if residual_ptr is not None:
         # u is written now and not read again: what goes on below is the same numbers in registers.
         tl.store(u_ptr + offs_m * N + offs_n, x, mask=mask)
     if CENTRE:
-        mean = _mean(tl.sum(x, axis=1, keep_dims=True), N)
+        mean = mean_of(tl.sum(x, axis=1, keep_dims=True), N)
         tl.store(stats_ptr + M + offs_m, mean, mask=mask_m)
-        if PACKED:
-            held = as_it_is(held)
-            x = held.to(ACC)
         x = tl.where(mask_n, x - mean, 0.0)  # the padding would be -mean, and count in the variance
     # Padding is 0 and adds nothing; the divisor is N, not the block.
     rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / N + EPS)
     tl.store(stats_ptr + offs_m, rstd, mask=mask_m)
-    if PACKED:
-        x = as_it_is(held).to(ACC)
-        if CENTRE:
-            x -= mean
-        if weight_ptr is not None:
-            weight = tl.load(weight_ptr + offs_n, mask=mask_n, other=0.0, eviction_policy="evict_last").to(ACC)
     y = x * rstd
     if weight_ptr is not None:
         y *= weight
     if bias_ptr is not None:
-        y += tl.load(bias_ptr + offs_n, mask=mask_n, other=0.0, eviction_policy="evict_last" if PACKED else "").to(ACC)
+        y += tl.load(bias_ptr + offs_n, mask=mask_n, other=0.0).to(ACC)
     tl.store(y_ptr + offs_m * N + offs_n, y, mask=mask)
 
 
@@ -136,7 +113,7 @@ def norm_fwd_long_kernel(
         for start in tl.range(0, N, BLOCK_N):
             offs_n = start + offs
             total += _load_input(x_ptr, residual_ptr, offs_n * stride_xn, offs_n * stride_rn, offs_n < N, ACC)
-        mean = _mean(tl.sum(total, axis=0), N)
+        mean = mean_of(tl.sum(total, axis=0), N)
     # Sums for each lane, joined after the loop: a reduction in each step would make all warps wait.
     squares = tl.zeros([BLOCK_N], ACC)
     rest = tl.zeros([BLOCK_N], ACC)
@@ -149,7 +126,7 @@ def norm_fwd_long_kernel(
         rest += x
     variance = tl.sum(squares, axis=0) / N
     if CENTRE:  # what rounding has left of the mean: a sum far from 0 loses digits that the differences still have
-        shift = _mean(tl.sum(rest, axis=0), N)
+        shift = mean_of(tl.sum(rest, axis=0), N)
         mean += shift
         variance -= shift * shift
         tl.store(stats_ptr + M + pid_m, mean)
@@ -171,17 +148,19 @@ def norm_fwd_long_kernel(
 
 
 @cache
-def _fwd_config(N: int, dtype: torch.dtype, centre: bool, packable: bool) -> tuple:
+def _fwd_config(N: int, dtype: torch.dtype, centre: bool) -> tuple:
     """The kernel, and its block: whole rows, as many as make 1,024 elements, 32 of them a thread; 64 in a long LayerNorm,
     whose warps wait for each other twice: 39 µs for 4,096 x 8,192, 42 with twice the warps."""
     if not choices.is_resident(N, dtype, choices.RESIDENT_FWD):
         return norm_fwd_long_kernel, choices.long_config(dtype)
-    if packable and (packed := choices.packed_config(N, dtype, centre)):
-        return norm_fwd_kernel, packed
     BLOCK_N = power_of_2(N)
     num_warps = BLOCK_N // (2048 if centre and BLOCK_N > 4096 else 1024)
-    config = choices.resident_config(N, dtype, max(1, 1024 // BLOCK_N), min(max(num_warps, 1), 32))
-    return norm_fwd_kernel, config | {"PACKED": False}
+    return norm_fwd_kernel, choices.resident_config(N, dtype, max(1, 1024 // BLOCK_N), min(max(num_warps, 1), 32))
+
+
+def _on_hopper(device: torch.device) -> bool:
+    gpu = properties(device)
+    return gpu is not None and gpu.compute_capability[0] == 9 and not interpreted()
 
 
 def _contiguous(vector: Tensor | None) -> Tensor | None:
@@ -197,9 +176,19 @@ def norm_fwd(
     if x.numel() == 0:
         return y, u, stats
     N, dtype = x.shape[-1], x.dtype
-    gpu = properties(x.device)
-    packable = residual is None and gpu is not None and gpu.compute_capability[0] == 9 and not interpreted()
-    kernel, config = _fwd_config(N, dtype, centre, packable)
+    if (
+        residual is None
+        and x.stride(-1) == 1
+        and _on_hopper(x.device)
+        and (pieces := choices.pieces_config(N, dtype, centre))
+    ):
+        x = as_rows(x)
+        launch(
+            norm_fwd_pieces_kernel, len(x), x, _contiguous(weight), _contiguous(bias), y, stats, x.stride(0), *x.shape,
+            EPS=eps, CENTRE=centre, PTX=not interpreted(), **pieces,
+        )  # fmt: skip
+        return y, u, stats
+    kernel, config = _fwd_config(N, dtype, centre)
     reread = kernel is norm_fwd_long_kernel
     x = as_rows(x, copy_interleaved=reread)
     residual = None if residual is None else as_rows(residual, copy_interleaved=reread)

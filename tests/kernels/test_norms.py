@@ -15,6 +15,7 @@ from tests.kernels.cases import (
     DTYPES,
     as_tuple,
     check,
+    compile_for_hopper,
     every_second,
     padded_rows,
     seeded,
@@ -204,6 +205,73 @@ def test_operators_without_weight_and_bias(device):
     torch.library.opcheck(torch.ops.gpukit.norm.default, (x, None, None, None, 1e-5, True))
     x, stats = x.detach(), torch.ones(2, 6, device=device)
     torch.library.opcheck(torch.ops.gpukit.norm_bwd.default, (x, None, x, None, None, stats))
+
+
+# ------------------------------------------------------------------------------------------------- in pieces, for Hopper
+@pytest.fixture
+def in_pieces(monkeypatch):
+    """Rows of 16 bits come in pieces of 64. Returns how many pieces the launches had."""
+    if torch.cuda.is_available():
+        pytest.skip("a GPU has choices of its own")
+    launched, original = [], kernels.launch
+
+    def launch(kernel, *given, **constants):
+        if kernel is kernels.norm_fwd_pieces_kernel:
+            launched.append(constants["PIECES"])
+        original(kernel, *given, **constants)
+
+    def config(N, dtype, centre):
+        pieces = {"PIECES": -(-N // 64), "PIECE": 64, "EVEN": N % 64 == 0, "num_warps": 1, "maxnreg": 64}
+        return pieces if dtype.itemsize == 2 else None
+
+    monkeypatch.setattr(kernels, "launch", launch)
+    monkeypatch.setattr(kernels, "_on_hopper", lambda device: True)
+    monkeypatch.setattr(kernels.choices, "pieces_config", config)
+    return launched
+
+
+@pytest.mark.parametrize("N", [1, 61, 64, 100, 256, 509])
+@pytest.mark.parametrize(("op", "fn"), CASES[:2])
+def test_rows_in_pieces(op, fn, N, in_pieces):
+    for dtype in (torch.float16, torch.bfloat16):
+        check(op, fn, (3, N), dtype, "cpu", padded_rows)
+        assert set(in_pieces) == {-(-N // 64)}
+        in_pieces.clear()
+
+
+def test_rows_in_pieces_stay_by_themselves(in_pieces):
+    x = torch.randn(4, 200, generator=seeded()).bfloat16()
+    x[0, 3], x[1, 5], x[2] = torch.nan, torch.inf, 3
+    for weight in (None, torch.full((200,), 2.0)):
+        y = layer_norm(x, weight, weight)
+        expected = F.layer_norm(x.float(), (200,), weight, weight).bfloat16()
+        torch.testing.assert_close(y, expected, equal_nan=True)
+        assert (y[2] == (0 if weight is None else 2)).all(), "the mean of a row of threes is 3"
+    assert in_pieces == [4, 4]
+
+
+def test_what_does_not_come_in_pieces(in_pieces):
+    x = torch.randn(6, 128, generator=seeded()).bfloat16()
+    rms_norm(x.float())
+    rms_norm(x.mT)
+    residual_rms_norm(x, x)
+    assert not in_pieces, "float32, rows that are interleaved, a residual"
+
+
+FOR_HOPPER = """
+from gpukit.kernels import norms
+
+norms.launch, norms.interpreted, norms._on_hopper = launch, lambda: False, lambda device: True
+for N, centre in ((16_384, True), (12_288, True), (5120, True), (5121, True), (12_288, False)):
+    for dtype in (torch.bfloat16, torch.float32):
+        weight = torch.empty(N, dtype=dtype)
+        norms.norm_fwd(torch.empty(4, N, dtype=torch.bfloat16), None, weight, weight if centre else None, 1e-5, centre)
+"""
+
+
+def test_pieces_compile_without_a_gpu(tmp_path):
+    """No register is lacking."""
+    assert compile_for_hopper(FOR_HOPPER, tmp_path) == [0] * 20
 
 
 # ---------------------------------------------------------------------------------------------------- on a GPU alone
