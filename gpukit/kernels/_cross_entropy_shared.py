@@ -18,7 +18,7 @@ from gpukit.kernels._launch import interpreted, launch
 from gpukit.kernels._rows_shared import NOTHING, PATIENCE, _awaited, _exp, _kept, _load, _pair, _row_state, _state
 
 # Numbers of a piece, 8 for each thread, and the registers of a thread that keeps 8 or 10 pieces of a part. Times on an H200, in µs:
-# 4,096 x 50,304: 10 pieces 204, 8 in six parts 218, 12 (80 registers) 217; 8,192 x 32,000: 8 pieces 260, 10 in four parts 280;
+# 4,096 x 50,304: 10 pieces 204, 8 in seven parts 218, 12 (80 registers) 217; 8,192 x 32,000: 8 pieces 260, 10 in four parts 280;
 # 4,096 x 128,256: 518 with 8, 521 with 10. In 64 registers 10 pieces take 209, 281 and 532.
 # Full parts are masked as others are: without masks the compiler holds the addresses, and lacks registers.
 PIECE, WARPS = 1024, 4

@@ -31,7 +31,8 @@ beside the same others:
 On an H200 (gpukit/results/h200/long_rows.csv), whose memory is faster, parts of 32,768 numbers take 207 µs and the others 194; of
 40,960, 259 and 305; of 65,536, 407 and 398, in both functions; log-softmax's gradient with fewer has no gain there: 49,152 take
 312 and 290. Softmax, and cross-entropy in place, of rows that are shared have been measured on an H200 alone. "pieces" are parts
-that are held in 16 bits ("pieces" in the file: of a part, warps), "parts" those that were held in float32 before:
+that are held in 16 bits ("pieces" in the file: of a part, warps), "parts" those that were held in float32 before. Those with 50,304
+and 131,072 columns were timed in calls and the others in a CUDA graph, but for cross-entropy, which always was:
 
     operation                columns  pieces  parts   kept  others
     softmax                   50,304     204    220    222     271
@@ -39,7 +40,7 @@ that are held in 16 bits ("pieces" in the file: of a part, warps), "parts" those
     softmax                  131,072     509    530    567
     cross-entropy in place    32,000     260           299            (8,192 rows)
     cross-entropy in place    50,304     204           295
-    cross-entropy in place   128,256     521           600
+    cross-entropy in place   128,256     518           600
 
 What was tried before is there, too. "shared in Triton" is by programs with a part each (programs of a row, warps, registers; counted:
 parts are taken in the order in which programs begin), "shared in Gluon" by SMs that keep parts in shared memory

@@ -276,7 +276,7 @@ def test_pieces_compile_without_a_gpu(tmp_path):
 
 # ---------------------------------------------------------------------------------------------------- on a GPU alone
 @pytest.mark.gpu
-@pytest.mark.parametrize("N", [33, 1024, 4096, 5000, 8200, 12_288, 16_384, 20_001, 32_768, 40_000])
+@pytest.mark.parametrize("N", [33, 1024, 4096, 5000, 8200, 12_288, 12_289, 16_384, 20_001, 32_768, 40_000])
 @pytest.mark.parametrize(("op", "fn"), CASES)
 def test_every_length(op, fn, N, device):
     """Each form of the kernels, with more rows than programs where there is room for that."""
