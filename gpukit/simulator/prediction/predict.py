@@ -336,8 +336,9 @@ def launch_step(
     alone[TENSOR] = max(alone[TENSOR], fed * per_sm)
     if results_needed:
         tensor = units[-1] = max(tensor, fed)
-    loading = max(_memory_us(launch, compiled, warp, _loads(traffic)).values()) / per_sm
-    copied = 0.0  # for which the way of copies is waited for, on which others are too
+    loads = {name: us / per_sm for name, us in _memory_us(launch, compiled, warp, _loads(traffic)).items()}
+    loading = max(loads.values())
+    copied = 0.0  # for which device memory is waited for that others' copies keep busy
     # What a program stores at its end is under way while the next one begins.
     waited = loading if waits_for_loads and per_sm > together else memory
     goes_on, lasts = scoreboard.Background(products), _waits(traffic, reached, clock)
@@ -348,7 +349,7 @@ def launch_step(
         late = scoreboard.cycles(compiled, times, cycles, lasts, scoreboard.Background(products, *copying))
         coming = (late - loads_late) / clock
         waits += max(0.0, coming - waited)  # copies arrive while others are waited for
-        copied = 0.0 if waits_for_loads else min(coming, loading)
+        copied = 0.0 if waits_for_loads else min(coming, loads[MEMORY])
     # What the TMA unit brings some turns of a loop ahead of its use is waited for where these turns are too short.
     waits = max(waits, _turns_ahead(compiled, times) * latency * 1e-3 - compute - memory - tensor)
     alone[WAITING] = (waits + max(0.0, own / clock - compute)) * per_sm / together
@@ -476,9 +477,7 @@ def _traffic(launch: Launch, compiled: Compiled) -> Traffic | SimpleNamespace:
 def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traffic) -> dict[str, float]:
     """µs of DRAM and of L2 for the whole launch."""
     gpu, reached = compiled.gpu, machine(compiled.gpu)
-    fetched = (
-        0  # bytes of DRAM that lanes ask for one by one, and of those that bring half of a line, which take as long
-    )
+    fetched = 0  # bytes of DRAM that lanes ask for one by one, and of pieces that bring half of a line: as long as a whole one
     scattered = {(a.tensor, a.line) for a in launch.accesses if a.kind == "load" and 2 * a.sectors > a.lanes}
     for site in traffic.sites:
         if site.kind == "load":
@@ -490,38 +489,43 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
     loaded = (traffic.l2_read_sectors - traffic.l2_atomic_sectors + traffic.unanswered_sectors) * SECTOR_BYTES
     one_sm = L2_BYTES_PER_CLOCK_AND_SM * min(gpu.sms, launch.programs) * gpu.boost_mhz
     l2 = max(0, loaded) / min(reached.l2_gbps * 1e3, one_sm)
-    l2 = max(l2, _stored_us(traffic, one_sm, reached), _asked_us(traffic, reached))
-    # What nobody completes L2 reads from DRAM, and it is counted there.
-    completed = traffic.dram_read_bytes - sum(site.dram_bytes for site in traffic.sites)
-    # Single elements, of which each lane has one in a sector of its own, were measured to take no longer than other odd ones.
-    lanes = {(a.kind, a.tensor, a.line): a.lanes for a in launch.accesses}
-    several = [
-        s for s in traffic.sites if s.kind == "store" and 4 * s.l1_sectors <= 3 * lanes[s.kind, s.tensor, s.line]
-    ]
-    parts, small = (sum(getattr(site, name) for site in several) for name in ("parts", "small_parts"))
-    left = parts / reached.l2_parts_per_us + small / reached.l2_small_parts_per_us
-    l2 = max(l2, left - completed / (LINE_SECTORS * SECTOR_BYTES) / reached.l2_parts_per_us)
     if traffic.l2_atomic_sectors:
         l2 += sum(_slices_us(each, gpu) for each in traffic.contention)
         fences = sum(n for opcode, n in warp.opcodes.items() if opcode.startswith("MEMBAR") and ".GPU" in opcode)
         l2 += fences * compiled.num_warps * -(-launch.programs // gpu.sms) * _fence_us(gpu)
         # Changes of one element wait for one another, while the rest of L2 goes on.
         l2 = max(l2, *(_contention_us(each, gpu)[0] for each in traffic.contention))
+    l2 = max(l2, *_stored_us(traffic, one_sm, reached), _asked_us(traffic, reached), _left_us(launch, traffic, reached))
     return {MEMORY: dram + fetched / (2 * SECTOR_BYTES) / reached.single_reads_per_us, L2: l2}
 
 
-def _stored_us(traffic: Traffic | SimpleNamespace, one_sm: float, reached: Machine) -> float:
-    """µs for which L2 is busy with what is stored: with taking it in, or with passing it on between its halves. There a part of
-    a sector needs a mask of its bytes beside it, and takes as much longer in both places as it was measured to take."""
+# A part of a sector needs a mask of its bytes beside it, for which stores were measured to take so much longer on an H200:
+# 143,800 whole sectors per µs, 119,800 in part.
+_MASKED = 1.2
+
+
+def _stored_us(traffic: Traffic | SimpleNamespace, one_sm: float, reached: Machine) -> tuple[float, float]:
+    """µs for which L2 is busy with taking in what is stored, and with passing on between its halves what belongs to the other
+    one: half of what is stored, and of what is read from DRAM."""
     stores = [site for site in traffic.sites if site.kind == "store"]
     odd, requests = sum(site.odd_sectors for site in stores), sum(site.odd_requests for site in stores)
-    whole = max(0, traffic.l2_write_sectors - odd)
-    sectors_per_us = reached.write_gbps * 1e3 / SECTOR_BYTES
+    whole, sectors_per_us = max(0, traffic.l2_write_sectors - odd), _MASKED * reached.l2_odd_stores_per_us
     # A request takes as long to announce as one sector, and four sectors were measured for each.
     into = whole / min(sectors_per_us, one_sm / SECTOR_BYTES) + (requests + odd) / (1.25 * reached.l2_odd_stores_per_us)
-    # Half of what is stored belongs to the other half of L2, and so does half of what is read from DRAM.
-    between = (whole + traffic.dram_read_bytes / SECTOR_BYTES) / sectors_per_us + odd / reached.l2_odd_stores_per_us
-    return max(into, between)
+    between = whole + traffic.dram_read_bytes / SECTOR_BYTES + _MASKED * odd
+    return into, between / sectors_per_us
+
+
+def _left_us(launch: Launch, traffic: Traffic | SimpleNamespace, reached: Machine) -> float:
+    """µs for which L2 is busy with lines in which programs leave parts of sectors to others. Single elements, of which each lane has
+    one in a sector of its own, were measured to take no longer than other parts of sectors."""
+    lanes = {(a.kind, a.tensor, a.line): a.lanes for a in launch.accesses}
+    stores = [site for site in traffic.sites if site.kind == "store"]
+    several = [site for site in stores if 4 * site.l1_sectors <= 3 * lanes["store", site.tensor, site.line]]
+    # What nobody completes L2 reads from DRAM, and it is counted there.
+    completed = traffic.dram_read_bytes - sum(site.dram_bytes for site in traffic.sites)
+    parts = sum(site.parts for site in several) - completed / (LINE_SECTORS * SECTOR_BYTES)
+    return parts / reached.l2_parts_per_us + sum(site.small_parts for site in several) / reached.l2_small_parts_per_us
 
 
 def _asked_us(traffic: Traffic | SimpleNamespace, reached: Machine) -> float:
