@@ -113,9 +113,9 @@ def chunk_of(splits: int, ROWS: int, BLOCK_D: int) -> int:
     """How many splits' sums the join reads in one round. Each round waits for memory once.
 
     4,096 numbers are 32 for each thread of four warps. 4 query heads to each of 8 heads of 32,768 tokens, in 16 splits, take
-    40.3 µs on an H200 with two such rounds, and 38.3 with one of twice the size. It is not made larger for other shapes, since
-    some kernels would lack registers."""
-    numbers = 8192 if splits > 8 and ROWS == 4 and BLOCK_D == 128 else 4096
+    40.3 µs on an H200 with two such rounds, and 38.3 with one of twice the size; 8 query heads to each 50.2 and 44.1. It is not
+    made larger for other shapes, since some kernels would lack registers."""
+    numbers = 8192 if splits > 8 and ROWS in (4, 8) and BLOCK_D == 128 else 4096
     return max(numbers // (ROWS * BLOCK_D), 1)
 
 

@@ -246,18 +246,19 @@ from gpukit import hardware, kernels
 module = sys.modules["gpukit.kernels.decode_attention"]
 module.launch, module.properties = launch, lambda device: hardware.gpu("h200")
 module.counters = lambda number, *_: torch.zeros(number, dtype=torch.int32)
-q, k = torch.empty(1, 32, 128, dtype=torch.bfloat16), torch.empty(1, 32768, 8, 128, dtype=torch.bfloat16)
-lengths, scales = torch.tensor([32768]), torch.empty(1, 32768, 8)
-for dtype in (torch.bfloat16, torch.int8, torch.float32):
-    given = (q if dtype == torch.int8 else q.to(dtype)), k.to(dtype), k.to(dtype), lengths
-    module.decode_attention_fwd(*given, *((scales, scales) if dtype == torch.int8 else (None, None)), 0.1, "ieee")
+k, lengths, scales = torch.empty(1, 32768, 8, 128, dtype=torch.bfloat16), torch.tensor([32768]), torch.empty(1, 32768, 8)
+for heads in (32, 64):
+    q = torch.empty(1, heads, 128, dtype=torch.bfloat16)
+    for dtype in (torch.bfloat16, torch.int8, torch.float32):
+        given = (q if dtype == torch.int8 else q.to(dtype)), k.to(dtype), k.to(dtype), lengths
+        module.decode_attention_fwd(*given, *((scales, scales) if dtype == torch.int8 else (None, None)), 0.1, "ieee")
 """
 
 
 @pytest.mark.prove
 def test_it_compiles_without_a_gpu(tmp_path):
     """In bfloat16, int8 and float32, with no register lacking."""
-    assert compile_for_hopper(FOR_HOPPER, tmp_path) == [0] * 6
+    assert compile_for_hopper(FOR_HOPPER, tmp_path) == [0] * 12
 
 
 def test_short_sequences_are_split_by_their_own_length(device):
