@@ -963,7 +963,7 @@ def test_loads_and_stores_cross_to_l2_in_directions_of_their_own():
     """Stores of whole sectors no faster than the microbenchmark that does nothing but write."""
     n = 1 << 20
     (_, stored), (_, both), (_, loaded) = memory_us(written=n), memory_us(written=n, read=n), memory_us(read=n)
-    assert stored == both == pytest.approx(n * 32e-3 / REACHED.write_gbps, rel=0.001)
+    assert stored == both == pytest.approx(n * 32e-3 / REACHED.write_gbps, rel=0.005)
     assert stored > loaded == pytest.approx(n * 32e-3 / REACHED.l2_gbps)
 
 
@@ -973,10 +973,11 @@ def test_stores_of_parts_of_sectors_take_longer_into_l2_and_within():
     n = 1 << 20
     four, single = (dict(odd_sectors=n, odd_requests=requests) for requests in (n // 4, n))
     (_, of_four), (_, of_single) = memory_us(four, written=n), memory_us(single, written=n)
-    assert of_four == pytest.approx(n / REACHED.l2_odd_stores_per_us)
-    assert of_single == pytest.approx(of_four * 2 / 1.25)
+    assert of_single == pytest.approx(n / REACHED.l2_single_stores_per_us)
+    assert of_four == pytest.approx(of_single * 1.25 / 2)
+    assert n / of_four == pytest.approx(times.machine()["stores of halves of sectors"].value, rel=0.01)
     (_, with_reads) = memory_us(four, written=n, dram_read=32 * n)
-    assert with_reads == pytest.approx(of_four + n * 32e-3 / REACHED.write_gbps, rel=0.001)
+    assert with_reads == pytest.approx(of_four + n * 32e-3 / REACHED.write_gbps, rel=0.005)
 
 
 def test_l2_looks_for_each_line_that_is_asked_for():

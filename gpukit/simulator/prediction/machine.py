@@ -31,7 +31,7 @@ ROWS = {
     "l1_ns": ("latency of L1", "1 / clock"),
     "l2_gbps": ("L2, 32 MiB", "chip"),
     "l2_single_loads_per_us": ("loads all over 8 MiB", "chip"),
-    "l2_odd_stores_per_us": ("stores of halves of sectors", "chip"),
+    "l2_single_stores_per_us": ("stores all over 8 MiB", "chip"),
     "l2_parts_per_us": ("rows of 64 bytes, from within a sector", "chip"),
     "l2_small_parts_per_us": ("rows of 16 bytes", "chip"),
     "atomics_per_us": ("atomics scattered, int32", "chip"),
@@ -55,8 +55,7 @@ class Machine:
     starts_per_us                programs that begin, on all SMs together
     copy, read, write_gbps       device memory; a copy reads and writes by turns, which costs time
     single_reads_per_us          of 64 bytes each, which is the least that is read, all over the memory
-    l2_single_loads_per_us       of single sectors, all over L2; l2_gbps is for whole lines
-    l2_odd_stores_per_us         sectors that come four at a time, each filled only in part
+    l2_single_loads, stores      of single sectors, all over L2; l2_gbps is for whole lines
     l2_parts_per_us              of lines in which a program leaves part of a sector to others, in rows of 64 bytes, and
     l2_small_parts_per_us        in rows of 16 bytes
     atomics_per_us               sectors, all over L2; fenced ones order what the thread did before and after (acq_rel)
@@ -78,7 +77,7 @@ class Machine:
     l1_ns: float
     l2_gbps: float
     l2_single_loads_per_us: float
-    l2_odd_stores_per_us: float
+    l2_single_stores_per_us: float
     l2_parts_per_us: float
     l2_small_parts_per_us: float
     atomics_per_us: float

@@ -500,7 +500,7 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
 
 
 # A part of a sector needs a mask of its bytes beside it, for which stores were measured to take so much longer on an H200:
-# 143,800 whole sectors per µs, 119,800 in part.
+# 143,800 whole sectors per µs, and 119,800 in part.
 _MASKED = 1.2
 
 
@@ -509,11 +509,12 @@ def _stored_us(traffic: Traffic | SimpleNamespace, one_sm: float, reached: Machi
     one: half of what is stored, and of what is read from DRAM."""
     stores = [site for site in traffic.sites if site.kind == "store"]
     odd, requests = sum(site.odd_sectors for site in stores), sum(site.odd_requests for site in stores)
-    whole, sectors_per_us = max(0, traffic.l2_write_sectors - odd), _MASKED * reached.l2_odd_stores_per_us
-    # A request takes as long to announce as one sector, and four sectors were measured for each.
-    into = whole / min(sectors_per_us, one_sm / SECTOR_BYTES) + (requests + odd) / (1.25 * reached.l2_odd_stores_per_us)
-    between = whole + traffic.dram_read_bytes / SECTOR_BYTES + _MASKED * odd
-    return into, between / sectors_per_us
+    whole = max(0, traffic.l2_write_sectors - odd)
+    # A request takes as long to announce as one sector: a single one counts twice, and four that come together five times.
+    per_us = 2 * reached.l2_single_stores_per_us
+    whole_per_us = _MASKED * per_us * 4 / 5
+    into = whole / min(whole_per_us, one_sm / SECTOR_BYTES) + (requests + odd) / per_us
+    return into, (whole + traffic.dram_read_bytes / SECTOR_BYTES + _MASKED * odd) / whole_per_us
 
 
 def _left_us(launch: Launch, traffic: Traffic | SimpleNamespace, reached: Machine) -> float:
