@@ -6,16 +6,16 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
 1. Each resource alone.  work / rate: DRAM, L2, and per SM L1 and shared memory, tensor cores, the units for fp32,
    integers and special functions, and the schedulers that issue one instruction of a warp per clock each. The busiest SM
    has ceil(programs / SMs) programs. Rates are those that a kernel reaches which does nothing else (machine.py). Memory
-   has several: loads of whole lines, and of single sectors, where each lane asks for one of its own. Half of a
-   line that is read from DRAM without the other takes as long as one that is read for a single lane. L2 is busy for
-   longer with a line in which a program fills a sector only in part and leaves it to others to complete. (Nsight Compute shows few
-   reads from device memory for it. Measured on an H200: 256 MiB stored by rows of 32, 64, 128 and 256 bytes take 101, 69, 67 and
-   63 µs, and 476, 293, 194 and 157 where each row begins and ends within a sector.) Into L2, and between its halves, stores come no faster than a kernel
-   writes that does nothing else, and sectors that an instruction fills only in part no faster than where two programs fill each.
-   Atomics keep its slices busy with updates of sectors,
-   or one element with its changes, which wait for one another (contention.py). Tensor cores fetch what they multiply from
-   shared memory, and bring the clock down. In each clock, each of the 32 banks that L1 and shared memory are made of gives
-   one word: lanes that meet in a bank take more clocks (instructions.py, banks.py). So do the lines that L1 must look for.
+   has several: for whole lines, and for single sectors, where each lane asks for one of its own. Half of a line that is
+   read from DRAM without the other takes as long as one that is read for a single lane. L2 looks for each line that it is
+   asked for. Into L2, and from one of its halves to the other, stores come no faster than a kernel writes that does nothing
+   else; sectors that an instruction fills only in part need a mask of their bytes beside them. L2 is busy for longer with a
+   line in which a program leaves part of a sector to others. (Nsight Compute shows few reads from device memory for it.
+   Measured on an H200: 256 MiB stored by rows of 32, 64, 128 and 256 bytes take 101, 69, 67 and 63 µs, and 476, 293, 194
+   and 157 where each row begins and ends within a sector.) Atomics keep L2's slices busy with updates of sectors, or one
+   element with its changes, which wait for one another (contention.py). Tensor cores fetch what they multiply from shared
+   memory, and bring the clock down. In each clock, each of the 32 banks that L1 and shared memory are made of gives one
+   word: lanes that meet in a bank take more clocks (instructions.py, banks.py). So do the lines that L1 must look for.
    Words for which there are no registers go through L1 to L2 as others do (spills.py).
 2. Taking turns.  Who waits for loads, computes, then stores, uses one resource at a time; others fill the gaps. With n users
    at different points that each need the resources d1, d2, ... and besides wait for the time z, a balanced network of queues
@@ -29,7 +29,8 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
    memory. Their z is what a warp waits for memory, as often as its code waits for it, each time for the slowest of the loads
    that it needs. Nobody waits for the stores of a program that has ended. What runs in the background (cp.async, TMA, tensor
    cores whose results nothing in the loop needs) takes no turn; what such a program stores, or loads itself, does, and so does
-   the wait for a copy (cp.async) that is still on its way where the code needs it.
+   the wait for a copy (cp.async) that is still on its way where the code needs it, and for device memory that the copies of
+   others keep busy.
 3. The kernel's time is the largest of these, plus the launch, the wait for the first load and for the last store. Where
    programs differ in length, as under a causal mask, it is longer by what the longest takes more than the mean: it may be
    the last one that begins.

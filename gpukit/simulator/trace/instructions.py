@@ -138,11 +138,10 @@ class Form(NamedTuple):
     instructions ask for, of which so many are new to their warp, the distinct ones, as distances from the one where the
     access begins, and the bytes of each. Of a store and an atomic also its lanes; of an atomic the updates of sectors that they
     take and the requests that bring them (contention.py), and whether all lanes change one element. Then the clocks that L1
-    takes for the instructions. Of a load last how many instructions have a live lane and
-    how many of them ask for sectors that are new to their warp, and for pairs of sectors, which DRAM is read in; of each of these
-    sectors the instruction, in order, and the place in `sectors`. Of loads and stores
-    `requests` ask L2, each for what one instruction moves of one line; so many `odd` ones move some of their `odd_sectors` only in
-    part."""
+    takes for the instructions. Of a load how many instructions have a live lane and how many of them ask for sectors that are
+    new to their warp, and for pairs of sectors, which DRAM is read in; of each of these sectors the instruction, in order, and the
+    place in `sectors`. Of loads and stores `requests` ask L2, each for what one instruction moves of one line; so many `odd` ones
+    move some of their `odd_sectors` only in part."""
 
     site: int
     asked: int
