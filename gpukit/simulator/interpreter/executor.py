@@ -224,8 +224,8 @@ def _sample(call: Call, program) -> None:
     """Run `call.sampled` programs, spread over the grid, or more where these differ, and the first steps of those that are on
     the GPU together at first: enough to tell what these share. Afterwards call.sampled says how many have run whole."""
     whole: dict[int, int] = {}  # and how much there was to do
-    for linear in _spread(call):
-        differ = len({*whole.values()}) > 1 and running.now.work < _SAMPLED_WORK
+    for number, linear in enumerate(_spread(call)):
+        differ = len({*whole.values()}) > 1 and (running.now.work < _SAMPLED_WORK or number % 2 == 0)
         if len(whole) >= max(call.sampled, _MOST_SAMPLED if differ else 0):
             break
         if linear not in whole:
@@ -269,12 +269,15 @@ def _spread(call: Call) -> Iterator[int]:
         # One in each of as many equal parts, not always at the same place of it: rows repeat their alignment every few programs.
         for i in range(call.sampled):
             yield int((i + (0.5 + i * GOLDEN) % 1) * call.programs / call.sampled)
+    # From the middle on in pairs as far before it as behind it: with what grows along an axis the two have as much to do as two others.
     for i in range(max(call.sampled, _MOST_SAMPLED)):
-        linear, unit = 0, 1
+        pair = [0, 0]
+        unit = 1
         for n, step in zip(call.grid, (GOLDEN, 2**0.5, 3**0.5), strict=False):
-            linear += int((0.5 + i * step) % 1 * n) * unit
+            place = int((0.5 + i * step) % 1 * n)
+            pair = [pair[0] + place * unit, pair[1] + (n - 1 - place) * unit]
             unit *= n
-        yield linear
+        yield from pair if i else pair[:1]
     yield from range(call.programs)
 
 
