@@ -211,7 +211,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         help="on a GPU: time and count the newest set of kernels, which are predicted only afterwards",
     )
     once.add_argument("--predict", action="store_true", help="predict what --measure has measured of it")
-    added.add_argument("--set", metavar="NAME", help="an older set to measure or predict, such as sixth")
+    added.add_argument("--set", metavar="NAME", help="an older set to measure or predict, such as seventh")
 
     memory_command(command("memory", _pencil, "say what a training step, or serving, holds on each GPU, and why"))
     flops_command(command("flops", _pencil, "say what a training run takes: FLOPs, days, GPU-hours, and why"))

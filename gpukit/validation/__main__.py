@@ -8,9 +8,8 @@ python -m gpukit.validation --again DIR      trace again, without a GPU, and hol
 python -m gpukit.validation --again          the same against what the table itself holds
 
 With --kernels new all of them are about gpukit.validation.new_kernels, and the table is halves_traffic.csv; with --kernels
-third, fourth, fifth, sixth or seventh about third_set, fourth_set, fifth_set, sixth_set or seventh_set, and it is
-third_traffic.csv, fourth_traffic.csv, fifth_traffic.csv, sixth_traffic.csv or seventh_traffic.csv. Then --measure only runs
-ncu: measured.json is to be traced with --again DIR.
+third about third_set, and it is third_traffic.csv; the same holds for fourth, fifth, sixth, seventh and eighth. Then
+--measure only runs ncu: measured.json is to be traced with --again DIR.
 
 What is traced depends a little on the compiler: trace again with the Triton that measured.
 """

@@ -6,8 +6,9 @@ python -m gpukit.validation.times --again FILE.csv    predict each case of FILE.
                                                       times.csv and machine.csv among the results
 
 With --kernels new all of them are about gpukit.validation.new_kernels, and the table is halves.csv; with --kernels third
-about gpukit.validation.third_set, and it is third.csv; with --kernels fourth, fifth, sixth or seventh about
-fourth_set, fifth_set, sixth_set or seventh_set, and it is fourth.csv, fifth.csv, sixth.csv or seventh.csv.
+about gpukit.validation.third_set, and it is third.csv; with --kernels fourth, fifth, sixth, seventh or eighth about
+fourth_set, fifth_set, sixth_set, seventh_set or eighth_set, and it is fourth.csv, fifth.csv, sixth.csv, seventh.csv or
+eighth.csv.
 
 Times are medians with a cold L2 (gpukit.timing), inputs random, the GPU at whatever clock it chooses. Where the CPU takes longer
 to launch everything than the GPU to run it, a CUDA graph of it is timed.
@@ -45,6 +46,7 @@ KERNELS = {
     "fifth": ("gpukit.validation.fifth_set", "fifth.csv"),
     "sixth": ("gpukit.validation.sixth_set", "sixth.csv"),
     "seventh": ("gpukit.validation.seventh_set", "seventh.csv"),
+    "eighth": ("gpukit.validation.eighth_set", "eighth.csv"),
 }
 LEAST_US = 50  # shorter ones are shown and not judged: launching is too much of them
 MEDIAN_BAR, WORST_BAR = 0.15, 0.35  # of |predicted / measured - 1|
