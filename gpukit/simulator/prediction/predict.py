@@ -610,6 +610,13 @@ def _per_program(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Tra
     by_threads = [site for site in traffic.sites if site.kind in ("load", "store") and site not in copied]
     moved = warps * (warp.bytes.get("shared", 0.0) + warp.bytes.get("local", 0.0))
     moved += sum(site.l2_sectors for site in copied) * SECTOR_BYTES / launch.programs
+    # Copies of 16 bytes pass L1 by; narrower ones are looked for there.
+    narrow = {
+        (a.file, a.line)
+        for a in compiled.accesses
+        if a.kind == "load" and a.to != "registers" and 0 < (a.bits or 0) < 128
+    }
+    by_threads += [site for site in copied if (site.file, site.line) in narrow]
     clocks = sum(site.l1_clocks for site in by_threads if site.via != "tma") / launch.programs
     asked = sum(warps * warp.units.get(unit, 0.0) for unit in ("global", "shared", "local", "shuffle"))
     cycles = {

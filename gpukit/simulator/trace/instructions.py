@@ -11,6 +11,7 @@ import numpy as np
 from gpukit.simulator.compiler.banks import BANKS, WORD_BYTES
 from gpukit.simulator.interpreter.addresses import SECTOR_BYTES, grid_offsets, touched
 from gpukit.simulator.trace import coalesce
+from gpukit.simulator.trace.coalesce import LANES
 from gpukit.simulator.trace.levels import LINE_BYTES, LINE_SECTORS
 from gpukit.simulator.trace.recording import Recording, Site
 
@@ -296,18 +297,26 @@ def _sorted(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _clocks(rows: np.ndarray, width: int) -> float:
     """Clocks in which L1 finds and moves what the instruction of each row asks for, one row after another: elements of `width`
     bytes at these addresses; _NOBODY is none. L1 is the same memory as shared memory, whose 32 banks give a word of four
-    bytes each in a clock."""
+    bytes each in a clock. Of 16 bytes to a lane it moves those of 8 lanes at a time, and of 8 bytes those of 16: what lanes of
+    two such groups have in common it moves twice."""
+    groups = max(1, rows.shape[1] // LANES * width // WORD_BYTES)
+    lines = np.zeros(len(rows))
     row, address = _sorted(rows)
     if not row.size:
         return 0.0
-    parts = max(1, width // WORD_BYTES)
-    words = address[:, None] // WORD_BYTES + np.arange(parts)
+    np.add.at(lines, np.unique(np.stack([row, address // LINE_BYTES]), axis=1)[0], 1)
+    row, address = _sorted(rows.reshape(len(rows) * groups, -1))
+    words = address[:, None] // WORD_BYTES + np.arange(max(1, width // WORD_BYTES))
     first = int(words.min()) // BANKS * BANKS
     span = -(-(int(words.max()) - first + 1) // BANKS) * BANKS
     distinct = np.unique(row[:, None] * span + words - first)
     banks = distinct // span * BANKS + distinct % BANKS
-    lanes = np.bincount(banks, minlength=len(rows) * BANKS).reshape(-1, BANKS).max(axis=1)
-    lines = np.bincount(np.unique(distinct // BANKS) // (span // BANKS), minlength=len(rows))
+    lanes = (
+        np.bincount(banks, minlength=len(rows) * groups * BANKS)
+        .reshape(len(rows), groups, BANKS)
+        .max(axis=2)
+        .sum(axis=1)
+    )
     return float(np.maximum(lanes, LINE_CLOCKS * lines).sum())
 
 
