@@ -471,16 +471,18 @@ def what_the_others_say() -> Markdown:
                     slower.append(
                         f"{op} {words} at {by(shape)} ({who}, this course {took['gpukit'].median_ms * 1e3:.1f} µs)"
                     )
-    if not slower:
+    if not gains:
         return Markdown("")
     most = max(gains, key=gains.__getitem__)
     small = (8, 16, 16, 2048, 64)
     call, graph = micros("rope", "bwd", small, "gpukit"), micros("rope", "bwd-graph", small, "gpukit")
     kept = results.long_rows()["layer norm backward", (4096, 16384)]
+    place = (
+        f"This course is not the fastest at {'; '.join(slower)}." if slower else "At these shapes no other is faster."
+    )
     return Markdown(
         f"**What you saw.** Fusing gains most in {most}, where the single lines take up to {gains[most]:.0f} times as long "
-        "as the fused kernels. This course is not "
-        f"the fastest at {'; '.join(slower)}. A row of 16,384 numbers is where registers run short: in LayerNorm's "
+        f"as the fused kernels. {place} A row of 16,384 numbers is where registers run short: in LayerNorm's "
         "backward pass "
         "a program would hold x, dy and the sums for two gradients, dweight and dbias, at once. On Hopper GPUs, such as the H200 of "
         "this table, the course's kernel for such rows keeps x and dy in shared memory, where the next row arrives meanwhile: "

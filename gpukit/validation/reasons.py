@@ -482,7 +482,10 @@ _PIECES = (
 )
 _WORD_BYTES = _NEAR_THE_SIZE_TOO.format("39.6", "read", "50%", "71.9", "read 46.6")
 
-# Kernels of the seventh set with several rows, and what several have in common.
+# Kernels of the eighth and the seventh set with several rows, and what several have in common.
+_BOXES = "which of 16384 boxes overlap by half, as bits, 64 by 16 x 32 per program"
+_EXPERTS = "4 of 64 experts for 4096 tokens, rows gathered, 2048 to 1408 bf16, 64x128x64, 4 warps"
+_IN_L1 = "not known in part: L1 had {} of what loads asked for, and {} of it in the model"
 _PREFIX = "attention with a prefix of 2048, 16 heads of 64, 8192 tokens fp16, 128x64, 4 warps"
 _PADDED = "64 sequences of 1 to 4096 rows of 515 fp16 without their padding"
 _BAGS = "means of 32 Ki bags of 1 to 400 rows of 64 fp16, {}, 2 warps"
@@ -491,6 +494,71 @@ _FIRST_ONES = "what the first programs read was taken for what as many others do
 
 # (kernel, counters, reason)
 _ON_H200: list[tuple[str, tuple[str, ...], str]] = [
+    # ---- the eighth set
+    (
+        "attention with scores int8 and values fp16, 16 heads of 64, 6144 tokens, 128x64, 4 warps",
+        (_ASKED,),
+        "not known. L1 had none of what loads asked for, and 40% of it in the model",
+    ),
+    (
+        "trees of 64 guesses after 24 sequences of 1000 to 8000 tokens, 32 heads of 128 share 8 bf16",
+        (_ASKED,),
+        "the sequences of the programs that were looked at are longer than the mean of all: 68.0 million sectors are asked for, and 61.7 on the GPU",
+    ),
+    (
+        "512 Ki sparse rows of 1 to 150 of 1 Mi columns times a vector fp32, 32 rows by 4 lanes",
+        (_ASKED, _READ, _BOTH),
+        "the rows that were looked at are shorter than the mean of all, by 6%, and L1 has 28% of what they ask for, where the GPU's had 25%",
+    ),
+    (_BOXES, (_ASKED,), _IN_L1.format("89%", "88%")),
+    (_BOXES, (_BOTH,), "what is read agrees; the GPU wrote 6.6 MB while it ran, which stay in L2 in the model"),
+    (
+        "clipped policy losses of 4096 sequences of 16 to 8192 tokens fp32, one program each",
+        (_ASKED, _STORED, _READ, _BOTH),
+        "the sequences of the programs that were looked at are shorter than the mean of all, by 6%; and what the first programs read from "
+        "device memory is taken for what as many tokens of others do, which is a third too little",
+    ),
+    (
+        "draws from 3000 rows of 32,003 weights fp32 by running sums",
+        (_READ, _BOTH),
+        "not known in part. A row is read twice, up to the number that is drawn the second time: the GPU reads 366 MB of these again from "
+        "device memory, and the model 169",
+    ),
+    (
+        "pages of 64 tokens int8 to 96 sequences of 50 to 4096 tokens bf16, 8 heads of 128 with scales",
+        (_ASKED, _STORED),
+        "the sequences of the programs that were looked at are shorter than the mean of all, by 7%",
+    ),
+    (
+        "matmul 5000 x 4096 x 4096 fp16, bias and squared ReLU, descriptors, 132 programs, 128x128x64, 8 warps",
+        (_STORED,),
+        "of 5,000 rows the last tile has 8 of its 128, and the descriptor stores no others: of the tiles that were looked at none is such a one",
+    ),
+    (_EXPERTS, (_STORED,), "the programs that were looked at have more rows of their 64 to store than the mean of all"),
+    (_EXPERTS, (_READ, _BOTH), _ONCE.format("452.8", "396.6")),
+    ("products of 2 Mi pairs of 3 x 3 complex matrices fp32, 54 planes", (_ASKED,), _IN_L1.format("49%", "66%")),
+    (
+        "products of all pairs of 27 features of 64 fp16 for 96 Ki samples, rows of 415, 1 warp",
+        (_STORED,),
+        "of the stores of one warp that could meet in L1 on the way to L2, more reach it alone than the third that the model takes",
+    ),
+    ("31 taps of 768 channels and SiLU, 16 sequences of 1999 tokens fp16, tiles of 16 x 64", (_ASKED,), _IN_L1.format("94%", "95%")),
+    ("a step of a flow of nine planes of 2400 x 3001 fp32, rows of 256 per program", (_ASKED,), _IN_L1.format("45%", "57%")),
+    (
+        "a step of a flow of nine planes of 2400 x 3001 fp32, rows of 256 per program",
+        (_STORED,),
+        "rows of 3,001 begin at any place of a sector, and those of the programs that were looked at touch fewer sectors than the mean",
+    ),
+    (
+        "200 tracks of 480,001 samples fp16, 201 more at both ends by reflection, 4 warps",
+        (_STORED,),
+        "fewer of the stores that could meet their neighbor's reach L2 alone than the model takes",
+    ),
+    (
+        "running sums of 40 rows of 500,001 fp32, one program each, 4096 at a time, 16 warps",
+        (_STORED,),
+        "more of the stores that could meet their neighbor's reach L2 alone than the fifth that the model takes after a barrier",
+    ),
     # ---- the seventh set
     (_PREFIX, (_ASKED,), _LENGTHS_DIFFER.format("nine", "more", "1.07")),
     (

@@ -44,7 +44,7 @@ def test_changes_of_a_nudge_add_up_to_nothing():
 def test_sentences_have_the_recorded_times():
     times = lesson.took()
     assert f"{times['torch', lesson.SHAPE]:.0f} µs" in lesson.promise().data
-    assert "closest to the model at N = 131,072" in lesson.where_the_time_goes().data
+    assert "closest to the model at N = 65,536" in lesson.where_the_time_goes().data
     assert f"{lesson.persistent_us()['fused', (65536, 128)]:.1f} µs" in lesson.ask_few_programs().data
     assert "132 programs" in str(lesson.few_programs())
     assert "takes 9 times as long" in str(lesson.few_programs())

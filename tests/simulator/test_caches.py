@@ -772,6 +772,17 @@ def test_clocks_of_l1_for_wide_and_narrow_elements():
     assert instructions._clocks(np.stack([0 * lanes, 128 * lanes, 1000 + 4 * lanes]), 4) == 1 + 32 + 1
 
 
+def test_l1_moves_wide_loads_for_a_few_lanes_at_a_time():
+    """Four rows of 8 lanes that load the same 128 bytes take as long as 512 bytes; where each lane skips 16 bytes, lanes of such a
+    row meet in banks, too. An H200 took 20 clocks for two loads of this kind and one of 512 bytes."""
+    lanes = np.arange(32)[:, None] % 8
+    four = np.arange(4)
+    assert instructions._clocks((16 * lanes + 4 * four).reshape(1, -1), 4) == 4
+    assert instructions._clocks((32 * lanes + 4 * four).reshape(1, -1), 4) == 8
+    assert instructions._clocks((16 * np.arange(32)[:, None] + 4 * four).reshape(1, -1), 4) == 4
+    assert instructions._clocks((8 * (np.arange(32)[:, None] % 16) + 4 * np.arange(2)).reshape(1, -1), 4) == 2
+
+
 def test_clocks_of_l1_that_were_measured():
     measured = {row.name: row.value for row in times.machine("h100-sxm").values()}
     for apart in (4, 8, 32, 128):
