@@ -224,14 +224,15 @@ def _sample(call: Call, program) -> None:
     """Run `call.sampled` programs, spread over the grid, or more where these differ, and the first steps of those that are on
     the GPU together at first: enough to tell what these share. Afterwards call.sampled says how many have run whole."""
     whole: dict[int, int] = {}  # and how much there was to do
-    for number, linear in enumerate(_spread(call)):
-        differ = len({*whole.values()}) > 1 and (running.now.work < _SAMPLED_WORK or number % 2 == 0)
+    for number, group in enumerate(_spread(call)):
+        differ = len({*whole.values()}) > 1 and (running.now.work < _SAMPLED_WORK or number == call.sampled)
         if len(whole) >= max(call.sampled, _MOST_SAMPLED if differ else 0):
             break
-        if linear not in whole:
-            before = running.now.work
-            program(linear)
-            whole[linear] = running.now.work - before
+        for linear in group:
+            if linear not in whole:
+                before = running.now.work
+                program(linear)
+                whole[linear] = running.now.work - before
     call.sampled = len(whole)
     wanted = [(recorder, recorder.window()) for recorder in running.now.recorders]
     window = max((programs for _, programs in wanted), default=0)
@@ -263,22 +264,28 @@ def _sample(call: Call, program) -> None:
             begin(linear)
 
 
-def _spread(call: Call) -> Iterator[int]:
-    """Numbers of programs, some of them twice, the first ones spread over the grid, and then all."""
-    if sum(n > 1 for n in call.grid) < 2:
-        # One in each of as many equal parts, not always at the same place of it: rows repeat their alignment every few programs.
-        for i in range(call.sampled):
-            yield int((i + (0.5 + i * GOLDEN) % 1) * call.programs / call.sampled)
-    # From the middle on in pairs as far before it as behind it: with what grows along an axis the two have as much to do as two others.
-    for i in range(max(call.sampled, _MOST_SAMPLED)):
-        pair = [0, 0]
-        unit = 1
+def _spread(call: Call) -> Iterator[list[int]]:
+    """Numbers of programs, some of them twice: first so many as are asked for, spread over the grid, one by one; then all at once those
+    that lie as far from the grid's other end, and further ones in such pairs. With what grows along an axis, the two of a pair have
+    together as much to do as any other two."""
+    axes = sum(n > 1 for n in call.grid)
+
+    def place(i: int) -> int:
+        if axes < 2 and i < call.sampled:
+            # One in each of as many equal parts, not always at the same place of it: rows repeat their alignment every few programs.
+            return int((i + (0.5 + i * GOLDEN) % 1) * call.programs / call.sampled)
+        linear, unit = 0, 1
         for n, step in zip(call.grid, (GOLDEN, 2**0.5, 3**0.5), strict=False):
-            place = int((0.5 + i * step) % 1 * n)
-            pair = [pair[0] + place * unit, pair[1] + (n - 1 - place) * unit]
+            linear += int((0.5 + i * step) % 1 * n) * unit
             unit *= n
-        yield from pair if i else pair[:1]
-    yield from range(call.programs)
+        return linear
+
+    first = [place(i) for i in range(call.sampled)]
+    yield from ([linear] for linear in first)
+    yield [call.programs - 1 - linear for linear in first]
+    for i in range(call.sampled, max(call.sampled, _MOST_SAMPLED)):
+        yield [place(i), call.programs - 1 - place(i)]
+    yield from ([linear] for linear in range(call.programs))
 
 
 def _inferred(call: Call, window: int, rest: list[int], lookers: list, ran: set[int], begin) -> bool:
