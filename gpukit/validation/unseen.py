@@ -36,8 +36,8 @@ predicted first, on the day on which it was measured (2026-11-28): off by 12.5% 
 times within 35%. (One of its 46 kernels, a product with the norm of its rows inside, computes something else on a GPU, compiled by
 Triton 3.6, than in the interpreter. The 12 steps between two halves were first timed with the host's launches, at 316 µs.) It
 showed that parts of sectors cost more on their way into L2 and between its halves, that L2 looks for each line it is asked for,
-that copies wait for the copies of others, and that what the first programs of a sample read says little of the others where these have less to do, which was fixed afterwards
-(gpukit/simulator/prediction/, gpukit/simulator/trace/).
+that copies wait for the copies of others, and that what the first programs of a sample read says little of the others where these
+have less to do, which was fixed afterwards (gpukit/simulator/prediction/, gpukit/simulator/trace/).
 
 The eighth set tested the model as it was after what the seventh set showed had been fixed. Its rows of an H200 are those that were
 predicted first, on the day on which it was measured (2026-11-28): off by 7.6% in the median and 79.7% at worst, with 28 of 34
