@@ -33,7 +33,7 @@ _COMPARES: dict[str, Callable] = {
 
 
 def turns(ptx: Sequence[Instruction], threads: int) -> dict[tuple[str, int, tuple], tuple[float, float]]:
-    """(kind, bytes of a lane, own_frames) of the instructions on shared memory -> turns that one of a warp takes there, and
+    """(kind, bytes of a lane, frames) of the instructions on shared memory -> turns that one of a warp takes there, and
     how many it would take without conflicts: both are means. `kind` is "load", "store", or "copy" for cp.async, which writes."""
     registers: dict[str, np.ndarray] = {"%tid.x": np.arange(threads), "%laneid": np.arange(threads) % LANES}
     found: dict[tuple[str, int, tuple], list[tuple[float, float]]] = {}
@@ -47,7 +47,7 @@ def turns(ptx: Sequence[Instruction], threads: int) -> dict[tuple[str, int, tupl
             at = _ADDRESS.search(instruction.text)
             if bits and at and at[1] in registers and live.any():
                 taken = _turns(registers[at[1]] + int(at[2] or 0), live, bits // 8)
-                key = kind, _moved(instruction, bits // 8), instruction.own_frames
+                key = kind, _moved(instruction, bits // 8), instruction.frames
                 found.setdefault(key, []).append(taken)
         else:
             _execute(instruction, registers, threads)
@@ -73,18 +73,17 @@ def _moved(instruction: Instruction, nbytes: int) -> int:
 
 
 def _turns(addresses: np.ndarray, live: np.ndarray, nbytes: int) -> tuple[float, float]:
-    """Of one instruction, the mean over warps that have a live lane: turns, and those that so many words need at least."""
+    """Of one instruction, the mean over all warps: turns, none where no lane is live, and those that so many words need at
+    least."""
     groups = max(1, nbytes // WORD_BYTES)  # of lanes, which come one after the other
     words = addresses[:, None] // WORD_BYTES + np.arange(groups)
-    taken = least = warps = 0
+    taken = least = 0
     for first in range(0, len(addresses), LANES):
-        if not live[first : first + LANES].any():
-            continue
-        warps += 1
         for part in np.array_split(np.arange(first, min(first + LANES, len(addresses))), groups):
             wanted = np.unique(words[part][live[part]])
             taken += int(np.bincount(wanted % BANKS, minlength=1).max()) if wanted.size else 0
             least += -(-wanted.size // BANKS)
+    warps = len(addresses) / LANES
     return taken / warps, least / warps
 
 
@@ -117,6 +116,8 @@ def _fit(value: np.ndarray, op: list[str]) -> np.ndarray:
     """As many bits as the register has."""
     if op[0] == "setp" or "wide" in op or op[-1] in ("b64", "s64", "u64"):
         return value
+    if op[-1] == "pred":
+        return value & 1
     value = value & 0xFFFFFFFF
     return np.where(value >= 1 << 31, value - (1 << 32), value)
 
@@ -125,7 +126,7 @@ def _value(op: list[str], v: list[np.ndarray], old: np.ndarray) -> np.ndarray | 
     name = op[0]
     unsigned = np.uint32(0xFFFFFFFF).astype(np.int64)
     if name in ("mov", "cvt", "cvta"):
-        return v[0] if op[-1][0] in "bus" else None
+        return v[0] if op[-1][0] in "bus" or op[-1] == "pred" else None
     if name in ("add", "sub", "min", "max", "mul", "mad") and op[-1][0] == "f":
         return None
     match name:
@@ -164,7 +165,11 @@ def _value(op: list[str], v: list[np.ndarray], old: np.ndarray) -> np.ndarray | 
         case "lop3":
             return _lop3(*v[:3], int(v[3][0]))
         case "shf":
-            return None
+            low, high, n = v[0] & unsigned, v[1] & unsigned, v[2] & 31
+            both = high << 32 | low
+            return both >> n if "r" in op else both << n >> 32
+        case "shfl":
+            return v[0][np.arange(len(v[0])) // LANES * LANES + v[1] % LANES] if "idx" in op else None
         case "selp":
             return np.where(v[2] != 0, v[0], v[1])
         case "rem":

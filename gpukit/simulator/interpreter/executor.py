@@ -223,16 +223,16 @@ def _refuse_cpu_tensors(function, arguments: dict) -> None:
 def _sample(call: Call, program) -> None:
     """Run `call.sampled` programs, spread over the grid, or more where these differ, and the first steps of those that are on
     the GPU together at first: enough to tell what these share. Afterwards call.sampled says how many have run whole."""
-    whole: dict[int, int] = {}  # and how much there was to do
+    whole: dict[int, tuple[int, int]] = {}  # and how much there was to do, and by which indices
     for number, group in enumerate(_spread(call)):
         differ = len({*whole.values()}) > 1 and (running.now.work < _SAMPLED_WORK or number == call.sampled)
         if len(whole) >= max(call.sampled, _MOST_SAMPLED if differ else 0):
             break
         for linear in group:
             if linear not in whole:
-                before = running.now.work
+                before, running.now.places = running.now.work, 0
                 program(linear)
-                whole[linear] = running.now.work - before
+                whole[linear] = running.now.work - before, running.now.places
     call.sampled = len(whole)
     wanted = [(recorder, recorder.window()) for recorder in running.now.recorders]
     window = max((programs for _, programs in wanted), default=0)

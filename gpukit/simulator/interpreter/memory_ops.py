@@ -1,6 +1,8 @@
 """Loads, stores and atomics: each is checked against the live tensors before memory is touched, and told to the watchers.
 Each public function makes the replacement of one of Triton's from the plain one."""
 
+import zlib
+
 import numpy as np
 import triton.language as tl
 
@@ -41,6 +43,8 @@ def _admit(kind: str, ptrs, mask, width: int) -> Access:
     memory = running.now.memory
     memory.admit(access, ptrs.attr.get(PARAMETER))
     running.now.work += running.ACCESS_LANES + access.lanes
+    if access.lanes and access.tile is None and running.now.sampling and running.now.seen is None:
+        running.now.places = zlib.crc32((access.addresses - access.addresses.min()).tobytes(), running.now.places)
     if access.lanes and Wrapped in (ptrs.data.__class__, None if mask is None else mask.data.__class__):
         for recorder in running.now.recorders:
             recorder.wrapped(memory.wrapped(access))

@@ -42,6 +42,8 @@ class Running:
     num_warps  that a program has
     in_gluon   the kernel is in Gluon, and so is what it calls
     work       how much there was to interpret, in lanes of accesses
+    places     of a program of a sampled launch: a number for where, from one another, the lanes of its accesses lay that were
+               no grid. It is another one in programs that go by different indices
     bound      ids of the globals whose names have been given their meaning
     answers    how often each line has gone by the answer of an atomic, which a sampled launch does not know
     lost       a program of a sampled launch did something with an integer that it read which integers.py does not follow
@@ -73,7 +75,7 @@ class Running:
         self.shared = None
         self.num_warps = 4
         self.in_gluon = False
-        self.work = 0
+        self.work = self.places = 0
         self.bound: set[int] = set()
 
 

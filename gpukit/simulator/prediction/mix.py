@@ -49,6 +49,8 @@ UNITS = {
 
 def unit(instruction: assembly.Instruction) -> str:
     """The unit that executes a SASS instruction."""
+    if instruction.text.startswith("@!PT"):
+        return "control"  # a load that no lane executes, with which ptxas keeps its distance from a barrier
     if instruction.base in ("F2FP", "I2FP", "F2IP") and not instruction.opcode.endswith("F64"):
         return "alu"  # packed conversions run at the rate of integers
     if instruction.opcode.startswith("IMAD.HI"):
@@ -93,7 +95,7 @@ def mix(compiled: Compiled, executions: Executions | None) -> Mix:
         if kind == "tensor":
             moved["operands"] += times * operand_bytes(instruction)
         if instruction.base in _ON_SHARED:  # what ptxas made wider than it was in PTX meets nowhere that is known
-            place = _ON_SHARED[instruction.base], thread_bytes(instruction), instruction.own_frames
+            place = _ON_SHARED[instruction.base], thread_bytes(instruction), instruction.frames
             taken, least = compiled.shared_turns.get(place, (0.0, 0.0))
             conflicts += times * (taken - least)
     return Mix(dict(units), dict(moved), dict(opcodes), conflicts)

@@ -557,15 +557,16 @@ def _dram_us(read: float, written: float, reached: Machine) -> float:
 def _slices_us(of: Contention, gpu: hardware.Gpu) -> float:
     """For which the atomics on one tensor keep the slice of L2 busy that has most to do with their updates of sectors."""
     reached = machine(gpu)
+    a_slice = reached.atomics_on_one_per_us / 32  # a warp's adds to one element are one request
+    fullest = of.fullest / a_slice
     if gpu.key not in L2_SLICES:
-        return of.updates / _atomics_per_us(of.lines, reached)
+        return max(fullest, of.updates / _atomics_per_us(of.lines, reached))
     # Or with the requests that pass it. Of two halves of L2 an SM asks the near one, so that every other request also passes
     # a slice that hands it on. As long as few slices are asked, these are others.
     slices, stretches = L2_SLICES[gpu.key], max(1, of.stretches)
     share = -(-stretches // slices) / stretches  # of the stretches, those in the fullest slice
-    a_slice = reached.atomics_on_one_per_us / 32  # a warp's adds to one element are one request
     passing = 1.5 if stretches**2 > slices / 2 else 1.0
-    return share * max(of.updates / a_slice, of.requests * passing / 1.5 * slices / reached.atomics_per_us)
+    return max(fullest, share * max(of.updates / a_slice, of.requests * passing / 1.5 * slices / reached.atomics_per_us))
 
 
 def _atomics_per_us(lines: float, reached: Machine) -> float:

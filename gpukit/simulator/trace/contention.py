@@ -14,6 +14,8 @@ through a sorted list, those that are on the GPU at a time change neighbors, in 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,7 +29,7 @@ _REDUCTIONS, _ATOMICS = {"RED", "REDG"}, {"ATOM", "ATOMG"}
 
 if TYPE_CHECKING:
     from gpukit.simulator.compiler.compile import Compiled
-    from gpukit.simulator.trace.instructions import Forms
+    from gpukit.simulator.trace.instructions import Form, Forms
     from gpukit.simulator.trace.recording import Recording
 
 
@@ -42,6 +44,9 @@ class Contention:
                     together are changed so often, and how many of the programs that were looked at share an element
     lines           of 128 bytes, that they may meet in, of what the programs change that are on the GPU at a time
     stretches       of STRETCH_BYTES, the same
+    fullest         updates of sectors in the stretch that has most of them, over the whole launch. Of a sampled launch, where
+                    chance alone fills some stretches more than others, half of the programs that were looked at say which
+                    one it is and the other half how full it is
     """
 
     tensor: str
@@ -52,6 +57,7 @@ class Contention:
     busiest_most: float
     lines: int
     stretches: int
+    fullest: float = 0.0
 
 
 def contention(recording: Recording, forms: Forms, compiled: Compiled | None, at_a_time: int) -> tuple[Contention, ...]:
@@ -113,16 +119,43 @@ def _of_tensor(name: str, recording: Recording, forms: Forms, compiled: Compiled
         return min(lines, math.ceil(changed / LINE_BYTES)), min(stretches, math.ceil(changed / STRETCH_BYTES))
 
     if call.sampled is None:
-        return Contention(name, floating, updates, requests, most, most, *together(*_touched(recording, whole)))
+        fullest = max(_updated(recording, forms, whole, added_up).values(), default=0.0)
+        return Contention(
+            name, floating, updates, requests, most, most, *together(*_touched(recording, whole)), fullest
+        )
     scale = call.programs / call.sampled
     least = max(adds * scale / max(1, tensor.numel()), most)
     each = max(
         (float(_changes(recording, forms, own, added_up).max()) for own in _by_program(recording, whole)), default=0.0
     )
+    programs = _by_program(recording, whole)
+    halves = [
+        _updated(recording, forms, np.concatenate(half), added_up) for half in (programs[::2], programs[1::2]) if half
+    ]
     possible = each * math.ceil(_shared(recording, rows, whole) * call.programs)
     return Contention(
-        name, floating, updates * scale, requests * scale, least, max(least, possible), *together(*_whole(tensor))
+        name, floating, updates * scale, requests * scale, least, max(least, possible), *together(*_whole(tensor)),
+        updates * scale * _share_of_the_fullest(*halves),
     )  # fmt: skip
+
+
+def _share_of_the_fullest(*halves: Counter) -> float:
+    """Of all updates, what is in the fullest stretch: that of one half of the programs has so many in the other, in the mean of
+    both ways. Among few updates the fullest stretch is fuller than its share; in programs that did not choose it it is not."""
+    if len(halves) < 2:
+        return 0.0
+    shares = [other[max(half, key=half.__getitem__)] / other.total() for half, other in (halves, halves[::-1]) if half and other]
+    return sum(shares) / max(1, len(shares))
+
+
+def _updated(recording: Recording, forms: Forms, rows: np.ndarray, added_up: bool) -> Counter:
+    """Stretch of memory -> updates of sectors that these rows bring there. The lanes of a row share its updates evenly."""
+    found: Counter = Counter()
+    for own, form, count in _distinct(recording, forms, rows):
+        stretches, lanes = np.unique(own // STRETCH_BYTES, return_counts=True)
+        each = lanes * (count * form.updated(added_up) / max(1, own.size))
+        found.update(dict(zip(stretches.tolist(), each.tolist(), strict=True)))
+    return found
 
 
 def _elements_of_a_program(recording: Recording, rows: np.ndarray) -> float:
@@ -137,17 +170,21 @@ def _elements_of_a_program(recording: Recording, rows: np.ndarray) -> float:
 def _changes(recording: Recording, forms: Forms, rows: np.ndarray, added_up: bool) -> np.ndarray:
     """How often each element that these rows touch is changed by them."""
     addresses, weights = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
-    keys = np.stack([forms.sites[rows], forms.tiles[rows], forms.starts[rows]])
-    _, first, counts = np.unique(keys, axis=1, return_index=True, return_counts=True)
-    for i, count in zip(first.tolist(), counts.tolist(), strict=True):
-        row = int(rows[i])
-        own = _addresses(recording, row)
-        (form,), _ = forms.counted(rows[i : i + 1])
+    for own, form, count in _distinct(recording, forms, rows):
         once = form.asked / form.lanes if added_up and form.one_element else 1.0
         addresses.append(own)
         weights.append(np.full(own.size, count * once))
     _, which = np.unique(np.concatenate(addresses), return_inverse=True)
     return np.bincount(which, np.concatenate(weights)) if which.size else np.zeros(0)
+
+
+def _distinct(recording: Recording, forms: Forms, rows: np.ndarray) -> Iterator[tuple[np.ndarray, Form, int]]:
+    """Of rows that are alike, once: the addresses of their live lanes, their form, and how many there are."""
+    keys = np.stack([forms.sites[rows], forms.tiles[rows], forms.starts[rows]])
+    _, first, counts = np.unique(keys, axis=1, return_index=True, return_counts=True)
+    for i, count in zip(first.tolist(), counts.tolist(), strict=True):
+        (form,), _ = forms.counted(rows[i : i + 1])
+        yield _addresses(recording, int(rows[i])), form, count
 
 
 def _addresses(recording: Recording, row: int) -> np.ndarray:
