@@ -1,8 +1,9 @@
 """Kernels of kinds that all older sets lack, which nobody had predicted before they were measured.
 
-Whoever wrote them did not know the model. Half are what people write for language models, recommenders, pictures, sound,
-graphs, science and data, and half test a trait each: gathers and scatters by real indices, lengths that tensors give, chains,
-few programs, scans, sorts, permutations, products with work before and after them, atomics, or several launches.
+The set was written without looking at the model. Half of the kernels are what people write for language models, recommenders,
+pictures, sound, graphs, science and data. The other half test a trait each: gathers and scatters by real indices, lengths that
+tensors give, chains, few programs, scans, sorts, permutations, products with work before and after them, atomics, or several
+launches.
 
 case       the register of the set
 attention  of prompts in chunks, of two softmaxes, of histories, merged, along edges; and index scores
