@@ -14,11 +14,20 @@ from gpukit.validation.eighth_set import CASES as EIGHTH
 from gpukit.validation.fifth_set import CASES as FIFTH
 from gpukit.validation.fourth_set import CASES as FOURTH
 from gpukit.validation.new_kernels import CASES as OLDER
+from gpukit.validation.ninth_set import CASES as NINTH
 from gpukit.validation.seventh_set import CASES as SEVENTH
 from gpukit.validation.sixth_set import CASES as SIXTH
 from gpukit.validation.third_set import CASES as THIRD
 
-CASES = {"third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH, "eighth": EIGHTH}
+CASES = {
+    "third": THIRD,
+    "fourth": FOURTH,
+    "fifth": FIFTH,
+    "sixth": SIXTH,
+    "seventh": SEVENTH,
+    "eighth": EIGHTH,
+    "ninth": NINTH,
+}
 # What the model had seen when a set was written.
 SEEN = {
     "third": OLDER,
@@ -27,16 +36,17 @@ SEEN = {
     "sixth": OLDER | THIRD | FOURTH | FIFTH,
     "seventh": OLDER | THIRD | FOURTH | FIFTH | SIXTH,
     "eighth": OLDER | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH,
+    "ninth": OLDER | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH,
 }
 each = pytest.mark.parametrize("name", unseen.SETS)
 needs_the_interpreter = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
 
 
 @needs_the_interpreter
-@pytest.mark.parametrize("name", [*THIRD, *FOURTH, *FIFTH, *SIXTH, *SEVENTH, *EIGHTH])
+@pytest.mark.parametrize("name", [*THIRD, *FOURTH, *FIFTH, *SIXTH, *SEVENTH, *EIGHTH, *NINTH])
 def test_a_kernel_computes_what_pytorch_does(name):
     torch.manual_seed(0)
-    case = (THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH)[name]
+    case = (THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH)[name]
     assert case.build("cpu", **case.small).wrong() == ""
 
 
@@ -100,8 +110,11 @@ def test_a_missing_measurement_is_said_in_one_line(results, capsys):
 
 
 def test_a_set_that_does_not_exist_is_refused(results, capsys):
-    assert cli.main(["validate", "--predict", "--set", "ninth"]) == 2
-    assert "--set must be one of eighth, seventh, sixth, fifth, fourth, third, got 'ninth'" in capsys.readouterr().err
+    assert cli.main(["validate", "--predict", "--set", "tenth"]) == 2
+    assert (
+        "--set must be one of ninth, eighth, seventh, sixth, fifth, fourth, third, got 'tenth'"
+        in capsys.readouterr().err
+    )
     assert cli.main(["validate", "--set", "third"]) == 2
     assert "--set goes with --measure or --predict" in capsys.readouterr().err
 
@@ -160,6 +173,7 @@ def test_one_command_measures_times_and_counters(results, monkeypatch, name):
         ("sixth", "48 Mi pairs of normal numbers fp32 to fp16, 8 warps", "two_normals"),
         ("seventh", "SiLU of 24 Mi fp64, 512 per program", "sigmoid64"),
         ("eighth", "dates of 64 Mi days int32, three columns of 16 and 8 bits", "dates"),
+        ("ninth", "60,000,000 codes of 12 bits decoded by a table of 4096 int64, 1024 per program", "decode"),
     ],
 )
 def test_what_is_measured_is_predicted_afterwards_and_has_the_bars(results, capsys, monkeypatch, name, case, kernel):
@@ -193,7 +207,7 @@ def test_what_is_measured_is_predicted_afterwards_and_has_the_bars(results, caps
 
 
 def test_the_newest_set_comes_first(results, capsys):
-    for name, us in zip(unseen.SETS, (101.0, 102.0, 103.0, 104.0, 105.0, 106.0), strict=True):
+    for name, us in zip(unseen.SETS, (101.0, 102.0, 103.0, 104.0, 105.0, 106.0, 107.0), strict=True):
         predicted(results, name, "a case", us)
     assert report.show(["h200"], True, missing=False) == 0
     titles = [line for line in capsys.readouterr().out.splitlines() if line.startswith("TIMES OF")]
@@ -220,6 +234,7 @@ def test_the_lesson_speaks_of_the_newest_set_that_was_predicted(results):
         ("sixth", 105.0),
         ("seventh", 106.0),
         ("eighth", 108.0),
+        ("ninth", 109.0),
     ):
         row = times.Row("a case", us, 100.0, us / 100, "L2", "h100-sxm", "2.11", "3.6.0", "3.6.0", "2026-01-01")
         times.write([row], results / "h100-sxm" / times.KERNELS[name][1])
