@@ -620,6 +620,36 @@ rate("latency of L2", "ns", lambda us: us / 32768 * 1e3, minus="latency of L2, f
 rate("latency of L1", "ns", lambda us: us / 65536 * 1e3)(_chase(16 * 1024, 65536, ""))
 
 
+@triton.jit
+def tiles_in_turn(x_ptr, y_ptr, turns, WRAP: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Adds up tiles of ROWS rows, which are W apart. All programs load the same ones, each while the one before is added; after
+    WRAP of them come the first ones again."""
+    row, col = tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :]
+    total = tl.zeros((ROWS, COLS), tl.float16)
+    for i in tl.range(turns, num_stages=2):
+        total += tl.load(x_ptr + row * W + col + (i % WRAP) * COLS)
+    tl.store(y_ptr + (tl.program_id(0) * ROWS + row) * COLS + col, total)
+
+
+def _tiles_in_turn(wrap: int):
+    def prepare(device):
+        x, y = _normal(device, 128, 1024 * 32, dtype=HALF), _normal(device, 132 * 128, 32, dtype=HALF)
+        return lambda: tiles_in_turn[(132,)](
+            x, y, 1024, WRAP=wrap, W=1024 * 32, ROWS=128, COLS=32, num_warps=8
+        )  # fmt: skip
+
+    return prepare
+
+
+rate("8 tiles in turn, again and again", "ns", lambda us: us / 1024 * 1e3)(_tiles_in_turn(8))
+rate(
+    "a tile of device memory after one of L2",
+    "ns",
+    lambda us: us / 1024 * 1e3,
+    minus="8 tiles in turn, again and again",
+)(_tiles_in_turn(1024))
+
+
 @rate("launch after a launch", "us", lambda us: us / 32, minus="latency of L1")
 def _(device):
     """Behind a kernel of a millisecond, in which the CPU can issue them all."""
@@ -827,6 +857,20 @@ def _pieces_of_rows(words: int, begin: int):
 # Each of them leaves parts of sectors to the programs beside it: in one line, or those of 64 bytes every other time in two.
 rate("rows of 16 bytes", "lines/us", lambda us: 16 * MI / us)(_pieces_of_rows(4, 0))
 rate("rows of 64 bytes, from within a sector", "lines/us", lambda us: 1.5 * 4 * MI / us)(_pieces_of_rows(16, 1))
+
+
+@triton.jit
+def sectors_of_lines(x_ptr, value, LINES, BLOCK: tl.constexpr):
+    """One sector of each of BLOCK lines, in no order; what fills the rest of a line comes when it has left L2."""
+    line = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64) * 1_000_003 % LINES
+    words = line[:, None] * 32 + tl.program_id(1) * 8 + tl.arange(0, 8)[None, :]
+    tl.store(x_ptr + words, words.to(tl.float32) + value)
+
+
+@rate("sectors of lines that leave L2 in part", "sectors/us", lambda us: 16 * MI / us)
+def _(device):
+    x = _normal(device, 4 * MI, 32, dtype=FLOAT)
+    return lambda: sectors_of_lines[(4 * MI // 256, 4)](x, 1.5, 4 * MI, BLOCK=256)
 
 
 @rate("stores of halves of sectors", "sectors/us", lambda us: 64 * MI / us)
