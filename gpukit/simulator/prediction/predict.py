@@ -566,7 +566,9 @@ def _slices_us(of: Contention, gpu: hardware.Gpu) -> float:
     slices, stretches = L2_SLICES[gpu.key], max(1, of.stretches)
     share = -(-stretches // slices) / stretches  # of the stretches, those in the fullest slice
     passing = 1.5 if stretches**2 > slices / 2 else 1.0
-    return max(fullest, share * max(of.updates / a_slice, of.requests * passing / 1.5 * slices / reached.atomics_per_us))
+    return max(
+        fullest, share * max(of.updates / a_slice, of.requests * passing / 1.5 * slices / reached.atomics_per_us)
+    )
 
 
 def _atomics_per_us(lines: float, reached: Machine) -> float:
