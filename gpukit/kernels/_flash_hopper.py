@@ -10,8 +10,8 @@ side by side:
     Within a group, the scores of the next block and the product of this one with v are begun together, and the exponentials
     of the next computed while that product still goes on.
 A program computes tile after tile, so that the first blocks of the next are fetched while the last one is finished.
-The kernels are in gpukit.kernels._flash_hopper_forward, _flash_hopper_backward (dq; dk and dv) and _flash_hopper_one_pass (all
-three gradients at once).
+The kernels are in gpukit.kernels._flash_hopper_forward, _flash_hopper_backward (dq; dk and dv), and _flash_hopper_one_pass and
+_flash_hopper_two_groups (all three gradients at once, with a head size of 64 and of 128).
 
 Sources: Shah et al. 2024, FlashAttention-3, https://arxiv.org/abs/2407.08608;
 https://docs.nvidia.com/cuda/parallel-thread-execution/ (mbarrier, wgmma)

@@ -107,9 +107,7 @@ def _step(m, n, dk, dv, v, given, walk, seen, scale, ME: gl.constexpr, STAGES: g
 
 
 @gluon.jit
-def _compute(
-    given, tensors, walks, scale, ME: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr
-):  # fmt: skip
+def _compute(given, tensors, walks, scale, ME: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr):
     """What each of the first two groups does: dk and dv of its 64 keys, and ds for the third."""
     blocks, _ds_smem, _sent, _taken, done = given
     k_smem, v_smem, _q_smem, _do_smem, _row_smem, kv_ready, kv_free, _ready, _free = blocks

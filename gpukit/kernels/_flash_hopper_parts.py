@@ -1,5 +1,5 @@
-"""What the FlashAttention kernels for Hopper share: which tiles a program computes, which blocks it walks over for each, and
-how a product is begun."""
+"""What the FlashAttention kernels for Hopper share: which tiles a program computes, which blocks it walks over for each, how
+those are fetched, how a product is begun, and how results leave through shared memory."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -137,7 +137,8 @@ def _fetch_with_rows(blocks, tensors, walks):
 
 @gluon.jit
 def _scores(q, k):
-    """Begins q k^T. The layout says which thread holds what of the result: here each warp has 16 rows."""
+    """Begins q k^T, with q from shared memory or registers. The layout says which thread holds what of the result: here each
+    warp has 16 rows."""
     ROWS: gl.constexpr = q.shape[0]
     BLOCK_N: gl.constexpr = k.shape[0]
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS // 16, 1], [16, BLOCK_N, 16])
