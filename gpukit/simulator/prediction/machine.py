@@ -27,6 +27,7 @@ ROWS = {
     "write_gbps": ("write", "memory"),
     "single_reads_per_us": ("loads all over 2 GiB", "memory"),
     "dram_ns": ("latency of device memory", None),
+    "tile_ns": ("a tile of device memory after one of L2", None),
     "l2_ns": ("latency of L2", None),
     "l1_ns": ("latency of L1", "1 / clock"),
     "l2_gbps": ("L2, 32 MiB", "chip"),
@@ -54,6 +55,9 @@ class Machine:
     launch_us, next_launch_us    an empty launch on an idle stream, and one behind another
     starts_per_us                programs that begin, on all SMs together
     copy, read, write_gbps       device memory; a copy reads and writes by turns, which costs time
+    dram, l2, l1_ns              one load whose address the one before has found
+    tile_ns                      by so much later than from L2 comes from device memory the last of 128 rows of 64 bytes, which
+                                 are copied to shared memory together
     single_reads_per_us          of 64 bytes each, which is the least that is read, all over the memory
     l2_single_loads, stores      of single sectors, all over L2; l2_gbps is for whole lines
     l2_parts_per_us              of lines in which a program leaves part of a sector to others, in rows of 64 bytes, and
@@ -73,6 +77,7 @@ class Machine:
     write_gbps: float
     single_reads_per_us: float
     dram_ns: float
+    tile_ns: float
     l2_ns: float
     l1_ns: float
     l2_gbps: float

@@ -402,8 +402,13 @@ def _copying(
         return None
     sectors = sum(site.l2_sectors for site in sites)
     share = sectors / max(sectors, traffic.l2_read_sectors)
+    # Programs that begin together ask for the same at the same time, and all wait for who asked first. Those that follow them do
+    # not begin together, and find it in L2.
+    begun = min(1.0, 1 / traffic.waves)
+    first = sum(site.first * site.l2_sectors for site in sites) / sectors
     from_dram = min(1.0, sum(site.dram_bytes for site in sites) / (sectors * SECTOR_BYTES))
-    latency = from_dram * reached.dram_ns + (1 - from_dram) * reached.l2_ns
+    from_dram = begun * first + (1 - begun) * from_dram
+    latency = reached.l2_ns + from_dram * reached.tile_ns
     return share * loading * clock / copies, latency * 1e-3 * clock
 
 
@@ -610,15 +615,8 @@ def _per_program(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Tra
     copied = _copied(compiled, traffic)
     by_threads = [site for site in traffic.sites if site.kind in ("load", "store") and site not in copied]
     moved = warps * (warp.bytes.get("shared", 0.0) + warp.bytes.get("local", 0.0))
-    moved += sum(site.l2_sectors for site in copied) * SECTOR_BYTES / launch.programs
-    # Copies of 16 bytes pass L1 by; narrower ones are looked for there.
-    narrow = {
-        (a.file, a.line)
-        for a in compiled.accesses
-        if a.kind == "load" and a.to != "registers" and 0 < (a.bits or 0) < 128
-    }
-    by_threads += [site for site in copied if (site.file, site.line) in narrow]
-    clocks = sum(site.l1_clocks for site in by_threads if site.via != "tma") / launch.programs
+    clocks = sum(site.l1_clocks for site in by_threads if site.via != "tma") + _copied_clocks(compiled, traffic)
+    clocks /= launch.programs
     asked = sum(warps * warp.units.get(unit, 0.0) for unit in ("global", "shared", "local", "shuffle"))
     cycles = {
         # In each clock one instruction, or 128 bytes of it; more where lanes meet in a bank.
@@ -671,8 +669,26 @@ def _background(compiled: Compiled) -> set[tuple[str | None, int]]:
 
 def _copied_us(launch: Launch, compiled: Compiled, traffic: Traffic | SimpleNamespace) -> float:
     """For which one program's loads in the background pass L1."""
-    sectors = sum(site.l2_sectors for site in _copied(compiled, traffic))
-    return sectors * SECTOR_BYTES / launch.programs / L1_BYTES_PER_CLOCK / _mhz(compiled)
+    return _copied_clocks(compiled, traffic) / launch.programs / _mhz(compiled)
+
+
+def _copied_clocks(compiled: Compiled, traffic: Traffic | SimpleNamespace) -> float:
+    """Clocks for which L1 passes on what the launch copies to shared memory. Copies of 16 bytes go by it, line by line as L2 sends
+    them; narrower ones are filled in there, and then looked for as other loads are."""
+    narrow = {
+        (a.file, a.line)
+        for a in compiled.accesses
+        if a.kind == "load" and a.to != "registers" and 0 < (a.bits or 0) < 128
+    }
+    total = 0.0
+    for site in _copied(compiled, traffic):
+        whole = site.l2_sectors * SECTOR_BYTES / L1_BYTES_PER_CLOCK
+        if (site.file, site.line) in narrow:
+            whole += site.l1_clocks
+        elif site.via != "tma":
+            whole = max(whole, site.requests)
+        total += whole
+    return total
 
 
 def _copied(compiled: Compiled, traffic: Traffic | SimpleNamespace) -> list[SiteTraffic]:

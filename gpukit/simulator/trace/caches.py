@@ -74,6 +74,7 @@ class SiteTraffic:
     odd_requests: int = 0
     parts: int = 0
     small_parts: int = 0
+    first: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -294,7 +295,7 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
                 site.kind, site.tensor, site.line, site.via, l1_sectors, l2_sectors, from_dram, round(clocks[number] * scale),
                 site.file, *play.waiting[:, number].tolist(), round(from_dram * dram.halves[number]),
                 round(requests[number] * arrive), round(odd_sectors[number] * still_odd), round(odd[number] * still_odd),
-                *(round(n * scale) for n in parts[:, number]),
+                *(round(n * scale) for n in parts[:, number]), float(dram.first[number]),
             )
         )  # fmt: skip
 

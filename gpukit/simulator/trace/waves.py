@@ -189,14 +189,21 @@ def _tensors(recording: Recording) -> list[tuple[list[int], int]]:
 
 
 class _Dram(NamedTuple):
-    """Sectors between L2 and DRAM: read for each site, of these the share read as halves of lines, read to complete sectors
-    that were written in part, written, and written to L2 but not yet to DRAM."""
+    """Sectors between L2 and DRAM: read for each site, of these the share read as halves of lines, and the share of what programs
+    ask for at different times that is read; read to complete sectors that were written in part, written, and written to L2 but
+    not yet to DRAM."""
 
     read: np.ndarray
     halves: np.ndarray
+    first: np.ndarray
     completed: float
     written: float
     dirty: float
+
+
+def _share(of: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """Element by element; 0 where there is nothing."""
+    return np.divide(of, total, out=np.zeros_like(of), where=total > 0)
 
 
 def _turns(program: np.ndarray, step: np.ndarray, stores: np.ndarray) -> np.ndarray:
@@ -399,6 +406,9 @@ class Play:
         before = (read, 0, 0, 0)  # when the last wave began
         rows, alike = self._asked_of_l2(_order(self.step, self.program, self.turn, waves))
         asks = _Asks(self, rows, alike)
+        sizes = np.array([form.sectors.size for form in self.forms])[self.which]
+        asked = np.array([sizes[row] if i < 0 else np.count_nonzero(self.l1_missed[i]) for row, i in zip(rows.tolist(), alike.tolist(), strict=True)])
+        asked = np.bincount(self.sites[rows], asked, minlength=read.size)
         wave = -1
         for wave in np.unique(waves).tolist():
             before = (read.copy(), cache.dram_read, cache.dirtied, cache.fills)
@@ -407,12 +417,11 @@ class Play:
                 fetched, in_halves = cache.play(asks.sizes[part], asks.writes[part], *asks.lines(part))
                 read += np.bincount(asks.sites[part], fetched, minlength=read.size)
                 halves += np.bincount(asks.sites[part], in_halves, minlength=read.size)
-        halves = np.divide(halves, read, out=np.zeros_like(read), where=read > 0)
+        halves = _share(halves, read)
         left = cache.finish()
         completed = cache.dram_read - read.sum()
         if self.known == self.programs:
-            return _Dram(read, halves, completed, cache.dram_written, left)
-        sizes = np.array([form.sectors.size for form in self.forms])[self.which]
+            return _Dram(read, halves, _share(read, asked), completed, cache.dram_written, left)
         in_wave, so_far = (np.bincount(self.sites, sizes * of, minlength=read.size) for of in (waves == wave, 1))
         rest = np.maximum(0, touched - so_far)
         stores = np.array([kind != "load" for kind in self.kinds], dtype=bool)
@@ -424,7 +433,8 @@ class Play:
         later = self._later(read, read - read_before, of_sites, in_a_wave, cache.lru.capacity)
         fills = cache.fills + in_a_wave * more - (((read - read_before) * of_sites).sum() - later.sum()) / LINE_SECTORS
         left = dirtied * min(1.0, cache.lru.capacity / max(1, fills))  # what is written and what is read leave L2 alike
-        return _Dram(read + later, halves, completed, dirtied - left, left)
+        asked = asked * touched / np.maximum(1, so_far)
+        return _Dram(read + later, halves, _share(read + later, asked), completed, dirtied - left, left)
 
     def _later(self, read: np.ndarray, wave: np.ndarray, more: np.ndarray, fills: int, capacity: int) -> np.ndarray:
         """Sectors that each site reads from DRAM in the waves that are not known, `more` times as many as in the last one, where it
