@@ -472,6 +472,7 @@ def _traffic(launch: Launch, compiled: Compiled) -> Traffic | SimpleNamespace:
     return SimpleNamespace(
         l1_read_sectors=reads, l2_read_sectors=reads, l2_write_sectors=writes, l2_atomic_sectors=atomics,
         l1_hit_rate=0.0, l2_hit_rate=0.0, dirty_bytes=0, sites=(), unanswered_sectors=0, reloads_missed=0.0,
+        pieces=0, piece_bytes=0,
         contention=tuple(unknown(a.tensor, launch.arguments.get(a.tensor), a.lanes) for a in launch.accesses if a.kind == "atomic"),
         dram_read_bytes=(reads + atomics) * SECTOR_BYTES, dram_write_bytes=(writes + atomics) * SECTOR_BYTES,
     )  # fmt: skip
@@ -489,7 +490,7 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
         if site.kind == "load":
             fetched += site.dram_bytes if (site.tensor, site.line) in scattered else site.dram_half_bytes
     # What is still in L2 at the end took the place of what others had written there.
-    written = traffic.dram_write_bytes + traffic.dirty_bytes
+    written = traffic.dram_write_bytes + traffic.dirty_bytes - traffic.piece_bytes
     dram = _dram_us(max(0, traffic.dram_read_bytes - fetched), written, reached)
     # Loads and stores cross between L2 and the SMs in directions of their own.
     loaded = (traffic.l2_read_sectors - traffic.l2_atomic_sectors + traffic.unanswered_sectors) * SECTOR_BYTES
@@ -502,7 +503,8 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
         # Changes of one element wait for one another, while the rest of L2 goes on.
         l2 = max(l2, *(_contention_us(each, gpu)[0] for each in traffic.contention))
     l2 = max(l2, *_stored_us(traffic, one_sm, reached), _asked_us(traffic, reached), _left_us(launch, traffic, reached))
-    return {MEMORY: dram + fetched / (2 * SECTOR_BYTES) / reached.single_reads_per_us, L2: l2}
+    dram += fetched / (2 * SECTOR_BYTES) / reached.single_reads_per_us + traffic.pieces / reached.pieces_per_us
+    return {MEMORY: dram, L2: l2}
 
 
 # A part of a sector needs a mask of its bytes beside it, for which stores were measured to take so much longer on an H200:
@@ -571,7 +573,9 @@ def _slices_us(of: Contention, gpu: hardware.Gpu) -> float:
     slices, stretches = L2_SLICES[gpu.key], max(1, of.stretches)
     share = -(-stretches // slices) / stretches  # of the stretches, those in the fullest slice
     passing = 1.5 if stretches**2 > slices / 2 else 1.0
-    return max(fullest, share * max(of.updates / a_slice, of.requests * passing / 1.5 * slices / reached.atomics_per_us))
+    return max(
+        fullest, share * max(of.updates / a_slice, of.requests * passing / 1.5 * slices / reached.atomics_per_us)
+    )
 
 
 def _atomics_per_us(lines: float, reached: Machine) -> float:
@@ -702,7 +706,7 @@ def _loads(traffic: Traffic | SimpleNamespace) -> SimpleNamespace:
     return SimpleNamespace(
         sites=[site for site in traffic.sites if site.kind != "store"], l2_read_sectors=traffic.l2_read_sectors,
         l2_write_sectors=0, l2_atomic_sectors=traffic.l2_atomic_sectors, dram_read_bytes=traffic.dram_read_bytes,
-        dram_write_bytes=0, dirty_bytes=0, contention=traffic.contention, unanswered_sectors=traffic.unanswered_sectors,
+        dram_write_bytes=0, dirty_bytes=0, pieces=0, piece_bytes=0, contention=traffic.contention, unanswered_sectors=traffic.unanswered_sectors,
     )  # fmt: skip
 
 
@@ -715,7 +719,8 @@ def _in_the_open(traffic: Traffic | SimpleNamespace, compiled: Compiled) -> Simp
         l2_read_sectors=traffic.l2_read_sectors - sum(site.l2_sectors for site in hidden),
         l2_write_sectors=traffic.l2_write_sectors, l2_atomic_sectors=traffic.l2_atomic_sectors,
         dram_read_bytes=max(0, traffic.dram_read_bytes - sum(site.dram_bytes for site in hidden)),
-        dram_write_bytes=traffic.dram_write_bytes, dirty_bytes=traffic.dirty_bytes, contention=traffic.contention,
+        dram_write_bytes=traffic.dram_write_bytes, dirty_bytes=traffic.dirty_bytes, pieces=traffic.pieces,
+        piece_bytes=traffic.piece_bytes, contention=traffic.contention,
         unanswered_sectors=traffic.unanswered_sectors,
     )  # fmt: skip
 

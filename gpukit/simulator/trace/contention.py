@@ -144,7 +144,11 @@ def _share_of_the_fullest(*halves: Counter) -> float:
     both ways. Among few updates the fullest stretch is fuller than its share; in programs that did not choose it it is not."""
     if len(halves) < 2:
         return 0.0
-    shares = [other[max(half, key=half.__getitem__)] / other.total() for half, other in (halves, halves[::-1]) if half and other]
+    shares = [
+        other[max(half, key=half.__getitem__)] / other.total()
+        for half, other in (halves, halves[::-1])
+        if half and other
+    ]
     return sum(shares) / max(1, len(shares))
 
 
