@@ -771,7 +771,8 @@ def listing(*loads: str, then: str = "FADD R9, R0, R1") -> types.SimpleNamespace
     return types.SimpleNamespace(
         instructions=[
             assembly.Instruction(text.split()[0], text, (), i, (), own) for i, (text, own) in enumerate(texts)
-        ]
+        ],
+        shared_turns={},
     )
 
 
@@ -803,15 +804,36 @@ def test_a_loop_waits_as_often_as_a_load_comes_late():
     ]
     assert len(assembly.loops(body)) == 1
     line = {("k.py", 7): scoreboard.Wait(0.25, 600, 40)}
-    taken = scoreboard.cycles(types.SimpleNamespace(instructions=body), [1000.0] * 3, {}, line)
+    taken = scoreboard.cycles(types.SimpleNamespace(instructions=body, shared_turns={}), [1000.0] * 3, {}, line)
     assert taken == pytest.approx(250 * 600 + 750 * 40, rel=0.02)
 
 
 def background(*texts: str) -> types.SimpleNamespace:
     """Instructions without a stall, one after another."""
     return types.SimpleNamespace(
-        instructions=[assembly.Instruction(text.split()[0], text, (), i, (), ()) for i, text in enumerate(texts)]
+        instructions=[assembly.Instruction(text.split()[0], text, (), i, (), ()) for i, text in enumerate(texts)],
+        shared_turns={},
     )
+
+
+@pytest.mark.parametrize(
+    ("load", "turns", "measured"),
+    [("LDS", 1, 23), ("LDS", 8, 37), ("LDS", 32, 85), ("LDS.64", None, 25), ("LDS.128", None, 29), ("LDS.128", 16, 53)],
+)
+def test_a_load_from_shared_memory_lasts_as_long_as_was_measured(load, turns, measured):
+    """Cycles of a load whose address the one before has found, on an H200; without `turns` no lanes meet in a bank."""
+    kernel = background(f"{load} R4, [R4]", "IADD3 R8, R4, 0x1, RZ")
+    width = mix.thread_bytes(kernel.instructions[0])
+    if turns is not None:
+        kernel.shared_turns["load", width, ()] = turns, width / 4
+    assert scoreboard.cycles(kernel, [1.0, 1.0], {}) == measured + 1
+
+
+def test_a_barrier_waits_for_stores_whose_lanes_meet():
+    kernel = background("STS [R4], R5", "BAR.SYNC.DEFER_BLOCKING 0x0")
+    before = scoreboard.cycles(kernel, [1.0, 1.0], {})
+    kernel.shared_turns["store", 4, ()] = 32, 1
+    assert scoreboard.cycles(kernel, [1.0, 1.0], {}) - before == pytest.approx(2 * 31, abs=2)
 
 
 def test_copies_are_waited_for_in_groups():

@@ -25,8 +25,10 @@ ROWS = {
     "copy_gbps": ("copy", "memory"),
     "read_gbps": ("read", "memory"),
     "write_gbps": ("write", "memory"),
+    "pieces_per_us": ("sectors of lines that leave L2 in part", "memory"),
     "single_reads_per_us": ("loads all over 2 GiB", "memory"),
     "dram_ns": ("latency of device memory", None),
+    "tile_ns": ("a tile of device memory after one of L2", None),
     "l2_ns": ("latency of L2", None),
     "l1_ns": ("latency of L1", "1 / clock"),
     "l2_gbps": ("L2, 32 MiB", "chip"),
@@ -54,6 +56,10 @@ class Machine:
     launch_us, next_launch_us    an empty launch on an idle stream, and one behind another
     starts_per_us                programs that begin, on all SMs together
     copy, read, write_gbps       device memory; a copy reads and writes by turns, which costs time
+    dram, l2, l1_ns              one load whose address the one before has found
+    tile_ns                      by so much later than from L2 comes from device memory the last of 128 rows of 64 bytes, which
+                                 are copied to shared memory together
+    pieces_per_us                parts of lines that L2 writes to device memory without the rest, in no order
     single_reads_per_us          of 64 bytes each, which is the least that is read, all over the memory
     l2_single_loads, stores      of single sectors, all over L2; l2_gbps is for whole lines
     l2_parts_per_us              of lines in which a program leaves part of a sector to others, in rows of 64 bytes, and
@@ -71,8 +77,10 @@ class Machine:
     copy_gbps: float
     read_gbps: float
     write_gbps: float
+    pieces_per_us: float
     single_reads_per_us: float
     dram_ns: float
+    tile_ns: float
     l2_ns: float
     l1_ns: float
     l2_gbps: float

@@ -94,11 +94,19 @@ def mix(compiled: Compiled, executions: Executions | None) -> Mix:
             moved[kind] += times * 32 * thread_bytes(instruction)
         if kind == "tensor":
             moved["operands"] += times * operand_bytes(instruction)
-        if instruction.base in _ON_SHARED:  # what ptxas made wider than it was in PTX meets nowhere that is known
-            place = _ON_SHARED[instruction.base], thread_bytes(instruction), instruction.frames
-            taken, least = compiled.shared_turns.get(place, (0.0, 0.0))
-            conflicts += times * (taken - least)
+        taken, least = shared_turns(compiled, instruction)
+        conflicts += times * (taken - least)
     return Mix(dict(units), dict(moved), dict(opcodes), conflicts)
+
+
+def shared_turns(compiled: Compiled, instruction: assembly.Instruction) -> tuple[float, float]:
+    """Turns that an instruction on shared memory takes there, and how many it would take if no lanes met in a bank; none for all
+    others. What ptxas made wider than it was in PTX meets nowhere that is known."""
+    if instruction.base not in _ON_SHARED:
+        return 0.0, 0.0
+    width = thread_bytes(instruction)
+    least = max(1.0, width / 4)
+    return compiled.shared_turns.get((_ON_SHARED[instruction.base], width, instruction.frames), (least, least))
 
 
 def _product(instruction: assembly.Instruction) -> tuple[int, int, int] | None:

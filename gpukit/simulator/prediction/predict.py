@@ -402,8 +402,13 @@ def _copying(
         return None
     sectors = sum(site.l2_sectors for site in sites)
     share = sectors / max(sectors, traffic.l2_read_sectors)
+    # Programs that begin together ask for the same at the same time, and all wait for who asked first. Those that follow them do
+    # not begin together, and find it in L2.
+    begun = min(1.0, 1 / traffic.waves)
+    first = sum(site.first * site.l2_sectors for site in sites) / sectors
     from_dram = min(1.0, sum(site.dram_bytes for site in sites) / (sectors * SECTOR_BYTES))
-    latency = from_dram * reached.dram_ns + (1 - from_dram) * reached.l2_ns
+    from_dram = begun * first + (1 - begun) * from_dram
+    latency = reached.l2_ns + from_dram * reached.tile_ns
     return share * loading * clock / copies, latency * 1e-3 * clock
 
 
@@ -467,6 +472,7 @@ def _traffic(launch: Launch, compiled: Compiled) -> Traffic | SimpleNamespace:
     return SimpleNamespace(
         l1_read_sectors=reads, l2_read_sectors=reads, l2_write_sectors=writes, l2_atomic_sectors=atomics,
         l1_hit_rate=0.0, l2_hit_rate=0.0, dirty_bytes=0, sites=(), unanswered_sectors=0, reloads_missed=0.0,
+        pieces=0, piece_bytes=0,
         contention=tuple(unknown(a.tensor, launch.arguments.get(a.tensor), a.lanes) for a in launch.accesses if a.kind == "atomic"),
         dram_read_bytes=(reads + atomics) * SECTOR_BYTES, dram_write_bytes=(writes + atomics) * SECTOR_BYTES,
     )  # fmt: skip
@@ -484,7 +490,7 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
         if site.kind == "load":
             fetched += site.dram_bytes if (site.tensor, site.line) in scattered else site.dram_half_bytes
     # What is still in L2 at the end took the place of what others had written there.
-    written = traffic.dram_write_bytes + traffic.dirty_bytes
+    written = traffic.dram_write_bytes + traffic.dirty_bytes - traffic.piece_bytes
     dram = _dram_us(max(0, traffic.dram_read_bytes - fetched), written, reached)
     # Loads and stores cross between L2 and the SMs in directions of their own.
     loaded = (traffic.l2_read_sectors - traffic.l2_atomic_sectors + traffic.unanswered_sectors) * SECTOR_BYTES
@@ -497,7 +503,8 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
         # Changes of one element wait for one another, while the rest of L2 goes on.
         l2 = max(l2, *(_contention_us(each, gpu)[0] for each in traffic.contention))
     l2 = max(l2, *_stored_us(traffic, one_sm, reached), _asked_us(traffic, reached), _left_us(launch, traffic, reached))
-    return {MEMORY: dram + fetched / (2 * SECTOR_BYTES) / reached.single_reads_per_us, L2: l2}
+    dram += fetched / (2 * SECTOR_BYTES) / reached.single_reads_per_us + traffic.pieces / reached.pieces_per_us
+    return {MEMORY: dram, L2: l2}
 
 
 # A part of a sector needs a mask of its bytes beside it, for which stores were measured to take so much longer on an H200:
@@ -612,15 +619,8 @@ def _per_program(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Tra
     copied = _copied(compiled, traffic)
     by_threads = [site for site in traffic.sites if site.kind in ("load", "store") and site not in copied]
     moved = warps * (warp.bytes.get("shared", 0.0) + warp.bytes.get("local", 0.0))
-    moved += sum(site.l2_sectors for site in copied) * SECTOR_BYTES / launch.programs
-    # Copies of 16 bytes pass L1 by; narrower ones are looked for there.
-    narrow = {
-        (a.file, a.line)
-        for a in compiled.accesses
-        if a.kind == "load" and a.to != "registers" and 0 < (a.bits or 0) < 128
-    }
-    by_threads += [site for site in copied if (site.file, site.line) in narrow]
-    clocks = sum(site.l1_clocks for site in by_threads if site.via != "tma") / launch.programs
+    clocks = sum(site.l1_clocks for site in by_threads if site.via != "tma") + _copied_clocks(compiled, traffic)
+    clocks /= launch.programs
     asked = sum(warps * warp.units.get(unit, 0.0) for unit in ("global", "shared", "local", "shuffle"))
     cycles = {
         # In each clock one instruction, or 128 bytes of it; more where lanes meet in a bank.
@@ -673,8 +673,26 @@ def _background(compiled: Compiled) -> set[tuple[str | None, int]]:
 
 def _copied_us(launch: Launch, compiled: Compiled, traffic: Traffic | SimpleNamespace) -> float:
     """For which one program's loads in the background pass L1."""
-    sectors = sum(site.l2_sectors for site in _copied(compiled, traffic))
-    return sectors * SECTOR_BYTES / launch.programs / L1_BYTES_PER_CLOCK / _mhz(compiled)
+    return _copied_clocks(compiled, traffic) / launch.programs / _mhz(compiled)
+
+
+def _copied_clocks(compiled: Compiled, traffic: Traffic | SimpleNamespace) -> float:
+    """Clocks for which L1 passes on what the launch copies to shared memory. Copies of 16 bytes go by it, line by line as L2 sends
+    them; narrower ones are filled in there, and then looked for as other loads are."""
+    narrow = {
+        (a.file, a.line)
+        for a in compiled.accesses
+        if a.kind == "load" and a.to != "registers" and 0 < (a.bits or 0) < 128
+    }
+    total = 0.0
+    for site in _copied(compiled, traffic):
+        whole = site.l2_sectors * SECTOR_BYTES / L1_BYTES_PER_CLOCK
+        if (site.file, site.line) in narrow:
+            whole += site.l1_clocks
+        elif site.via != "tma":
+            whole = max(whole, site.requests)
+        total += whole
+    return total
 
 
 def _copied(compiled: Compiled, traffic: Traffic | SimpleNamespace) -> list[SiteTraffic]:
@@ -688,7 +706,7 @@ def _loads(traffic: Traffic | SimpleNamespace) -> SimpleNamespace:
     return SimpleNamespace(
         sites=[site for site in traffic.sites if site.kind != "store"], l2_read_sectors=traffic.l2_read_sectors,
         l2_write_sectors=0, l2_atomic_sectors=traffic.l2_atomic_sectors, dram_read_bytes=traffic.dram_read_bytes,
-        dram_write_bytes=0, dirty_bytes=0, contention=traffic.contention, unanswered_sectors=traffic.unanswered_sectors,
+        dram_write_bytes=0, dirty_bytes=0, pieces=0, piece_bytes=0, contention=traffic.contention, unanswered_sectors=traffic.unanswered_sectors,
     )  # fmt: skip
 
 
@@ -701,7 +719,8 @@ def _in_the_open(traffic: Traffic | SimpleNamespace, compiled: Compiled) -> Simp
         l2_read_sectors=traffic.l2_read_sectors - sum(site.l2_sectors for site in hidden),
         l2_write_sectors=traffic.l2_write_sectors, l2_atomic_sectors=traffic.l2_atomic_sectors,
         dram_read_bytes=max(0, traffic.dram_read_bytes - sum(site.dram_bytes for site in hidden)),
-        dram_write_bytes=traffic.dram_write_bytes, dirty_bytes=traffic.dirty_bytes, contention=traffic.contention,
+        dram_write_bytes=traffic.dram_write_bytes, dirty_bytes=traffic.dirty_bytes, pieces=traffic.pieces,
+        piece_bytes=traffic.piece_bytes, contention=traffic.contention,
         unanswered_sectors=traffic.unanswered_sectors,
     )  # fmt: skip
 

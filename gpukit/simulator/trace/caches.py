@@ -53,7 +53,8 @@ class SiteTraffic:
     pairs of sectors that are new too, and of so many `late`, since L1 lacks it. Of what was read from DRAM `dram_half_bytes`
     came as one half of a line, without the other. L2 gets so many `requests`, one for what an instruction moves of a line. Of
     a store's l2_sectors so many `odd_sectors` come in `odd_requests`, which fill some of them only in part. In so many lines a
-    program's stores leave `parts` of sectors to others to fill, and in `small_parts` more they are smaller than a sector."""
+    program's stores leave `parts` of sectors to others to fill, and in `small_parts` more they are smaller than a sector. Of what
+    programs ask L2 for at different times, a share `first` comes from DRAM."""
 
     kind: str
     tensor: str
@@ -74,6 +75,7 @@ class SiteTraffic:
     odd_requests: int = 0
     parts: int = 0
     small_parts: int = 0
+    first: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Traffic:
     l2_atomic_sectors   of atomics
     dram_read_bytes, dram_write_bytes                      what L2 reads from and writes to DRAM while the kernel runs
     dirty_bytes                                            written, and still in L2 when the kernel ends
+    pieces, piece_bytes                                    of both: parts of lines that leave L2 without the rest, and their bytes
     l1_hit_rate, l2_hit_rate                               of the sectors read there
     programs_per_sm, waves                                 how the grid was placed
     layouts                                                "compiled" or "assumed": where the warps' lanes are known from
@@ -112,6 +115,8 @@ class Traffic:
     unanswered_sectors: int = 0  # of atomics that the compiler made reductions: nothing comes back
     reloaded_sectors: int = 0
     reloads_missed: float = 0.0
+    pieces: int = 0
+    piece_bytes: int = 0
 
     @property
     def l1_hit_rate(self) -> float:
@@ -294,7 +299,7 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
                 site.kind, site.tensor, site.line, site.via, l1_sectors, l2_sectors, from_dram, round(clocks[number] * scale),
                 site.file, *play.waiting[:, number].tolist(), round(from_dram * dram.halves[number]),
                 round(requests[number] * arrive), round(odd_sectors[number] * still_odd), round(odd[number] * still_odd),
-                *(round(n * scale) for n in parts[:, number]),
+                *(round(n * scale) for n in parts[:, number]), float(dram.first[number]),
             )
         )  # fmt: skip
 
@@ -312,4 +317,5 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
         dram_write_bytes=round(dram.written * SECTOR_BYTES), dirty_bytes=round(dram.dirty * SECTOR_BYTES),
         sites=tuple(sites), contention=contention(recording, forms, compiled, min(call.programs, gpu.sms * programs_per_sm)),
         unanswered_sectors=unanswered, reloaded_sectors=reloaded, reloads_missed=local.missed,
+        pieces=round(dram.pieces), piece_bytes=round(dram.piece_sectors * SECTOR_BYTES),
     )  # fmt: skip

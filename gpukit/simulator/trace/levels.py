@@ -177,6 +177,7 @@ class L2:
     dram_read, dram_written   what it read from DRAM and wrote there
     dirtied                   what was written and was not waiting to be written back already
     fills                     lines that were brought in; `uses` those that were used
+    pieces, piece_sectors     of lines that were not whole: how often some were written back, and how many sectors that were
     """
 
     def __init__(self, lines: int, accesses: int, capacity_bytes: int):
@@ -188,6 +189,7 @@ class L2:
         self.since = np.zeros((lines, LINE_SECTORS), dtype=np.int32)  # in uses: when it was first written
         self.weights = np.zeros(lines, dtype=np.int64)  # how many lines each stands for, of those that were used
         self.uses = self.fills = self.dram_read = self.dram_written = self.dirtied = 0
+        self.pieces = self.piece_sectors = 0
 
     def read(self, sectors: np.ndarray) -> int:
         """Sectors that had to come from DRAM: a pair at a time, less what is here whole."""
@@ -291,12 +293,20 @@ class L2:
         """Write these sectors to DRAM, their rest read from there before."""
         self.dram_written += _count(sectors, weights)
         self.dram_read += _count(sectors & ~held, weights)
+        self._in_pieces(sectors, weights)
+
+    def _in_pieces(self, sectors: np.ndarray, weights: np.ndarray) -> None:
+        part = (sectors != 0) & (sectors != _WHOLE)
+        self.pieces += int(weights[part].sum())
+        self.piece_sectors += _count(sectors[part], weights[part])
 
     def finish(self) -> int:
-        """Write back what is no longer held, and what was written in part long ago; the dirty sectors that stay."""
+        """Write back what is no longer held, and what was written in part long ago; the dirty sectors that stay, whose pieces are
+        counted too."""
         lines = np.flatnonzero(self.dirty)
         dirty, held, weights = self.dirty[lines], self.held[lines], self.weights[lines]
         gone = np.where(self.lru.within(lines), self._late(dirty & ~held, lines, self.uses), dirty)
         self._write_back(gone, held, weights)
         self.held[lines], self.dirty[lines] = held & ~_bytes(gone) | gone, dirty ^ gone
+        self._in_pieces(dirty ^ gone, weights)
         return _count(dirty ^ gone, weights)

@@ -189,14 +189,23 @@ def _tensors(recording: Recording) -> list[tuple[list[int], int]]:
 
 
 class _Dram(NamedTuple):
-    """Sectors between L2 and DRAM: read for each site, of these the share read as halves of lines, read to complete sectors
-    that were written in part, written, and written to L2 but not yet to DRAM."""
+    """Sectors between L2 and DRAM: read for each site, of these the share read as halves of lines, and the share of what programs
+    ask for at different times that is read; read to complete sectors that were written in part, written, and written to L2 but
+    not yet to DRAM. Of both of these: how many pieces of lines they are that leave L2 without the rest, and their sectors."""
 
     read: np.ndarray
     halves: np.ndarray
+    first: np.ndarray
     completed: float
     written: float
     dirty: float
+    pieces: float
+    piece_sectors: float
+
+
+def _share(of: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """Element by element; 0 where there is nothing."""
+    return np.divide(of, total, out=np.zeros_like(of), where=total > 0)
 
 
 def _turns(program: np.ndarray, step: np.ndarray, stores: np.ndarray) -> np.ndarray:
@@ -317,6 +326,7 @@ class Play:
         self.forms, which, _ = forms.of(rows.row, start)
         self.which, self.base = which, start // SECTOR_BYTES
         start, extent = _packed(start, reach, _PAGE_BYTES)  # L2 asks of an address only where in a line it is
+        self.grid, self.tile, self.start = recording.call.grid, forms.tiles[rows.row], rows.start
         self.place, self.lines_in_memory = start // LINE_BYTES, extent // LINE_BYTES
         self.kinds = [site.kind for site in recording.sites]
         self.tensors = _tensors(recording)
@@ -399,6 +409,10 @@ class Play:
         before = (read, 0, 0, 0)  # when the last wave began
         rows, alike = self._asked_of_l2(_order(self.step, self.program, self.turn, waves))
         asks = _Asks(self, rows, alike)
+        sizes = np.array([form.sectors.size for form in self.forms])[self.which]
+        missed = sizes.copy()
+        missed[[*self.l1_missed]] = [np.count_nonzero(missing) for missing in self.l1_missed.values()]
+        asked = np.bincount(self.sites[rows], np.where(alike >= 0, missed[alike], sizes[rows]), minlength=read.size)
         wave = -1
         for wave in np.unique(waves).tolist():
             before = (read.copy(), cache.dram_read, cache.dirtied, cache.fills)
@@ -407,12 +421,12 @@ class Play:
                 fetched, in_halves = cache.play(asks.sizes[part], asks.writes[part], *asks.lines(part))
                 read += np.bincount(asks.sites[part], fetched, minlength=read.size)
                 halves += np.bincount(asks.sites[part], in_halves, minlength=read.size)
-        halves = np.divide(halves, read, out=np.zeros_like(read), where=read > 0)
+        halves = _share(halves, read)
         left = cache.finish()
         completed = cache.dram_read - read.sum()
         if self.known == self.programs:
-            return _Dram(read, halves, completed, cache.dram_written, left)
-        sizes = np.array([form.sectors.size for form in self.forms])[self.which]
+            pieces = cache.pieces, cache.piece_sectors
+            return _Dram(read, halves, _share(read, asked), completed, cache.dram_written, left, *pieces)
         in_wave, so_far = (np.bincount(self.sites, sizes * of, minlength=read.size) for of in (waves == wave, 1))
         rest = np.maximum(0, touched - so_far)
         stores = np.array([kind != "load" for kind in self.kinds], dtype=bool)
@@ -424,7 +438,52 @@ class Play:
         later = self._later(read, read - read_before, of_sites, in_a_wave, cache.lru.capacity)
         fills = cache.fills + in_a_wave * more - (((read - read_before) * of_sites).sum() - later.sum()) / LINE_SECTORS
         left = dirtied * min(1.0, cache.lru.capacity / max(1, fills))  # what is written and what is read leave L2 alike
-        return _Dram(read + later, halves, completed, dirtied - left, left)
+        asked = asked * touched / np.maximum(1, so_far)
+        # A line that is not whole when the last known wave ends may be filled soon after.
+        part = dirtied / max(1, cache.dirtied) * self._stays_in_pieces(cache.lru.capacity)
+        pieces = cache.pieces * part, cache.piece_sectors * part
+        return _Dram(read + later, halves, _share(read + later, asked), completed, dirtied - left, left, *pieces)
+
+    def _stays_in_pieces(self, capacity: int) -> float:
+        """Of what is stored in parts of lines, the share whose rest is not stored before the line has left L2, which holds `capacity`
+        lines: what goes by indices, and where the program that stores the rest comes so much later, or none does. Programs whose
+        places are no sums over the axes of the grid are taken to come soon."""
+        lines = np.array([np.unique(form.sectors // LINE_SECTORS).size for form in self.forms])[self.which]
+        of_a_program = lines.sum() / max(1, self.known)
+        far = total = 0.0
+        for site, kind in enumerate(self.kinds):
+            rows = np.flatnonzero(self.sites == site)
+            if kind != "store" or not rows.size:
+                continue
+            number = lines[rows].sum()
+            apart = self._programs_until_the_rest(rows)
+            total += number
+            far += number * (apart * of_a_program > capacity)
+        return far / total if total else 0.0
+
+    def _programs_until_the_rest(self, rows: np.ndarray) -> float:
+        """After how many programs one stores beside what another has stored, in the line where that ends; 0 where that is not known."""
+        if (self.tile[rows] < 0).any():
+            return math.inf
+        first = rows[np.unique(self.program[rows], return_index=True)[1]]
+        axes, units, linear = [], [], self.program[first]
+        for n in self.grid:
+            axes.append(linear % n)
+            units.append(self.programs if n == 1 else math.prod(self.grid[: len(axes) - 1]))
+            linear = linear // n
+        known = np.stack([np.ones_like(first), *axes], axis=1)
+        start = self.start[first]
+        steps = np.rint(np.linalg.lstsq(known.astype(float), (start - start[0]).astype(float), rcond=None)[0])
+        if (known @ steps.astype(np.int64) + start[0] != start).any():
+            return 0.0
+        return min(
+            (
+                unit
+                for unit, n, step in zip(units, self.grid, np.abs(steps[1:]), strict=True)
+                if n > 1 and 0 < step < LINE_BYTES
+            ),
+            default=math.inf,
+        )
 
     def _later(self, read: np.ndarray, wave: np.ndarray, more: np.ndarray, fills: int, capacity: int) -> np.ndarray:
         """Sectors that each site reads from DRAM in the waves that are not known, `more` times as many as in the last one, where it
