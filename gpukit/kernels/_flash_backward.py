@@ -24,13 +24,14 @@ from gpukit.kernels._launch import launch, power_of_2
 
 @triton.jit(do_not_specialize=["H", "T"])
 def flash_attention_delta_kernel(
-    o_ptr, do_ptr, lse_ptr, dlse_ptr, delta_ptr,
+    o_ptr, do_ptr, lse_ptr, dlse_ptr, delta_ptr, sums_ptr,
     stride_ob, stride_oh, stride_ot, stride_od,
     stride_gb, stride_gh, stride_gt, stride_gd,
     H, T,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """delta = sum(o do) - dlse for BLOCK_M rows of one head. dlse_ptr: the gradient of the LSE, or None."""
+    """delta = sum(o do) - dlse for BLOCK_M rows of one head. dlse_ptr: the gradient of the LSE, or None. sums_ptr: BLOCK_M D
+    numbers for each program, which are to be 0, or None."""
     blocks = tl.cdiv(T, BLOCK_M)
     start = tl.program_id(0) % blocks * BLOCK_M
     # delta and the LSE are contiguous [B, H, T]: a row of them is one number of B H.
@@ -47,6 +48,9 @@ def flash_attention_delta_kernel(
         lse = tl.load(lse_ptr + row * T + offs, mask=offs < T, other=0.0)
         delta -= tl.where(lse == -float("inf"), 0.0, dlse)
     tl.store(delta_ptr + row * T + offs, delta, mask=offs < T)
+    if sums_ptr is not None:
+        sums_ptr += tl.program_id(0).to(tl.int64) * (BLOCK_M * D)
+        tl.store(sums_ptr + tl.arange(0, BLOCK_M * D), tl.zeros([BLOCK_M * D], tl.float32))
 
 
 @triton.jit
@@ -257,6 +261,18 @@ def flash_attention_bwd_q_kernel(
 DELTA_ROWS = 64
 
 
+def delta_and_zeros(o: Tensor, do: Tensor, lse: Tensor, dlse: Tensor | None, sums: Tensor | None) -> Tensor:
+    """delta, like lse; sums [B, H, blocks of DELTA_ROWS queries, DELTA_ROWS D] is filled with zeros in the same launch."""
+    B, H, T, D = o.shape
+    delta = torch.empty_like(lse)
+    launch(
+        flash_attention_delta_kernel, -(-T // DELTA_ROWS) * H * B,
+        o, do, lse, None if dlse is None else dlse.contiguous(), delta, sums, *o.stride(), *do.stride(), H, T,
+        D=D, BLOCK_M=DELTA_ROWS, BLOCK_D=max(16, power_of_2(D)),
+    )  # fmt: skip
+    return delta
+
+
 def flash_attention_bwd(
     do: Tensor,
     dlse: Tensor | None,
@@ -289,14 +305,11 @@ def flash_attention_bwd(
         do = do.clone(memory_format=torch.contiguous_format)
     q, k, v, o, do = map(choices.near, (q, k, v, o, do))
     mask, stats = (None, None) if mask is None else (choices.near(mask), stats)
-    delta = torch.empty_like(lse)
-    launch(
-        flash_attention_delta_kernel, -(-T_q // DELTA_ROWS) * H * B,
-        o, do, lse, None if dlse is None else dlse.contiguous(), delta, *o.stride(), *do.stride(), H, T_q,
-        D=D, BLOCK_M=DELTA_ROWS, BLOCK_D=max(16, power_of_2(D)),
-    )  # fmt: skip
-    if described and (hopper := for_hopper(choices.GLUON, q.device)):
-        hopper.backward(q, k, v, do, lse, delta, dq, dk, dv, left, right, scale)
+    hopper = for_hopper(choices.GLUON, q.device) if described else None
+    sums = hopper.room_for_sums(q, k, left, right) if hopper else None
+    delta = delta_and_zeros(o, do, lse, dlse, sums)
+    if hopper:
+        hopper.backward(q, k, v, do, lse, delta, sums, dq, dk, dv, left, right, scale)
         return dq, dk, dv
     for_kv, for_q = configs or (
         choices.config_of(f"backward_{x}", D, q.dtype, precision, q.device, mask is not None) for x in ("kv", "q")

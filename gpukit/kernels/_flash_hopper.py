@@ -10,8 +10,8 @@ side by side:
     Within a group, the scores of the next block and the product of this one with v are begun together, and the exponentials
     of the next computed while that product still goes on.
 A program computes tile after tile, so that the first blocks of the next are fetched while the last one is finished.
-The kernels are in gpukit.kernels._flash_hopper_forward, _flash_hopper_backward (dq; dk and dv) and _flash_hopper_one_pass (all
-three gradients at once).
+The kernels are in gpukit.kernels._flash_hopper_forward, _flash_hopper_backward (dq; dk and dv), and _flash_hopper_one_pass and
+_flash_hopper_two_groups (all three gradients at once, with a head size of 64 and of 128).
 
 Sources: Shah et al. 2024, FlashAttention-3, https://arxiv.org/abs/2407.08608;
 https://docs.nvidia.com/cuda/parallel-thread-execution/ (mbarrier, wgmma)
@@ -50,8 +50,8 @@ class HopperConfig(NamedTuple):
 class OnePass(NamedTuple):
     """For all gradients at once: 128 keys, blocks of BLOCK_M queries, slots for them, buffers for what passes from the
     groups that compute dk and dv to who computes dq, and whether that is a third group. It is chosen where a query sees at
-    least `keys` on average. With a head size of 64 it is faster from 512 on, there by 2% if causal, which is not worth
-    another last bit of dq in each run of a GPT-2 (gpukit/results/h200/attention_tried.csv)."""
+    least `keys` on average: with 512 of them one pass is faster for a head size of 64 and slower for 128
+    (gpukit/results/h200/attention_tried.csv)."""
 
     BLOCK_M: int
     STAGES: int
@@ -64,7 +64,7 @@ class OnePass(NamedTuple):
 FORWARD = {64: HopperConfig(1, 128, 2, 2), 128: HopperConfig(2, 128, 2, 1)}
 BACKWARD_Q = {64: HopperConfig(1, 64, 4, 2), 128: HopperConfig(2, 64, 4, 1)}
 BACKWARD_KV = {64: HopperConfig(1, 64, 4, 2), 128: HopperConfig(2, 32, 8, 1)}
-BACKWARD = {64: OnePass(64, 2, 3, True, 1024), 128: OnePass(64, 2, 2, False, 1024)}
+BACKWARD = {64: OnePass(64, 2, 3, True, 512), 128: OnePass(64, 2, 2, False, 1024)}
 ONE_PASS_REGISTERS = (
     208,
     72,
@@ -108,39 +108,49 @@ def forward(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, left: int, 
     )  # fmt: skip
 
 
-def backward(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    left: int, right: int, scale: float,
-) -> None:  # fmt: skip
-    """Fill dq, dk and dv. lse and delta are contiguous, the others as in `forward`."""
-    T_q, T_k = q.shape[2], k.shape[2]
+def room_for_sums(q: Tensor, k: Tensor, left: int, right: int) -> Tensor | None:
+    """Where all gradients are to come from one pass, room for the sums of dq: in float32, for whole blocks of queries, not yet
+    zero. Else None."""
+    B, H, T_q, D = q.shape
+    T_k = k.shape[2]
     seen = min(T_q, T_k) if right >= T_q else min(left, min(T_q, T_k) // 2)
-    one = seen >= BACKWARD[q.shape[3]].keys and not torch.are_deterministic_algorithms_enabled()
-    (backward_in_one if one else backward_in_two)(q, k, v, do, lse, delta, dq, dk, dv, left, right, scale)
+    if seen < BACKWARD[D].keys or torch.are_deterministic_algorithms_enabled():
+        return None
+    rows = BACKWARD[D].BLOCK_M
+    return torch.empty((B, H, -(-T_q // rows), rows * D), dtype=torch.float32, device=q.device)
+
+
+def backward(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, delta: Tensor, sums: Tensor | None,
+    dq: Tensor, dk: Tensor, dv: Tensor, left: int, right: int, scale: float,
+) -> None:  # fmt: skip
+    """Fill dq, dk and dv. lse and delta are contiguous, the others as in `forward`; sums is what `room_for_sums` gave, filled
+    with zeros."""
+    if sums is None:
+        backward_in_two(q, k, v, do, lse, delta, dq, dk, dv, left, right, scale)
+    else:
+        backward_in_one(q, k, v, do, lse, delta, sums, dq, dk, dv, left, right, scale)
 
 
 def backward_in_one(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    left: int, right: int, scale: float,
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, delta: Tensor, sums: Tensor,
+    dq: Tensor, dk: Tensor, dv: Tensor, left: int, right: int, scale: float,
 ) -> None:  # fmt: skip
-    """As `backward`: five products, and sums of dq in memory, float32."""
+    """As `backward`: five products, and sums of dq in memory."""
     B, H, T_q, D = q.shape
     _, H_kv, T_k, _ = k.shape
     BLOCK_M, stages, buffers, third, _ = BACKWARD[D]
-    blocks = -(-T_q // BLOCK_M)
-    sums = torch.zeros(B * H * blocks * BLOCK_M * D, dtype=torch.float32, device=q.device)
+    blocks = sums.shape[2]
     programs, each = _programs(2, 1, k)
     average, consumer = registers(2, 1)
-    if third:
-        kernel, constants = flash_attention_bwd_hopper_kernel, {"D": D, "REGISTERS": ONE_PASS_REGISTERS, "maxnreg": 128}
-    else:
-        kernel, constants = flash_attention_bwd_two_groups_kernel, {"REGISTERS": consumer, "maxnreg": average}
+    kernel = flash_attention_bwd_hopper_kernel if third else flash_attention_bwd_two_groups_kernel
     launch(
         kernel, programs,
         lse, delta, sums, _descriptor(q, BLOCK_M), _descriptor(do, BLOCK_M), _descriptor(k, ROWS), _descriptor(v, ROWS),
         _descriptor(dk, ROWS), _descriptor(dv, ROWS),
         B, H_kv, H // H_kv, T_q, T_k, left, right, each, scale, ROWS=ROWS, BLOCK_M=BLOCK_M, STAGES=stages,
-        BUFFERS=buffers, num_warps=4, **constants,
+        BUFFERS=buffers, REGISTERS=ONE_PASS_REGISTERS if third else consumer, num_warps=4,
+        maxnreg=128 if third else average,
     )  # fmt: skip
     launch(
         dq_from_sums_kernel, blocks * B * H,

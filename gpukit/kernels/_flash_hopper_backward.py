@@ -14,6 +14,7 @@ from gpukit.kernels._flash_hopper_parts import (
     _add_product,
     _fetch_pairs,
     _key,
+    _put_dk_dv,
     _scores,
     _share,
     _tile,
@@ -160,11 +161,10 @@ def flash_attention_bwd_q_hopper_kernel(
 
 @gluon.jit
 def _step_dkv(
-    MASKED: gl.constexpr, m, dk, dv, slot, phase, buffer, ds_phase, k, v, lse_row, delta_row, T_q, ring, sent,
-    lowest, highest, scale, ME: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
+    MASKED: gl.constexpr, m, dk, dv, slot, phase, k, v, lse_row, delta_row, T_q, ring, lowest, highest, scale,
+    BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """What the queries from m on give to dk and dv. Matrices are [keys, queries]. With BUFFERS, ds is sent to those who
-    compute dq."""
+    """What the queries from m on give to dk and dv. Matrices are [keys, queries]."""
     q_smem, do_smem, ready, free = ring
     D: gl.constexpr = k.shape[1]
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [k.shape[0] // 16, 1], [16, BLOCK_M, 16])
@@ -181,26 +181,18 @@ def _step_dkv(
     dv = _add_product(dv, p, do)
     delta = gl.load(delta_row + offs_m, mask=offs_m < T_q, other=0.0)
     dp = warpgroup_mma_wait(1, deps=(dp,))
-    ds = (p * (dp - delta[None, :])).to(q.dtype)
-    dk = _add_product(dk, ds, q)
-    if BUFFERS:
-        ds_smem, ds_ready, ds_free = sent
-        mbarrier.wait(ds_free.index(buffer), ds_phase)
-        ds_smem.index(2 * buffer + ME).store(ds)
-        hopper.fence_async_shared()
-        mbarrier.arrive(ds_ready.index(buffer), count=1)
-        buffer, ds_phase = next_slot(buffer, ds_phase, BUFFERS)
+    dk = _add_product(dk, p * (dp - delta[None, :]), q)
     dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))
     mbarrier.arrive(free.index(slot), count=1)
     slot, phase = next_slot(slot, phase, STAGES)
-    return dk, dv, slot, phase, buffer, ds_phase
+    return dk, dv, slot, phase
 
 
 @gluon.jit
 def _compute_dkv(
-    given, sent, done, walks, scale,
+    given, walks, scale,
     ME: gl.constexpr, CONSUMERS: gl.constexpr, ROWS: gl.constexpr, BLOCK_M: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, BUFFERS: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     lse_ptr, delta_ptr, dk_desc, dv_desc, q_smem, do_smem, k_smem, v_smem, kv_ready, kv_free, ready, free = given
     tiles, each, H, groups, reach = walks
@@ -210,7 +202,6 @@ def _compute_dkv(
     D_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS // 16, 1], [16, D, 16])
     ring = q_smem, do_smem, ready, free
     slot, phase, kv_phase = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
-    buffer, ds_phase = gl.to_tensor(0), gl.to_tensor(1)
     for i in range(0, _share(tiles, each)):
         row, block = _tile(i, each, gl.cdiv(T_k, BLOCK_N))
         total, walk = _walk(block * BLOCK_N, reach, BLOCK_N, BLOCK_M)
@@ -222,31 +213,20 @@ def _compute_dkv(
         mbarrier.wait(kv_ready.index(ME), kv_phase)
         k, v = k_smem.index(ME).reshape([ROWS, D]), v_smem.index(ME).reshape([ROWS, D])
         masked = total - walk[2] // BLOCK_M
-        if BUFFERS:  # keys past the last one, which are 0, could give 0 * inf to dq
-            masked = gl.where((block + 1) * BLOCK_N > T_k, total, masked)
-            highest = gl.where(place < T_q, highest, -1)
         for group in range(0, groups):
             first = (row * groups + group).to(gl.int64) * T_q
             for j in range(0, masked):
-                dk, dv, slot, phase, buffer, ds_phase = _step_dkv(
-                    True, _key(j, walk, BLOCK_M), dk, dv, slot, phase, buffer, ds_phase, k, v, lse_ptr + first,
-                    delta_ptr + first, T_q, ring, sent, lowest, highest, scale * LOG2E, ME, BLOCK_M, STAGES, BUFFERS,
+                dk, dv, slot, phase = _step_dkv(
+                    True, _key(j, walk, BLOCK_M), dk, dv, slot, phase, k, v, lse_ptr + first, delta_ptr + first,
+                    T_q, ring, lowest, highest, scale * LOG2E, BLOCK_M, STAGES,
                 )  # fmt: skip
             for j in range(masked, total):
-                dk, dv, slot, phase, buffer, ds_phase = _step_dkv(
-                    False, _key(j, walk, BLOCK_M), dk, dv, slot, phase, buffer, ds_phase, k, v, lse_ptr + first,
-                    delta_ptr + first, T_q, ring, sent, lowest, highest, scale * LOG2E, ME, BLOCK_M, STAGES, BUFFERS,
+                dk, dv, slot, phase = _step_dkv(
+                    False, _key(j, walk, BLOCK_M), dk, dv, slot, phase, k, v, lse_ptr + first, delta_ptr + first,
+                    T_q, ring, lowest, highest, scale * LOG2E, BLOCK_M, STAGES,
                 )  # fmt: skip
-        if BUFFERS:
-            mbarrier.wait(done, kv_phase)  # dq needs these keys no more
         kv_phase ^= 1
-        k.store((dk * scale).to(k.dtype))  # the block itself is done with
-        v.store(dv.to(v.dtype))
-        hopper.fence_async_shared()
-        put(dk_desc, [row // H, row % H, start_n, 0], k_smem.index(ME))
-        put(dv_desc, [row // H, row % H, start_n, 0], v_smem.index(ME))
-        tma.store_wait(0)
-        mbarrier.arrive(kv_free.index(ME), count=1)
+        _put_dk_dv(dk * scale, dv, (dk_desc, dv_desc), row, H, start_n, k_smem, v_smem, kv_free, ME)
 
 
 # Of T_q it must be known whether 16 divides it, as in gpukit.kernels._flash_descriptors.
@@ -275,7 +255,7 @@ def flash_attention_bwd_kv_hopper_kernel(
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
-                (_compute_dkv, (given, None, None, walks, scale, 0, 1, ROWS, BLOCK_N, D, STAGES, 0)),
+                (_compute_dkv, (given, walks, scale, 0, 1, ROWS, BLOCK_N, D, STAGES)),
                 (_fetch_pairs, (fetched, fetching, 1, ROWS, BLOCK_N, STAGES)),
             ],
             [1], [24],
@@ -283,8 +263,8 @@ def flash_attention_bwd_kv_hopper_kernel(
     else:
         gl.warp_specialize(
             [
-                (_compute_dkv, (given, None, None, walks, scale, 0, 2, ROWS, BLOCK_N, D, STAGES, 0)),
-                (_compute_dkv, (given, None, None, walks, scale, 1, 2, ROWS, BLOCK_N, D, STAGES, 0)),
+                (_compute_dkv, (given, walks, scale, 0, 2, ROWS, BLOCK_N, D, STAGES)),
+                (_compute_dkv, (given, walks, scale, 1, 2, ROWS, BLOCK_N, D, STAGES)),
                 (_fetch_pairs, (fetched, fetching, 2, ROWS, BLOCK_N, STAGES)),
             ],
             [4, 1], [REGISTERS, 24],

@@ -29,83 +29,33 @@ for blocks of queries 2862 and 1558.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from gpukit.kernels._attention import LOG2E, SIZES, _ranges
-from gpukit.kernels._flash_hopper_one_pass import GROUPS, _in_order
-from gpukit.kernels._flash_hopper_parts import _add_product, _scores, _share, _tile
-from gpukit.kernels._hopper import barriers, blocks_like, fetch, put
+from gpukit.kernels._attention import LOG2E, SIZES
+from gpukit.kernels._flash_hopper_one_pass import GROUPS, _dq_product, _in_order
+from gpukit.kernels._flash_hopper_parts import (
+    _add_product,
+    _fetch_with_rows,
+    _put_dk_dv,
+    _queries,
+    _scores,
+    _send,
+    _share,
+    _tile,
+    _weights,
+)
+from gpukit.kernels._hopper import barriers, blocks_like
 
 PIECES = gl.constexpr(8)  # of a group's block of dq: 16 bytes for each thread that adds
 
 
 @gluon.jit
-def _queries(block, reach, BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr):
-    """The queries that see the block-th tile of keys, in whole blocks: the first, the end, and from where to where no mask is
-    needed. Keys that nobody sees get one block all the same, of which the mask leaves nothing."""
-    T_k, T_q, right, left = reach
-    first = block * BLOCK_N + T_q - T_k
-    last = gl.minimum(block * BLOCK_N + BLOCK_N, T_k) - 1 + T_q - T_k
-    start, end, full_start, full = _ranges(first, last, right, left, T_q, BLOCK_M)
-    # A mask, too, for keys past the last one: they are 0 and could give 0 * inf to dq.
-    full = gl.where((block + 1) * BLOCK_N > T_k, 0, full)
-    end = start + gl.maximum(gl.cdiv(end - start, BLOCK_M), 1) * BLOCK_M
-    return start, end, full_start, full_start + full
-
-
-@gluon.jit
-def _fetch(given, tensors, walks, ROWS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr):
-    """What one warp does: for each tile ROWS keys and values for each group, then q, do, lse and delta block after block."""
-    k_smem, v_smem, q_smem, do_smem, row_smem, _ds_smem, kv_ready, kv_free, ready, free, _sent, _taken, _done, _sums = (
-        given
-    )
-    lse_ptr, delta_ptr, k_desc, v_desc, q_desc, do_desc = tensors
-    tiles, each, H, groups, reach = walks
-    T_k, T_q, _right, _left = reach
-    TILE: gl.constexpr = GROUPS * ROWS
-    LAYOUT: gl.constexpr = gl.BlockedLayout([BLOCK_M // 32], [32], [1], [0])
-    n, kv_phase = gl.to_tensor(0), gl.to_tensor(1)
-    for i in range(0, _share(tiles, each)):
-        row, block = _tile(i, each, gl.cdiv(T_k, TILE))
-        batch, head = row // H, row % H
-        for c in gl.static_range(GROUPS):
-            mbarrier.wait(kv_free.index(c), kv_phase)
-            mbarrier.expect(kv_ready.index(c), 2 * k_desc.block_type.nbytes)
-            fetch(k_desc, [batch, head, block * TILE + c * ROWS, 0], kv_ready.index(c), k_smem.index(c))
-            fetch(v_desc, [batch, head, block * TILE + c * ROWS, 0], kv_ready.index(c), v_smem.index(c))
-        kv_phase ^= 1
-        start, end, _full_start, _full_end = _queries(block, reach, TILE, BLOCK_M)
-        for group in range(0, groups):
-            rows = (row * groups + group).to(gl.int64) * T_q
-            for m in range(start, end, BLOCK_M):
-                slot = n % STAGES
-                mbarrier.wait(free.index(slot), n // STAGES & 1 ^ 1)
-                mbarrier.expect(ready.index(slot), 2 * q_desc.block_type.nbytes)
-                fetch(q_desc, [batch, head * groups + group, m, 0], ready.index(slot), q_smem.index(slot))
-                fetch(do_desc, [batch, head * groups + group, m, 0], ready.index(slot), do_smem.index(slot))
-                offs = m + gl.arange(0, BLOCK_M, layout=LAYOUT)
-                lse = gl.load(lse_ptr + rows + offs, mask=offs < T_q, other=float("inf")) * LOG2E
-                delta = gl.load(delta_ptr + rows + offs, mask=offs < T_q, other=0.0)
-                row_smem.index(2 * slot).store(lse)
-                row_smem.index(2 * slot + 1).store(delta)
-                mbarrier.arrive(ready.index(slot), count=1)
-                n += 1
-
-
-@gluon.jit
 def _begin_dq(given, n, ME: gl.constexpr, BUFFERS: gl.constexpr):
-    """Begins 64 of dq's columns for the n-th block, once both groups' ds are there: [64, queries] = k^T ds, over all keys."""
-    k_smem, _v, _q, _do, _row, ds_smem, _kv_ready, _kv_free, _ready, _free, sent, _taken, _done, _sums = given
-    KEYS: gl.constexpr = k_smem.shape[3]
-    D: gl.constexpr = k_smem.shape[4]
-    BLOCK_M: gl.constexpr = ds_smem.shape[2]
+    """Begins 64 of dq's columns for the n-th block, once both groups' ds are there."""
+    blocks, ds_smem, sent, _taken, _done, _to_add = given
     buffer = n % BUFFERS
     mbarrier.wait(sent.index(buffer), n // BUFFERS & 1)
-    dq = gl.zeros([64, BLOCK_M], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16]))
-    for c in gl.static_range(GROUPS):
-        k = k_smem.index(c).reshape([KEYS, D]).slice(64 * ME, 64, dim=1)
-        dq = warpgroup_mma(k.permute((1, 0)), ds_smem.index(GROUPS * buffer + c), dq, use_acc=c > 0, is_async=True)
-    return dq
+    return _dq_product(blocks[0], ds_smem, buffer, 64 * ME)
 
 
 @gluon.jit
@@ -122,9 +72,10 @@ def _hand_over(to_add, dq, n, ME: gl.constexpr):
 def _add(given, sums_ptr, walks, BLOCK_M: gl.constexpr):
     """What two warps do: add each block of dq to its sums. A group that did so itself would wait until memory has taken the
     numbers from its registers."""
-    dq_smem, dq_ready, dq_free = given[13]
-    ROWS: gl.constexpr = given[0].shape[3]
-    D: gl.constexpr = given[0].shape[4]
+    blocks, _ds_smem, _sent, _taken, _done, to_add = given
+    dq_smem, dq_ready, dq_free = to_add
+    ROWS: gl.constexpr = blocks[0].shape[3]
+    D: gl.constexpr = blocks[0].shape[4]
     tiles, each, _H, groups, reach = walks
     T_k, T_q, _right, _left = reach
     PIECE: gl.constexpr = dq_smem.shape[2]
@@ -152,16 +103,13 @@ def _step(
     FIRST: gl.constexpr, m, n, dk, dv, given, full_start, full_end, lowest, highest, scale,
     ME: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
-    """The queries from m on, the n-th block of this program. Matrices are [keys,
-    queries]. Of the block before, dk's product still goes on, and dq's is begun here; FIRST: there is none."""
-    k_smem, v_smem, q_smem, do_smem, row_smem, ds_smem, _kv_ready, _kv_free, ready, free, sent, taken, _done, to_add = (
-        given
-    )
+    """The queries from m on, the n-th block of this program. Matrices are [keys, queries]. Of the block before, dk's product
+    still goes on, and dq's is begun here; FIRST: there is none."""
+    blocks, ds_smem, sent, taken, _done, to_add = given
+    k_smem, v_smem, q_smem, do_smem, row_smem, _kv_ready, _kv_free, ready, free = blocks
     KEYS: gl.constexpr = k_smem.shape[3]
     D: gl.constexpr = k_smem.shape[4]
     BLOCK_M: gl.constexpr = ds_smem.shape[2]
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [KEYS // 16, 1], [16, BLOCK_M, 16])
-    OF_QUERIES: gl.constexpr = gl.SliceLayout(0, LAYOUT)
     slot, buffer = n % STAGES, n % BUFFERS
     k, v = k_smem.index(ME).reshape([KEYS, D]), v_smem.index(ME).reshape([KEYS, D])
     q, do = q_smem.index(slot).reshape([BLOCK_M, D]), do_smem.index(slot).reshape([BLOCK_M, D])
@@ -177,19 +125,11 @@ def _step(
         _hand_over(to_add, dq, n - 1, ME)
     dp = _scores(v, do)
     s = warpgroup_mma_wait(1, deps=(s,))
-    lse = row_smem.index(2 * slot).load(OF_QUERIES)
-    p = gl.exp2(s * scale - lse[None, :])
-    if (m < full_start) | (m >= full_end):
-        offs_m = m + gl.arange(0, BLOCK_M, layout=OF_QUERIES)
-        p = gl.where((offs_m[None, :] >= lowest[:, None]) & (offs_m[None, :] <= highest[:, None]), p, 0.0)
+    p = _weights(s, row_smem, slot, m, full_start, full_end, lowest, highest, scale)
     dv = _add_product(dv, p, do)
     dp = warpgroup_mma_wait(1, deps=(dp,))
-    delta = row_smem.index(2 * slot + 1).load(OF_QUERIES)
-    ds = (p * (dp - delta[None, :])).to(q.dtype)
-    mbarrier.wait(taken.index(buffer), n // BUFFERS & 1 ^ 1)
-    ds_smem.index(GROUPS * buffer + ME).store(ds)
-    hopper.fence_async_shared()
-    mbarrier.arrive(sent.index(buffer), count=1)
+    delta = row_smem.index(2 * slot + 1).load(gl.SliceLayout(0, dp.type.layout))
+    _send((p * (dp - delta[None, :])).to(q.dtype), n, ds_smem, sent, taken, ME)
     dk = warpgroup_mma(ds_smem.index(GROUPS * buffer + ME), q, dk, is_async=True)
     dv = warpgroup_mma_wait(1, deps=(dv,))
     return dk, dv
@@ -200,8 +140,8 @@ def _compute(
     given, tensors, walks, scale, ME: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr
 ):  # fmt: skip
     """What a group does: dk and dv of its 64 keys, and 64 columns of dq."""
-    k_smem, v_smem, _q, _do, _row, _ds, kv_ready, kv_free, _ready, free, _sent, taken, done, to_add = given
-    dk_desc, dv_desc = tensors
+    blocks, _ds_smem, _sent, taken, done, to_add = given
+    k_smem, v_smem, _q_smem, _do_smem, _row_smem, kv_ready, kv_free, _ready, free = blocks
     tiles, each, H, groups, reach = walks
     T_k, T_q, right, left = reach
     KEYS: gl.constexpr = k_smem.shape[3]
@@ -241,14 +181,7 @@ def _compute(
         mbarrier.arrive(done.index(0), count=1)
         mbarrier.wait(done.index(0), kv_phase)  # neither group's dq needs these keys any more
         kv_phase ^= 1
-        k, v = k_smem.index(ME).reshape([KEYS, D]), v_smem.index(ME).reshape([KEYS, D])
-        k.store((dk * scale).to(k.dtype))  # the block itself is done with
-        v.store(dv.to(v.dtype))
-        hopper.fence_async_shared()
-        put(dk_desc, [row // H, row % H, start_n, 0], k_smem.index(ME))
-        put(dv_desc, [row // H, row % H, start_n, 0], v_smem.index(ME))
-        tma.store_wait(0)
-        mbarrier.arrive(kv_free.index(ME), count=1)
+        _put_dk_dv(dk * scale, dv, tensors, row, H, start_n, k_smem, v_smem, kv_free, ME)
 
 
 # Of T_q it must be known whether 16 divides it, as in gpukit.kernels._flash_descriptors.
@@ -277,9 +210,8 @@ def flash_attention_bwd_two_groups_kernel(
     hopper.fence_async_shared()
     tiles = gl.cdiv(T_k, GROUPS * ROWS) * B * H
     walks = tiles, each, H, groups, (T_k, T_q, right, left)
-    given = (
-        k_smem, v_smem, q_smem, do_smem, row_smem, ds_smem, kv_ready, kv_free, ready, free, sent, taken, done, to_add,
-    )  # fmt: skip
+    blocks = k_smem, v_smem, q_smem, do_smem, row_smem, kv_ready, kv_free, ready, free
+    given = blocks, ds_smem, sent, taken, done, to_add
     fetched = lse_ptr, delta_ptr, k_desc, v_desc, q_desc, do_desc
     results = dk_desc, dv_desc
     gl.warp_specialize(
@@ -287,7 +219,7 @@ def flash_attention_bwd_two_groups_kernel(
             (_compute, (given, results, walks, scale, 0, BLOCK_M, STAGES, BUFFERS)),
             (_compute, (given, results, walks, scale, 1, BLOCK_M, STAGES, BUFFERS)),
             (_add, (given, sums_ptr, walks, BLOCK_M)),
-            (_fetch, (given, fetched, walks, ROWS, BLOCK_M, STAGES)),
+            (_fetch_with_rows, (blocks, fetched, walks)),
         ],
         [4, 2, 1], [REGISTERS, 24, 24],
     )  # fmt: skip

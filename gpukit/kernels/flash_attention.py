@@ -348,9 +348,9 @@ def flash_attention(
                 gradient too, so that results over several sets of keys can be joined
 
     A query that sees no key gives 0, and LSE -inf. Products are summed in float32. Under autocast q, k and v are cast
-    first. On Hopper, gradients over thousands of tokens are added up in an order that differs from run to run, so that the
-    last bits of q's gradient do too; after torch.use_deterministic_algorithms(True) they are the same each time. Raises
-    TypeError for a dtype, ValueError for a shape, device or number that does not fit.
+    first. On Hopper, where a query sees 512 keys or more on average (1,024 for a head size of 128), q's gradient is added up
+    in an order that differs from run to run, and so do its last bits; after torch.use_deterministic_algorithms(True) they are
+    the same each time. Raises TypeError for a dtype, ValueError for a shape, device or number that does not fit.
     """
     check_tensors("flash_attention", q=q, k=k, v=v)
     q, k, v = cast(q, k, v)

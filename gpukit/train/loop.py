@@ -2,7 +2,7 @@
 
 A run that was stopped, by Ctrl-C, by a signal or by a power cut, goes on from its last checkpoint as if nothing had happened:
 every number that it writes from there on is the one that an uninterrupted run writes, bit for bit, on the same machine with
-the same number of threads and processes. (On a GPU, gpukit's attention over thousands of tokens adds in an order that differs
+the same number of threads and processes. (On a GPU, gpukit's attention over 512 tokens or more adds in an order that differs
 from run to run, unless torch.use_deterministic_algorithms(True) was called.)
 """
 

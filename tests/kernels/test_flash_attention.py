@@ -429,6 +429,7 @@ ONE_PASS = {64: "flash_attention_bwd_hopper_kernel", 128: "flash_attention_bwd_t
     ("B", "H", "H_kv", "T_q", "T_k", "D", "causal", "window"),
     [
         (2, 4, 2, 1100, 1100, 64, False, None),
+        (4, 10, 10, 1024, 1024, 64, True, None),  # two tiles and more for a program
         (1, 2, 1, 2111, 2600, 64, True, None),
         (1, 2, 2, 4133, 4101, 64, False, 1500),
         (1, 4, 1, 2100, 2051, 128, False, None),
@@ -473,8 +474,8 @@ hopper.multiprocessors, hopper.launch = lambda device: 132, launch
 for D, dtype in ((64, torch.bfloat16), (128, torch.float16)):
     x, lse = torch.zeros(1, 2, 208, D, dtype=dtype), torch.zeros(1, 2, 208)
     hopper.forward(x, x, x, x, lse, 2**30, 0, 0.1)
-    for backward in (hopper.backward_in_one, hopper.backward_in_two):
-        backward(x, x, x, x, lse, lse, x, x, x, 2**30, 0, 0.1)
+    for sums in (torch.zeros(1, 2, 4, 64 * D), None):
+        hopper.backward(x, x, x, x, lse, lse, sums, x, x, x, 2**30, 0, 0.1)
 """
 
 
