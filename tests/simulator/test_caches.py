@@ -939,3 +939,54 @@ def test_what_the_compiler_made_a_reduction_is_not_answered(opcode, answered):
     compiled = SimpleNamespace(instructions=[SimpleNamespace(opcode=opcode, line=7)])
     assert answers(7, compiled) is answered
     assert answers(8, compiled) and answers(7, None), "of another line, or of what nobody compiled"
+
+
+@triton.jit
+def turned_round(x_ptr, y_ptr, A, B, C, BA: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr):
+    a = tl.program_id(2) * BA + tl.arange(0, BA)[:, None, None]
+    b = tl.program_id(1) * BB + tl.arange(0, BB)[None, :, None]
+    c = tl.program_id(0) * BC + tl.arange(0, BC)[None, None, :]
+    tl.store(y_ptr + (c * B + b) * A + a, tl.load(x_ptr + (a * B + b) * C + c))
+
+
+@pytest.mark.parametrize(
+    "B, BA, part",
+    [
+        (640, 32, 1.0),  # who stores the next 32 bytes of a line comes 5,120 programs later, which move 84 MB
+        (32, 32, 0.0),  # 256 programs later
+        (640, 128, 0.0),  # a program stores whole lines
+    ],
+)
+def test_lines_leave_l2_in_part_where_their_rest_comes_too_late(B, BA, part):
+    A, C = 512, 1024
+    x, y = (torch.empty(shape, dtype=torch.int8, device="meta") for shape in ((A, B, C), (C, B, A)))
+    grid = C // 32, B // (128 // BA), A // BA
+    found = assumed(lambda: turned_round[grid](x, y, A, B, C, BA=BA, BB=128 // BA, BC=32), sample=2)
+    assert found.pieces == pytest.approx(part * A * B * C / 32, rel=0.01)
+    assert found.piece_bytes == 32 * found.pieces
+    assert found.dram_write_bytes + found.dirty_bytes == pytest.approx(A * B * C, rel=0.01)
+
+
+def test_pieces_of_lines_are_counted_when_they_leave():
+    l2 = levels.L2(1 << 12, 1 << 12, 1 << 30)
+    for sectors in ([0, 1], [4, 5, 6, 7], [8], [9]):
+        l2.write(np.array(sectors), np.full(len(sectors), waves.WHOLE))
+    l2.finish()
+    assert (l2.pieces, l2.piece_sectors) == (2, 4), "a half of the first line and of the third"
+
+
+@triton.jit
+def the_same_rows(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, n, BLOCK):
+        total += tl.load(x_ptr + start + tl.arange(0, BLOCK))
+    tl.store(y_ptr + tl.program_id(0), tl.sum(total, 0))
+
+
+def test_what_programs_ask_for_together_comes_from_device_memory_for_all_of_them():
+    """132 programs read the same at one time: nearly all that they ask L2 for is there, or on its way."""
+    x, y = torch.empty(1 << 20, device="meta"), torch.empty(132, device="meta")
+    found = assumed(lambda: the_same_rows[(132,)](x, y, 1 << 20, BLOCK=4096), sample=2)
+    (site,) = (s for s in found.sites if s.kind == "load")
+    assert site.first == pytest.approx(1.0, rel=0.01)
+    assert site.dram_bytes < 0.01 * site.l2_sectors * 32

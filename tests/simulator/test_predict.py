@@ -967,7 +967,7 @@ def test_the_longest_program_may_be_the_last_one(monkeypatch):
     assert busy == pytest.approx(least * longest) and longest > 1.2, "one program on each SM at most"
 
 
-def memory_us(site=None, read=0, written=0, dram_read=0, dram_written=0):
+def memory_us(site=None, read=0, written=0, dram_read=0, dram_written=0, pieces=(0, 0)):
     """What _memory_us says of a launch that stores as the values of `site` say, to DRAM and to L2."""
     launch = types.SimpleNamespace(accesses=[Access("store", "y", "f.py", 1, lanes=1 << 20)], programs=10_000)
     values = dict(kind="store", tensor="y", line=1, via="lsu", l1_sectors=0, l2_sectors=written, dram_bytes=0) | (
@@ -976,9 +976,20 @@ def memory_us(site=None, read=0, written=0, dram_read=0, dram_written=0):
     found = types.SimpleNamespace(
         dram_read_bytes=dram_read + values["dram_bytes"], dram_write_bytes=dram_written, dirty_bytes=0, l2_read_sectors=read, l2_write_sectors=written,
         l2_atomic_sectors=0, unanswered_sectors=0, sites=[caches.SiteTraffic(**values)],
+        pieces=pieces[0], piece_bytes=pieces[1],
     )  # fmt: skip
     found = predict_module._memory_us(launch, types.SimpleNamespace(gpu=H200), None, found)
     return found[predict_module.MEMORY], found[predict_module.L2]
+
+
+def test_parts_of_lines_are_written_one_by_one():
+    """A sector of each of a million lines takes as long as the microbenchmark that stores nothing else; whole lines beside them
+    take as long as they do alone."""
+    n = 1 << 20
+    whole, _ = memory_us(dram_written=128 * n)
+    parts, _ = memory_us(dram_written=32 * n, pieces=(n, 32 * n))
+    both, _ = memory_us(dram_written=160 * n, pieces=(n, 32 * n))
+    assert parts == pytest.approx(n / REACHED.pieces_per_us) and both == pytest.approx(whole + parts)
 
 
 def test_loads_and_stores_cross_to_l2_in_directions_of_their_own():
@@ -1058,6 +1069,34 @@ def test_where_slices_were_counted_neighbors_share_one_by_stretches_of_512_bytes
     one = rows["atomics on one element, int32"].value / 32
     assert n / us(n, n / 4, 1 << 10) == pytest.approx(2 * one), "1 KiB is in two slices"
     assert us(n, n / 4, 512) == pytest.approx(n / one)
+
+
+@triton.jit
+def latest(who_ptr, last_ptr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_max(last_ptr + tl.load(who_ptr + offs), offs, sem="relaxed")
+
+
+def latest_of(who, many):
+    with trace(sample=2) as t:
+        latest[(who.numel() // 256,)](who, torch.empty(many, dtype=torch.int32, device="meta"), BLOCK=256)
+    (found,) = t.launches[0].traffic("h200", compiled=False).contention
+    return found, t.launches[0].sampled
+
+
+def test_atomics_that_many_programs_send_to_one_stretch_wait_there():
+    """A tenth of a million changes is of 100 elements in a row, which a slice of L2 takes one by one; the others are all over
+    300,000 elements. A sample of programs that go by indices is larger than was asked for."""
+    torch.manual_seed(0)
+    who = torch.randint(300_000, (1 << 20,), dtype=torch.int32)
+    few = torch.where(torch.rand(1 << 20) < 0.1, who % 100, who)
+    found, sampled = latest_of(few, 300_000)
+    assert sampled == 64 and found.fullest == pytest.approx(0.1 * (1 << 20), rel=0.15)
+    alone, _ = latest_of(who, 300_000)
+    assert alone.fullest < 0.01 * (1 << 20), "the fullest stretch of few changes says nothing of the others"
+    a_slice = REACHED.atomics_on_one_per_us / 32
+    assert predict_module._slices_us(found, H200) == pytest.approx(found.fullest / a_slice)
+    assert predict_module._slices_us(alone, H200) < 0.5 * found.fullest / a_slice
 
 
 @triton.jit

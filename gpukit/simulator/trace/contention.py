@@ -44,8 +44,8 @@ class Contention:
                     together are changed so often, and how many of the programs that were looked at share an element
     lines           of 128 bytes, that they may meet in, of what the programs change that are on the GPU at a time
     stretches       of STRETCH_BYTES, the same
-    fullest         updates of sectors in the stretch that has most of them, over the whole launch. Of a sampled launch, where
-                    chance alone fills some stretches more than others, half of the programs that were looked at say which
+    fullest         requests for the stretch that is asked for most, over the whole launch. Of a sampled launch, where chance
+                    alone makes some stretches look fuller than others, half of the programs that were looked at say which
                     one it is and the other half how full it is
     """
 
@@ -106,7 +106,7 @@ def _of_tensor(name: str, recording: Recording, forms: Forms, compiled: Compiled
     updates = requests = adds = 0
     for form, count in zip(*forms.counted(whole), strict=True):
         updates += count * form.updated(added_up)
-        requests += count * (form.asked if added_up and form.one_element else form.requests)
+        requests += count * form.requested(added_up)
         adds += count * (form.asked if added_up and form.one_element else form.lanes)
     found = _changes(recording, forms, whole, added_up)
     most = float(found.max(initial=0))
@@ -119,7 +119,7 @@ def _of_tensor(name: str, recording: Recording, forms: Forms, compiled: Compiled
         return min(lines, math.ceil(changed / LINE_BYTES)), min(stretches, math.ceil(changed / STRETCH_BYTES))
 
     if call.sampled is None:
-        fullest = max(_updated(recording, forms, whole, added_up).values(), default=0.0)
+        fullest = max(_asked_for(recording, forms, whole, added_up).values(), default=0.0)
         return Contention(
             name, floating, updates, requests, most, most, *together(*_touched(recording, whole)), fullest
         )
@@ -130,18 +130,18 @@ def _of_tensor(name: str, recording: Recording, forms: Forms, compiled: Compiled
     )
     programs = _by_program(recording, whole)
     halves = [
-        _updated(recording, forms, np.concatenate(half), added_up) for half in (programs[::2], programs[1::2]) if half
+        _asked_for(recording, forms, np.concatenate(half), added_up) for half in (programs[::2], programs[1::2]) if half
     ]
     possible = each * math.ceil(_shared(recording, rows, whole) * call.programs)
     return Contention(
         name, floating, updates * scale, requests * scale, least, max(least, possible), *together(*_whole(tensor)),
-        updates * scale * _share_of_the_fullest(*halves),
+        requests * scale * _share_of_the_fullest(*halves),
     )  # fmt: skip
 
 
 def _share_of_the_fullest(*halves: Counter) -> float:
-    """Of all updates, what is in the fullest stretch: that of one half of the programs has so many in the other, in the mean of
-    both ways. Among few updates the fullest stretch is fuller than its share; in programs that did not choose it it is not."""
+    """Of all requests, those for the fullest stretch: that of one half of the programs has so many in the other, in the mean of
+    both ways. Among few requests the fullest stretch is fuller than its share; in programs that did not choose it it is not."""
     if len(halves) < 2:
         return 0.0
     shares = [
@@ -152,12 +152,12 @@ def _share_of_the_fullest(*halves: Counter) -> float:
     return sum(shares) / max(1, len(shares))
 
 
-def _updated(recording: Recording, forms: Forms, rows: np.ndarray, added_up: bool) -> Counter:
-    """Stretch of memory -> updates of sectors that these rows bring there. The lanes of a row share its updates evenly."""
+def _asked_for(recording: Recording, forms: Forms, rows: np.ndarray, added_up: bool) -> Counter:
+    """Stretch of memory -> requests of these rows for it. The lanes of a row share its requests evenly."""
     found: Counter = Counter()
     for own, form, count in _distinct(recording, forms, rows):
         stretches, lanes = np.unique(own // STRETCH_BYTES, return_counts=True)
-        each = lanes * (count * form.updated(added_up) / max(1, own.size))
+        each = lanes * (count * form.requested(added_up) / max(1, own.size))
         found.update(dict(zip(stretches.tolist(), each.tolist(), strict=True)))
     return found
 

@@ -173,6 +173,10 @@ class Form(NamedTuple):
         """Updates of sectors, where the adds of a warp to one element may be `added_up` before."""
         return self.asked if added_up and self.one_element else self.updates
 
+    def requested(self, added_up: bool) -> int:
+        """Requests that bring these updates."""
+        return self.asked if added_up and self.one_element else self.requests
+
 
 class Forms:
     """The forms of a recording's accesses, worked out when they are met."""
