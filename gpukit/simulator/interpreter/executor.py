@@ -225,8 +225,10 @@ def _sample(call: Call, program) -> None:
     the GPU together at first: enough to tell what these share. Afterwards call.sampled says how many have run whole."""
     whole: dict[int, tuple[int, int]] = {}  # and how much there was to do, and by which indices
     for number, group in enumerate(_spread(call)):
-        differ = len({*whole.values()}) > 1 and (running.now.work < _SAMPLED_WORK or number == call.sampled)
-        if len(whole) >= max(call.sampled, _MOST_SAMPLED if differ else 0):
+        most = _MOST_SAMPLED if len({*whole.values()}) > 1 else _BY_INDICES if running.now.indices else 0
+        if running.now.work >= _SAMPLED_WORK and number != call.sampled:
+            most = 0
+        if len(whole) >= max(call.sampled, most):
             break
         for linear in group:
             if linear not in whole:
@@ -337,6 +339,7 @@ def _inferred(call: Call, window: int, rest: list[int], lookers: list, ran: set[
 
 # Where programs differ, the first few of a sample are chance: more of them run until the interpreter has had so much to do.
 _MOST_SAMPLED, _SAMPLED_WORK = 64, 1 << 25
+_BY_INDICES = 16  # programs that show whether those differ which read integers: two may be alike by chance
 _PROBES = 32
 _FEW = 8  # accesses of a program that cannot be worked out from others: more would take long
 

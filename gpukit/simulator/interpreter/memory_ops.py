@@ -143,8 +143,10 @@ def masked_load(plain):
                     zeros.data = unknown(zeros.data, access.parameter.name, why)
                 return zeros
         loaded = plain(self, ptrs, mask, other, *rest, **kwargs)
-        if running.now is not None and running.now.seen is not None:
-            _follow(loaded, access, mask)
+        if running.now is not None and running.now.sampling:
+            running.now.indices = True
+            if running.now.seen is not None:
+                _follow(loaded, access, mask)
         return loaded
 
     return create_masked_load

@@ -44,6 +44,7 @@ class Running:
     work       how much there was to interpret, in lanes of accesses
     places     of a program of a sampled launch: a number for where, from one another, the lanes of its accesses lay that were
                no grid. It is another one in programs that go by different indices
+    indices    programs have read integers that exist, by which they may go
     bound      ids of the globals whose names have been given their meaning
     answers    how often each line has gone by the answer of an atomic, which a sampled launch does not know
     lost       a program of a sampled launch did something with an integer that it read which integers.py does not follow
@@ -61,7 +62,7 @@ class Running:
     def __init__(self):
         self.memory: Memory | None = None
         self.recorders: list = []
-        self.sampling = self.marking = False
+        self.sampling = self.marking = self.indices = False
         self.answers: dict[tuple[str, int], int] = {}
         self.lost = False
         self.seen: dict | None = None

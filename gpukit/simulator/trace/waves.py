@@ -190,8 +190,8 @@ def _tensors(recording: Recording) -> list[tuple[list[int], int]]:
 
 class _Dram(NamedTuple):
     """Sectors between L2 and DRAM: read for each site, of these the share read as halves of lines, and the share of what programs
-    ask for at different times that is read; read to complete sectors that were written in part, written, and written to L2 but
-    not yet to DRAM. Of both of these: how many pieces of lines they are that leave L2 without the rest, and their sectors."""
+    ask for at different times that comes from there; read to complete sectors that were written in part, written, and written to
+    L2 but not yet to DRAM. Of both of these: how many pieces of lines they are that leave L2 without the rest, and their sectors."""
 
     read: np.ndarray
     halves: np.ndarray
@@ -426,7 +426,7 @@ class Play:
         completed = cache.dram_read - read.sum()
         if self.known == self.programs:
             pieces = cache.pieces, cache.piece_sectors
-            return _Dram(read, halves, _share(read, asked), completed, cache.dram_written, left, *pieces)
+            return _Dram(read, halves, np.minimum(1, _share(read, asked)), completed, cache.dram_written, left, *pieces)
         in_wave, so_far = (np.bincount(self.sites, sizes * of, minlength=read.size) for of in (waves == wave, 1))
         rest = np.maximum(0, touched - so_far)
         stores = np.array([kind != "load" for kind in self.kinds], dtype=bool)
@@ -442,7 +442,9 @@ class Play:
         # A line that is not whole when the last known wave ends may be filled soon after.
         part = dirtied / max(1, cache.dirtied) * self._stays_in_pieces(cache.lru.capacity)
         pieces = cache.pieces * part, cache.piece_sectors * part
-        return _Dram(read + later, halves, _share(read + later, asked), completed, dirtied - left, left, *pieces)
+        return _Dram(
+            read + later, halves, np.minimum(1, _share(read + later, asked)), completed, dirtied - left, left, *pieces
+        )
 
     def _stays_in_pieces(self, capacity: int) -> float:
         """Of what is stored in parts of lines, the share whose rest is not stored before the line has left L2, which holds `capacity`
