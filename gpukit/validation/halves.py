@@ -119,17 +119,27 @@ REASONS: dict[tuple[str, str], str] = {
         "68.7 million sectors that are stored take 537 us at the rate at which L2 takes whole ones, 128,000 in a us; the model was fixed "
         "afterwards, and says 562.8 us"
     ),
+    ("attention of 200,003 nodes to 1 to 300 neighbors, 4 heads of 32 fp16, 8 neighbors at a time, 1 warp", "h200"): (
+        "two programs were looked at, alike because both have at most 8 neighbors, where the mean is 28. Programs that read integers are looked "
+        "at 16 at least since then, and 64 where these differ: 868 us, since popular nodes are in L2 more often than a sample knows"
+    ),
+    ("factorization machines of 150,000 samples of 39 of 8,000,000 features of 16 fp32, 32 per program", "h200"): (
+        "520 MB are read from device memory in the model, by 64 bytes, and 399 on the GPU: a sample takes what each program gathers to be in a "
+        "place where no other has been, and some features are in many samples"
+    ),
     ("keys of 160 Ki tokens of 1024 fp16 to 2 bits, 32 tokens of a channel share", "h200"): (
         "L1 and shared memory were busy for 96% of the time. What is added over 16 tokens goes through shared memory by 96 instructions of a "
-        "warp, in each of which lanes meet in banks, so that it takes 11 clocks; the model knows where the lanes of few of them go"
+        "warp, in each of which lanes meet in banks, so that it takes 11 clocks; the model did not know where the lanes of most of them go. It "
+        "was fixed afterwards, and says 750.0 us"
     ),
     ("6000 rows of 1024 int32 in order with their places, as int64, 8 warps", "h200"): (
         "L1 and shared memory were busy for 91% of the time. To sort, warps exchange numbers of 8 bytes through shared memory by 96 "
-        "instructions each, in which lanes meet in banks, so that they take 9 clocks; the model does not know where their lanes go"
+        "instructions each, in which lanes meet in banks, so that they take 9 clocks; the model did not know where their lanes go. It was fixed "
+        "afterwards, and says 232.6 us"
     ),
     ("last of 20 Mi events int32 of 300,000 users, 256 per program of 2 warps", "h200"): (
-        "not known in part. 314,000 events are of one user, and L2 makes changes of one element one after another. The model takes 0.7 ns for "
-        "each, as sums of integers were measured to take, whose warps the compiler adds up before; these maxima took 3.6 ns"
+        "1.6 million events are of 128 users, whose 512 bytes are in one slice of L2, which takes a request in 0.74 ns. The model spread them "
+        "over all slices; it was fixed afterwards, and says 1,100.1 us"
     ),
     ("512 rows int8 by 8192 x 8192 weights of -1, 0 and 1 in 2 bits, 128x64x64, 4 warps", "h200"): (
         "L1 and shared memory were busy for 166 us, and 108 in the model, in which L1 was not asked for what goes to shared memory by copies "
@@ -144,8 +154,8 @@ REASONS: dict[tuple[str, str], str] = {
         "fixed afterwards, and says 242.7 us"
     ),
     ("512 x 640 x 1024 int8, last dimension first, tiles of 32 x 4 x 32", "h200"): (
-        "not known. A program loads and stores pieces of 32 bytes, and the other three of a line belong to programs that run at other times. "
-        "256 MiB of such pieces alone take 109 us to load and 104 to store"
+        "a program stores pieces of 32 bytes, and the other three of a line are stored when it has left L2: 30,400 such pieces are written to "
+        "device memory in a us, and the model took them at the rate of whole lines. It was fixed afterwards, and says 476.0 us"
     ),
     ("12 steps of 9 Mi populations fp16 between two halves of 36 MiB, 12 launches", "h200"): (
         "L2 holds the 36 MiB from one launch to the next, and in the model each launch begins with nothing there"

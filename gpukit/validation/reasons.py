@@ -482,7 +482,16 @@ _PIECES = (
 )
 _WORD_BYTES = _NEAR_THE_SIZE_TOO.format("39.6", "read", "50%", "71.9", "read 46.6")
 
-# Kernels of the eighth and the seventh set with several rows, and what several have in common.
+# Kernels of the last three sets with several rows, and what several have in common.
+_CHUNKS = "chunks of 1 to 700 tokens of 14 prompts after up to 5000 in pages of 16, 32 heads of 128 share 8 bf16, 64x64"
+_HISTORIES = (
+    "attention with SiLU in 48 histories of 100 to 2000, 8 heads of 64 fp16, a bias by distance, 64x32, 1 stage"
+)
+_SIGNATURES = "signatures of 128 hashes of 24 Ki documents of 20 to 1500 words int32, 8 words at a time, 2 warps"
+_MACHINES = "factorization machines of 150,000 samples of 39 of 8,000,000 features of 16 fp32, 32 per program"
+_CIPHER = "3,000,000 blocks of 64 bytes encrypted by a stream cipher of 20 rounds, 128 per program"
+_LOOKED_AT = "the {} of {} programs that were looked at have {} to do in the mean than all have"
+_READ_AGAIN = "not known in part: the model, whose programs keep step, reads {} MB; the GPU reads {}, of operands of {}"
 _BOXES = "which of 16384 boxes overlap by half, as bits, 64 by 16 x 32 per program"
 _EXPERTS = "4 of 64 experts for 4096 tokens, rows gathered, 2048 to 1408 bf16, 64x128x64, 4 warps"
 _IN_L1 = "not known in part: L1 had {} of what loads asked for, and {} of it in the model"
@@ -494,6 +503,122 @@ _FIRST_ONES = "what the first programs read was taken for what as many others do
 
 # (kernel, counters, reason)
 _ON_H200: list[tuple[str, tuple[str, ...], str]] = [
+    # ---- the ninth set
+    (_CHUNKS, (_STORED,), _LOOKED_AT.format("30", "4,928", "15% less")),
+    (
+        _CHUNKS,
+        (_READ, _BOTH),
+        "not known in part: q, k and v have 189.7 MB, which is what is read. The model takes the pages that the first programs read for what "
+        "others find in L2, and reads 39.9; and 32.9 MB are written while it runs, none in the model",
+    ),
+    (
+        "causal attention less a second one, 16 heads of 2 x 64, 6144 tokens bf16, 64x64, 2 stages",
+        (_READ, _BOTH),
+        "not known in part: q, k and v have 75.5 MB, each of which is read once; the model takes a quarter of them to be in L2 already",
+    ),
+    (_HISTORIES, (_ASKED, _STORED), _LOOKED_AT.format("64", "12,288", "less")),
+    (
+        _HISTORIES,
+        (_READ, _BOTH),
+        "q, k and v have 165.1 MB, which is what is read. A sample takes the rows of each history to be at a place of its own for each program: "
+        "where it begins is an integer in memory",
+    ),
+    (
+        "scores of 4096 keys for the last 2048 queries, 64 heads of 128 fp8 that share a key, 128x128, 8 warps, 2 stages",
+        (_ASKED, _STORED, _READ, _BOTH),
+        "120 of the 512 programs are above the diagonal and end at once, and neither of the two that were looked at is one of these: 512 / 392 is "
+        "1.306",
+    ),
+    (
+        "attention of 200,003 nodes to 1 to 300 neighbors, 4 heads of 32 fp16, 8 neighbors at a time, 1 warp",
+        (_ASKED, _READ, _BOTH),
+        "two programs were looked at, alike because both have at most 8 neighbors, where the mean is 28. Today 64 are: 1.24 of the sectors. They "
+        "are then taken to be read from places of their own, where the GPU reads popular nodes from L2",
+    ),
+    (
+        _CIPHER,
+        (_ASKED,),
+        "not known in part: a lane loads 4 bytes of its block of 64 at a time. L1 had 80% of what was asked for, and 87% in the model",
+    ),
+    (
+        _CIPHER,
+        (_READ, _WRITTEN, _BOTH),
+        "a block is stored 4 bytes at a time. On the GPU 57% of its sectors are read from device memory to be completed, and 45% written twice; in "
+        "the model all are, and 76%",
+    ),
+    (
+        "60,000,000 codes of 12 bits decoded by a table of 4096 int64, 1024 per program",
+        (_ASKED,),
+        "L1 had 96% of what was asked for, and 92% in the model: 32 KiB of table stay there from program to program, and a sample follows the first "
+        "ones, which bring it",
+    ),
+    (_SIGNATURES, (_ASKED,), _LOOKED_AT.format("38", "24,576", "11% less")),
+    (
+        _SIGNATURES,
+        (_READ, _BOTH),
+        "the words have 38.0 MB, each of which is read once; the model takes two thirds of them to be in L2 already: where a document begins is "
+        "an integer in memory",
+    ),
+    (
+        "means of the middle 4 of 8 tensors of 25,000,001 bf16, by a sort, 512 per program",
+        (_STORED,),
+        "53% of the stores reach L2 alone, and 50% in the model",
+    ),
+    (
+        "nearest of 10,000,000 points in 1024 x 2048 pixels, by atomics on int64, and depths fp32, two launches",
+        (_BOTH,),
+        "what is read agrees within 7%. Of what the atomics change the model writes 12.0 MB while it runs, and the GPU 3.2",
+    ),
+    (_MACHINES, (_ASKED,), "L1 had 66% of what was asked for, and 57% in the model: lanes that ask for one number meet more often"),
+    (
+        _MACHINES,
+        (_READ, _BOTH),
+        "a sample takes what each program gathers to be in a place where no other has been, and some features are in many samples",
+    ),
+    (
+        "rows of 64 fp16 along 900,001 edges between 300,000 nodes added by atomics, 16 edges per program",
+        (_READ, _WRITTEN, _BOTH),
+        "a sample takes what each program gathers and adds to be in a place where no other has been: 201 MB are then read and 71 written, where "
+        "the nodes have 77 MB and the edges 7",
+    ),
+    (
+        "splats on 3600 tiles of 16 x 16 pixels, 5 to 800 of 400,000 each, 9 planes fp32, 2 warps",
+        (_ASKED,),
+        _LOOKED_AT.format("six", "3,600", "9% less"),
+    ),
+    ("colors of 300,000 rays of 128 steps fp16, by scans of 8 rays per program", (_ASKED,), _IN_L1.format("70%", "74%")),
+    (
+        "gates of 4096 x 5632 pairs fp16 inside a product with 5632 x 2048, 128x128x32, 8 warps, 3 stages",
+        (_READ, _BOTH),
+        _READ_AGAIN.format("209.1", "362.1", "115.4"),
+    ),
+    (
+        "80 bands of 299,999 spectra of 201 complex fp32, a tf32 product and logarithms, 64x128x32, 4 warps",
+        (_ASKED,),
+        "not known in part: every second number of a row is loaded, and then the others. L1 had 69% of what was asked for, and 86% in the model",
+    ),
+    (
+        "matmul 4096 x 6144 x 4096 int8, zero points of rows, sums of weights inside, 128x128x64, 8 warps, 5 stages",
+        (_READ, _BOTH),
+        _READ_AGAIN.format("41.0", "90.8", "42.0"),
+    ),
+    (
+        "gradients of 48 experts' weights of 2048 x 768 by 40,000 rows bf16 in all, 128x128x64, 8 warps, 3 stages",
+        (_READ, _BOTH),
+        "rows and gradients have 225.2 MB, each of which is read; the model takes 28.7 of them to be in L2 already",
+    ),
+    (
+        "40 products a.T @ b of 1000 x 712 x 800 fp16 and a share of c, descriptors of 3 dimensions, 128x64x64, 4 warps",
+        (_STORED,),
+        "the tiles at the edges hang over by 24 of 128 rows and 56 of 64 columns, which the descriptors neither load nor store; neither of the two "
+        "programs that were looked at has such a tile",
+    ),
+    (
+        "40 products a.T @ b of 1000 x 712 x 800 fp16 and a share of c, descriptors of 3 dimensions, 128x64x64, 4 warps",
+        (_ASKED,),
+        "not known. Half of the rows of 1,424 bytes begin within a sector, and boxes of 128 bytes of them touch five; the sample has both kinds",
+    ),
+    ("forces on 384 Ki atoms fp32 of 20 to 75 neighbors in lists, up to 3000 places away, 128 per program", (_ASKED,), _IN_L1.format("65%", "67%")),
     # ---- the eighth set
     (
         "attention with scores int8 and values fp16, 16 heads of 64, 6144 tokens, 128x64, 4 warps",
