@@ -12,11 +12,12 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
    else; sectors that an instruction fills only in part need a mask of their bytes beside them. L2 is busy for longer with a
    line in which a program leaves part of a sector to others. (Nsight Compute shows few reads from device memory for it.
    Measured on an H200: 256 MiB stored by rows of 32, 64, 128 and 256 bytes take 101, 69, 67 and 63 µs, and 476, 293, 194
-   and 157 where each row begins and ends within a sector.) Atomics keep L2's slices busy with updates of sectors, or one
-   element with its changes, which wait for one another (contention.py). Tensor cores fetch what they multiply from shared
-   memory, and bring the clock down. In each clock, each of the 32 banks that L1 and shared memory are made of gives one
-   word: lanes that meet in a bank take more clocks (instructions.py, banks.py). So do the lines that L1 must look for.
-   Words for which there are no registers go through L1 to L2 as others do (spills.py).
+   and 157 where each row begins and ends within a sector.) Parts of lines that leave L2 without the rest are written to
+   DRAM one by one. Atomics keep L2's slices busy with updates of sectors, or one element with its changes, which wait for
+   one another (contention.py). Tensor cores fetch what they multiply from shared memory, and bring the clock down. In
+   each clock, each of the 32 banks that L1 and shared memory are made of gives one word: lanes that meet in a bank take
+   more clocks (instructions.py, banks.py). So do the lines that L1 must look for, and those from which L1 passes on what
+   is copied to shared memory. Words for which there are no registers go through L1 to L2 as others do (spills.py).
 2. Taking turns.  Who waits for loads, computes, then stores, uses one resource at a time; others fill the gaps. With n users
    at different points that each need the resources d1, d2, ... and besides wait for the time z, a balanced network of queues
    takes no longer for all of them than
@@ -30,7 +31,7 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
    that it needs. Nobody waits for the stores of a program that has ended. What runs in the background (cp.async, TMA, tensor
    cores whose results nothing in the loop needs) takes no turn; what such a program stores, or loads itself, does, and so does
    the wait for a copy (cp.async) that is still on its way where the code needs it, and for device memory that the copies of
-   others keep busy.
+   others keep busy. Programs that begin together copy the same at the same time, and all wait for who asked first.
 3. The kernel's time is the largest of these, plus the launch, the wait for the first load and for the last store. Where
    programs differ in length, as under a causal mask, it is longer by what the longest takes more than the mean: it may be
    the last one that begins.
