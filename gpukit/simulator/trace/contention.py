@@ -125,31 +125,23 @@ def _of_tensor(name: str, recording: Recording, forms: Forms, compiled: Compiled
         )
     scale = call.programs / call.sampled
     least = max(adds * scale / max(1, tensor.numel()), most)
-    each = max(
-        (float(_changes(recording, forms, own, added_up).max()) for own in _by_program(recording, whole)), default=0.0
-    )
     programs = _by_program(recording, whole)
-    halves = [
-        _asked_for(recording, forms, np.concatenate(half), added_up) for half in (programs[::2], programs[1::2]) if half
-    ]
+    each = max((float(_changes(recording, forms, own, added_up).max()) for own in programs), default=0.0)
+    share = 0.0  # of the fullest stretch: one program alone says nothing of the others
+    if len(programs) > 1:
+        halves = (np.concatenate(programs[first::2]) for first in (0, 1))
+        share = _share_of_the_fullest(*(_asked_for(recording, forms, half, added_up) for half in halves))
     possible = each * math.ceil(_shared(recording, rows, whole) * call.programs)
     return Contention(
         name, floating, updates * scale, requests * scale, least, max(least, possible), *together(*_whole(tensor)),
-        requests * scale * _share_of_the_fullest(*halves),
+        requests * scale * share,
     )  # fmt: skip
 
 
-def _share_of_the_fullest(*halves: Counter) -> float:
+def _share_of_the_fullest(one: Counter, other: Counter) -> float:
     """Of all requests, those for the fullest stretch: that of one half of the programs has so many in the other, in the mean of
     both ways. Among few requests the fullest stretch is fuller than its share; in programs that did not choose it it is not."""
-    if len(halves) < 2:
-        return 0.0
-    shares = [
-        other[max(half, key=half.__getitem__)] / other.total()
-        for half, other in (halves, halves[::-1])
-        if half and other
-    ]
-    return sum(shares) / max(1, len(shares))
+    return sum(b[max(a, key=a.__getitem__)] / b.total() for a, b in ((one, other), (other, one))) / 2
 
 
 def _asked_for(recording: Recording, forms: Forms, rows: np.ndarray, added_up: bool) -> Counter:

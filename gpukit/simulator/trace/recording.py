@@ -7,7 +7,7 @@ storage begins on a boundary of 2 MiB.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -48,20 +48,28 @@ class Irregular:
     live: np.ndarray | None
 
 
+def digit_places(radices: Sequence[int], programs: Sequence[int] | np.ndarray) -> np.ndarray:
+    """[programs, 1 + digits]: 1, and the digits of their numbers."""
+    linear, found = np.array(programs, dtype=np.int64), []
+    for n in radices:
+        found.append(linear % n)
+        linear = linear // n
+    return np.stack([np.ones_like(found[0]), *found], axis=1)
+
+
+def digit_steps(known: np.ndarray, values: np.ndarray) -> np.ndarray | None:
+    """By how much numbers [programs, ...] go up with each digit, if `known` are the digits of their programs (`digit_places`); None
+    if they go up otherwise. The first of the steps, of the column of ones, only makes up for the first number."""
+    found = np.rint(np.linalg.lstsq(known.astype(float), (values - values[0]).astype(float), rcond=None)[0])
+    found = found.astype(np.int64)
+    return None if (known @ found + values[0] != values).any() else found
+
+
 class _Lines:
     """What numbers that go up by so much with each digit of a program's number (digits.radices) in `probes` are in `others`."""
 
     def __init__(self, radices: list[int], probes: list[int], others: list[int]):
-        self._known, self._wanted = self._places(radices, probes), self._places(radices, others)
-
-    @staticmethod
-    def _places(radices: list[int], programs: list[int]) -> np.ndarray:
-        """[programs, 1 + digits]: 1, and the digits of their numbers."""
-        linear, found = np.array(programs, dtype=np.int64), []
-        for n in radices:
-            found.append(linear % n)
-            linear = linear // n
-        return np.stack([np.ones_like(found[0]), *found], axis=1)
+        self._known, self._wanted = digit_places(radices, probes), digit_places(radices, others)
 
     def follow(self, values: np.ndarray) -> np.ndarray | None:
         """Of [probes, n] numbers the [others, n]; None if they go up otherwise."""
@@ -69,11 +77,8 @@ class _Lines:
             alike = (values == values[0]).all()
             return np.broadcast_to(values[0], (len(self._wanted), *values.shape[1:])) if alike else None
         exact = values.astype(np.int64)
-        steps = np.rint(np.linalg.lstsq(self._known.astype(float), (exact - exact[0]).astype(float), rcond=None)[0])
-        steps = steps.astype(np.int64)
-        if (self._known @ steps + exact[0] != exact).any():
-            return None
-        return (self._wanted @ steps + exact[0]).astype(values.dtype)
+        by = digit_steps(self._known, exact)
+        return None if by is None else (self._wanted @ by + exact[0]).astype(values.dtype)
 
 
 @dataclass

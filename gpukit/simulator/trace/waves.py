@@ -18,7 +18,7 @@ from gpukit.hardware import Gpu
 from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
 from gpukit.simulator.trace.instructions import Forms, Way
 from gpukit.simulator.trace.levels import L1, L2, LINE_BYTES, LINE_SECTORS, by_line
-from gpukit.simulator.trace.recording import STORAGE_ALIGNMENT, Recording, Site
+from gpukit.simulator.trace.recording import STORAGE_ALIGNMENT, Recording, Site, digit_places, digit_steps
 
 _SAMPLED_SMS = 4  # SMs whose L1 is followed in a sampled launch
 _FAR = 8  # a gather from so small a part of its tensor lies where the program does
@@ -325,6 +325,7 @@ class Play:
         self.program, self.step = rows.program, rows.step
         self.forms, which, _ = forms.of(rows.row, start)
         self.which, self.base = which, start // SECTOR_BYTES
+        self.sizes = np.array([form.sectors.size for form in self.forms], dtype=np.int64)[which]  # in sectors
         start, extent = _packed(start, reach, _PAGE_BYTES)  # L2 asks of an address only where in a line it is
         self.grid, self.tile, self.start = recording.call.grid, forms.tiles[rows.row], rows.start
         self.place, self.lines_in_memory = start // LINE_BYTES, extent // LINE_BYTES
@@ -383,9 +384,10 @@ class Play:
         same = (row >= 0) & (self.step[there] == self.step) & (self.which[there] == self.which) & self.through_l1
         return np.where(same, there, -1)
 
-    def _asked_of_l2(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of rows in their order those that L2 sees, and for each the row of the SM whose L1 says what it lacks, or -1. Where
-        programs load the same at the same time, it sees one of them. An atomic is there twice: it reads, and then it writes."""
+    def _asked_of_l2(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of rows in their order those that L2 sees, for each the row of the SM whose L1 says what it lacks, or -1, and how many
+        sectors it asks for. Where programs load the same at the same time, L2 sees one of them. An atomic is there twice: it
+        reads, and then it writes."""
         alike = self._alike()[rows] if self.l1_missed else np.full(rows.size, -1)
         missed = np.full(self.step.size, -1)  # how many sectors, where that is known
         missed[[*self.l1_missed]] = [np.count_nonzero(missing) for missing in self.l1_missed.values()]
@@ -398,7 +400,8 @@ class Play:
         order = _order(*columns)
         fresh = np.logical_or.reduce([_changes(column[order]) for column in columns])
         times[whole[order[~fresh]]] = 0
-        return np.repeat(rows, times), np.repeat(alike, times)
+        asked = np.where(alike >= 0, missed[alike], self.sizes[rows])
+        return np.repeat(rows, times), np.repeat(alike, times), np.repeat(asked, times)
 
     def l2(self, capacity: int, touched: np.ndarray) -> _Dram:
         """What passes between L2 and DRAM. Where only the first waves are known, what is `touched` later, of all sectors that each
@@ -407,12 +410,8 @@ class Play:
         cache = L2(self.lines_in_memory, 2 * self.step.size, capacity)
         read, halves = np.zeros((2, len(self.kinds)))
         before = (read, 0, 0, 0)  # when the last wave began
-        rows, alike = self._asked_of_l2(_order(self.step, self.program, self.turn, waves))
-        asks = _Asks(self, rows, alike)
-        sizes = np.array([form.sectors.size for form in self.forms])[self.which]
-        missed = sizes.copy()
-        missed[[*self.l1_missed]] = [np.count_nonzero(missing) for missing in self.l1_missed.values()]
-        asked = np.bincount(self.sites[rows], np.where(alike >= 0, missed[alike], sizes[rows]), minlength=read.size)
+        rows, alike, asked = self._asked_of_l2(_order(self.step, self.program, self.turn, waves))
+        asks, asked = _Asks(self, rows, alike), np.bincount(self.sites[rows], asked, minlength=read.size)
         wave = -1
         for wave in np.unique(waves).tolist():
             before = (read.copy(), cache.dram_read, cache.dirtied, cache.fills)
@@ -427,7 +426,7 @@ class Play:
         if self.known == self.programs:
             pieces = cache.pieces, cache.piece_sectors
             return _Dram(read, halves, np.minimum(1, _share(read, asked)), completed, cache.dram_written, left, *pieces)
-        in_wave, so_far = (np.bincount(self.sites, sizes * of, minlength=read.size) for of in (waves == wave, 1))
+        in_wave, so_far = (np.bincount(self.sites, self.sizes * of, minlength=read.size) for of in (waves == wave, 1))
         rest = np.maximum(0, touched - so_far)
         stores = np.array([kind != "load" for kind in self.kinds], dtype=bool)
         more, more_stores = rest.sum() / max(1, in_wave.sum()), rest[stores].sum() / max(1, in_wave[stores].sum())
@@ -468,24 +467,11 @@ class Play:
         if (self.tile[rows] < 0).any():
             return math.inf
         first = rows[np.unique(self.program[rows], return_index=True)[1]]
-        axes, units, linear = [], [], self.program[first]
-        for n in self.grid:
-            axes.append(linear % n)
-            units.append(self.programs if n == 1 else math.prod(self.grid[: len(axes) - 1]))
-            linear = linear // n
-        known = np.stack([np.ones_like(first), *axes], axis=1)
-        start = self.start[first]
-        steps = np.rint(np.linalg.lstsq(known.astype(float), (start - start[0]).astype(float), rcond=None)[0])
-        if (known @ steps.astype(np.int64) + start[0] != start).any():
+        by = digit_steps(digit_places(self.grid, self.program[first]), self.start[first])
+        if by is None:
             return 0.0
-        return min(
-            (
-                unit
-                for unit, n, step in zip(units, self.grid, np.abs(steps[1:]), strict=True)
-                if n > 1 and 0 < step < LINE_BYTES
-            ),
-            default=math.inf,
-        )
+        beside = [axis for axis, step in enumerate(np.abs(by[1:])) if self.grid[axis] > 1 and 0 < step < LINE_BYTES]
+        return math.prod(self.grid[: beside[0]]) if beside else math.inf  # programs go along the first axis first
 
     def _later(self, read: np.ndarray, wave: np.ndarray, more: np.ndarray, fills: int, capacity: int) -> np.ndarray:
         """Sectors that each site reads from DRAM in the waves that are not known, `more` times as many as in the last one, where it
