@@ -27,6 +27,7 @@ KERNELS = {
     "seventh": ("gpukit.validation.seventh_set", "seventh_traffic.csv"),
     "eighth": ("gpukit.validation.eighth_set", "eighth_traffic.csv"),
     "ninth": ("gpukit.validation.ninth_set", "ninth_traffic.csv"),
+    "tenth": ("gpukit.validation.tenth_set", "tenth_traffic.csv"),
 }
 # counter -> the deviation allowed on aligned and on unaligned kernels, and the least that is judged: below, a percentage
 # says little, as the kernel's own code is fetched too, some 10 KB of it.
