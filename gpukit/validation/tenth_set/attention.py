@@ -18,8 +18,9 @@ ROWS, PIXELS = "attention along rows with biases of pairs", "attention of pixels
 def attention_fp8(
     q_ptr, k_ptr, v_ptr, q_scale_ptr, k_scale_ptr, o_ptr, T, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):
-    """Queries, keys, values and probabilities in fp8. Each block of BM queries and of BN keys has a scale; values lie
-    with their tokens side by side, as a product in fp8 wants them."""
+    """Queries, keys, values and probabilities in fp8. Each block of BM queries and of BN keys has a scale; values lie with
+    their tokens side by side, as a product in fp8 wants them. Probabilities are times 256, so that small ones do not
+    become 0."""
     block, head = tl.program_id(0), tl.program_id(1)
     m, d = block * BM + tl.arange(0, BM), tl.arange(0, D)
     q = tl.load(q_ptr + (head * T + m)[:, None] * D + d[None, :])
@@ -31,10 +32,11 @@ def attention_fp8(
         k = tl.load(k_ptr + (head * T + n)[:, None] * D + d[None, :])
         s = tl.dot(q, tl.trans(k)) * (q_scale * tl.load(k_scale_ptr + head * (T // BN) + begin // BN))
         new = tl.maximum(largest, tl.max(s, 1))
-        shrink, p = tl.exp2(largest - new), tl.exp2(s - new[:, None])
+        shrink, p = tl.exp2(largest - new), tl.exp2(s - new[:, None] + 8)
         v = tl.load(v_ptr + (head * D + d)[:, None] * T + n[None, :])
         total = total * shrink + tl.sum(p, 1)
-        out = tl.dot(p.to(v.dtype), tl.trans(v), out * shrink[:, None])
+        # Apart from the sum so far: sums of products in fp8 keep few bits, and small ones would be lost beside it.
+        out = out * shrink[:, None] + tl.dot(p.to(v.dtype), tl.trans(v))
         largest = new
     tl.store(o_ptr + (head * T + m)[:, None] * D + d[None, :], (out / total[:, None]).to(o_ptr.dtype.element_ty))
 
