@@ -66,7 +66,8 @@ def _(device, B, longest, rows, D):
         bags_of_bytes[(B,)](names, start, share, table, words, y, D=D, WIDE=D + 8, BR=4, num_warps=1)
 
     def want():
-        bag, out = torch.repeat_interleave(torch.arange(B), length).to(y.device), torch.zeros(B, D, device=y.device)
+        bag = torch.arange(B, device=y.device).repeat_interleave(length.to(y.device))
+        out = torch.zeros(B, D, device=y.device)
         for mine, row, part in zip(bag.split(1 << 20), names.long().split(1 << 20), share.split(1 << 20), strict=True):
             x = table[row, :D].float() * words[row, -2:-1] + words[row, -1:]
             out.index_add_(0, mine, x * part[:, None])
@@ -165,7 +166,7 @@ def _(device, pieces, longest):
     )
 
     def want():
-        piece = torch.repeat_interleave(torch.arange(pieces), length).to(y.device)
+        piece = torch.arange(pieces, device=y.device).repeat_interleave(length.to(y.device))
         return value[piece] + slope[piece] * (torch.arange(n, device=y.device) - start.to(y.device)[piece])
 
     return Work(lambda: write_pieces[(pieces,)](start, value, slope, y, BLOCK=128, num_warps=1), y, want)

@@ -211,9 +211,8 @@ def _(device, side):
     x, y = normal(device, side, side, side, dtype=HALF), empty(device, side**3, dtype=HALF)
 
     def want():
-        bits = side.bit_length() - 1
-        order = [axis * bits + bit for bit in range(bits) for axis in range(3)]
-        return x.view([2] * (3 * bits)).permute(order).reshape(-1)
+        at, bits = torch.arange(side**3, device=x.device), range(side.bit_length() - 1)
+        return x[tuple(sum((at >> 3 * bit + axis & 1) << bit for bit in bits) for axis in (2, 1, 0))]
 
     return Work(lambda: interleave[(side**3 // 2048,)](x, y, SIDE=side, BLOCK=2048), y, want)
 
