@@ -13,6 +13,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gpukit.kernels.softmax import softmax_bwd, softmax_fwd
@@ -877,6 +880,49 @@ def _(device):
 def _(device):
     x = _normal(device, 32 * MI, 8, dtype=FLOAT)
     return lambda: halves_of_sectors[(2 * 32 * MI // 256,)](x, 1.5, BLOCK=256)
+
+
+@gluon.jit
+def products_in_turn(x_ptr, y_ptr, turns, clocks):
+    """Products of 64 x 16 and 16 x 64 by one warp group, each waited for before the next one begins: so many times a hundred, and
+    for so many clocks, at least."""
+    rows: gl.constexpr = gl.BlockedLayout([1, 8], [16, 2], [4, 1], [1, 0])
+    in_shared: gl.constexpr = gl.NVMMASharedLayout(32, 16, 2)
+    of_total: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    at = (
+        x_ptr
+        + gl.arange(0, 64, gl.SliceLayout(1, rows))[:, None] * 16
+        + gl.arange(0, 16, gl.SliceLayout(0, rows))[None, :]
+    )
+    a = gl.allocate_shared_memory(gl.bfloat16, [64, 16], in_shared, gl.load(at))
+    b = gl.allocate_shared_memory(gl.bfloat16, [64, 16], in_shared, gl.load(at + 1024))
+    hopper.fence_async_shared()
+    gl.thread_barrier()
+    total = gl.zeros([64, 64], gl.float32, of_total)
+    begin = gl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], gl.int64, is_pure=False, pack=1)
+    now, done = begin, 0
+    while (done < turns) | (now - begin < clocks):
+        for _ in range(100):
+            total = hopper.warpgroup_mma(a, b.permute((1, 0)), total, is_async=True)
+            total = hopper.warpgroup_mma_wait(0, deps=(total,))
+        now = gl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], gl.int64, is_pure=False, pack=1)
+        done += 1
+    gl.store(y_ptr + gl.program_id(0) * 64 + gl.arange(0, 64, gl.SliceLayout(1, of_total)), gl.sum(total, 1))
+
+
+_CLOCKS = 1 << 21
+
+
+def _products_in_turn(turns: int, clocks: int):
+    def prepare(device):
+        x, y = _normal(device, 2048), _normal(device, SMS * 64, dtype=FLOAT)
+        return lambda: products_in_turn[(SMS,)](x, y, turns, clocks)
+
+    return prepare
+
+
+rate("clock beside wgmma", "MHz", lambda us: _CLOCKS / us)(_products_in_turn(0, _CLOCKS))
+rate("a product of 64 x 64 x 16 and its wait", "ns", lambda us: us / 1e5 * 1e3)(_products_in_turn(1000, 0))
 
 
 @triton.jit

@@ -46,6 +46,7 @@ ROWS = {
     "matmul_fp32_tflops": ("cuBLAS fp32 4096", "fp32"),
     "wgmma_tflops": ("wgmma bf16", "tensor"),
     "mma_tflops": ("mma bf16", "tensor"),
+    "tensor_mhz": ("clock beside wgmma", "clock"),
 }
 
 
@@ -69,6 +70,7 @@ class Machine:
     float_atomics_on_one_per_us  the same in fp32, where each of them is an addition of its own
     matmul_tflops                bf16, of a whole large matmul, whose power brings the clock down; matmul_fp32_tflops of one
                                  without tensor cores; wgmma and mma: of a loop of nothing but these instructions
+    tensor_mhz                   the clock of the SMs while each of them multiplies by wgmma a third of the time
     """
 
     launch_us: float
@@ -98,6 +100,7 @@ class Machine:
     matmul_fp32_tflops: float
     wgmma_tflops: float
     mma_tflops: float
+    tensor_mhz: float
     source: str
 
 

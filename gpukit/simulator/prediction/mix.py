@@ -248,15 +248,17 @@ def _turns(compiled: Compiled, loops, around, ran) -> tuple[dict[assembly.Loop, 
     own = {loop: [i for i, l in enumerate(around) if l is loop] for loop in loops}
     bodies = {loop: [compiled.instructions[i] for i in own[loop]] for loop in loops}
     lines = {loop: {compiled.instructions[i].own_frames: ran[i] for i in own[loop]} for loop in loops}
-    nested = {
-        l: set().union(*(lines[o] for o in loops if o != l and l.start <= o.start and o.end <= l.end)) for l in loops
-    }
+    nested: dict[assembly.Loop, dict] = {l: {} for l in loops}  # the lines of the loops in it
+    for l in loops:
+        for o in loops:
+            if o != l and l.start <= o.start and o.end <= l.end:
+                nested[l].update(lines[o])
     turns, left_over = {}, {}
     for siblings in _siblings(loops, bodies):
         steps = {loop: _passes_in_a_turn(compiled, bodies[loop]) for loop in siblings}
         known = set.intersection(*(set(steps[loop]) for loop in siblings))
         known = {place for place in known if lines[siblings[0]][place]}
-        known -= set().union(*(nested[loop] for loop in siblings))
+        known -= {place for loop in siblings for place in nested[loop]}
         if known:
             # Of several that say the most the first one, in each process the same.
             place = max(sorted(known), key=lambda place: lines[siblings[0]][place] / steps[siblings[0]][place])
@@ -347,9 +349,11 @@ def _steps_of_the_counter(compiled: Compiled, loop: assembly.Loop, lines) -> int
 
 def _passes(body, lines, nested) -> float:
     """Where no load or store tells: the passes of the innermost source line in a loop. The lines of an inner loop lie
-    around it too (what the pipeliner put before and after it) and do not count."""
+    around it too (what the pipeliner put before and after it) and do not count, nor do others that ran as often as these."""
     counts = Counter(lines[i.own_frames] for i in body if i.own_frames not in nested)
     counts.pop(None, None)
+    around = {times: n for times, n in counts.items() if times not in nested.values()}
+    counts = around or counts
     enough = max(1, sum(counts.values()) // 50)
     return max((times for times, n in counts.items() if n >= enough), default=1.0)
 

@@ -56,7 +56,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from gpukit import dispatch, hardware, tables
-from gpukit.simulator.compiler import assembly
 from gpukit.simulator.compiler.compile import Compiled, begin, compile
 from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
 from gpukit.simulator.prediction import mix, scoreboard
@@ -311,58 +310,52 @@ def launch_step(
         STARTING: launch.programs / reached.starts_per_us,
     }
     alone[L1] += per_sm * compiled.num_warps * warp.bytes.get("operands", 0.0) / L1_BYTES_PER_CLOCK / clock
+    times = mix.weights(compiled, executions)
+    multiplies = _tensor_cycles(compiled, launch.flops / launch.programs)
+    products = _products(compiled, times, multiplies)
+    alone[TENSOR] = max(alone[TENSOR], sum(times[i] * each for i, each in products.items()) * per_sm / clock)
 
-    # 2. Taking turns. Where there is arithmetic besides the tensor cores', it is arithmetic on their results.
+    # 2. Taking turns: first at what an SM's warps share, then at computing and at memory.
     waits_for_loads = not _asynchronous(launch, compiled)
-    results_needed = waits_for_loads or max(work[FP32], work[SPECIAL]) > 0.1 * work[TENSOR]
-    compute = max(work[name] for name in (L1, *_COMPUTING))
     in_turn = traffic if waits_for_loads else _in_the_open(traffic, compiled)
     memory = max(_memory_us(launch, compiled, warp, in_turn).values()) / per_sm
-    tensor = work[TENSOR] if results_needed else 0.0
-    units = [max(0.0, work[L1] - _copied_us(launch, compiled, traffic)), *(work[n] for n in _COMPUTING), tensor]
-
-    hits, found = traffic.l2_hit_rate, traffic.l1_hit_rate
-    latency = found * reached.l1_ns + (1 - found) * (hits * reached.l2_ns + (1 - hits) * reached.dram_ns)  # ns
-    spilled = traffic.reloads_missed * reached.l2_ns + (1 - traffic.reloads_missed) * reached.l1_ns
-    cycles = {
-        "load": latency,
-        "local": spilled,
-        "atomic": reached.atomic_ns,
-        "fence": reached.fenced_atomic_ns - reached.atomic_ns,
-    }
-    times = mix.weights(compiled, executions)
-    own = scoreboard.cycles(compiled, times, {})
-    cycles = {name: ns * 1e-3 * clock for name, ns in cycles.items()}
-    products = _products(compiled, times, work[TENSOR] * clock)
-    fed = sum(times[i] * each for i, each in products.items()) / clock
-    alone[TENSOR] = max(alone[TENSOR], fed * per_sm)
-    if results_needed:
-        tensor = units[-1] = max(tensor, fed)
     loads = {name: us / per_sm for name, us in _memory_us(launch, compiled, warp, _loads(traffic)).items()}
     loading = max(loads.values())
-    copied = 0.0  # for which device memory is waited for that others' copies keep busy
+    units = [max(0.0, work[L1] - _copied_us(launch, compiled, traffic)), *(work[name] for name in _COMPUTING)]
+    late = {name: ns * 1e-3 * clock for name, ns in _latencies(traffic, reached).items()}
+    copies = _copying(compiled, times, traffic, loading * clock, reached)
+    shared = scoreboard.Sm(
+        compiled.num_warps, 1, _in_l1(launch, compiled, times, traffic), _multiplying(compiled, times, multiplies)
+    )
+
+    def simulated(programs: int, loads_wait: bool = False, copies_wait: bool = False) -> float:
+        """µs that programs take which share an SM and begin together, of what is in device memory and L2 only what is said."""
+        waits = (late, _waits(traffic, reached, clock)) if loads_wait else ({}, None)
+        goes_on = scoreboard.Background(products, copies if copies_wait else dict.fromkeys(copies, (0.0, 0.0)))
+        return scoreboard.cycles(compiled, times, *waits, goes_on, shared._replace(programs=programs)) / clock
+
+    nothing_is_late, loads_are_late = simulated(1), simulated(1, True)
+    coming = simulated(1, True, True) - loads_are_late if copies else 0.0
     # What a program stores at its end is under way while the next one begins.
     waited = loading if waits_for_loads and per_sm > together else memory
-    goes_on, lasts = scoreboard.Background(products), _waits(traffic, reached, clock)
-    nothing_comes_late = scoreboard.cycles(compiled, times, {}, None, goes_on)
-    loads_late = scoreboard.cycles(compiled, times, cycles, lasts, goes_on)
-    waits = (loads_late - nothing_comes_late) / clock
-    if copying := _copying(compiled, times, traffic, loading, reached, clock):
-        late = scoreboard.cycles(compiled, times, cycles, lasts, scoreboard.Background(products, *copying))
-        coming = (late - loads_late) / clock
-        waits += max(0.0, coming - waited)  # copies arrive while others are waited for
-        copied = 0.0 if waits_for_loads else min(coming, loads[MEMORY])
-    # What the TMA unit brings some turns of a loop ahead of its use is waited for where these turns are too short.
-    waits = max(waits, _turns_ahead(compiled, times) * latency * 1e-3 - compute - memory - tensor)
-    alone[WAITING] = (waits + max(0.0, own / clock - compute)) * per_sm / together
+    waits = loads_are_late - nothing_is_late + max(0.0, coming - waited)  # copies arrive while others are waited for
+    # The part of it for which device memory is waited for that others' copies keep busy.
+    copied = 0.0 if waits_for_loads else min(coming, loads[MEMORY])
+    compute = max(units)
+    of_a_warp = scoreboard.cycles(compiled, times, {}) / clock
+    alone[WAITING] = (waits + max(0.0, of_a_warp - compute)) * per_sm / together
     waves, rest = divmod(per_sm, together)
     turns = 0.0
     for programs, times_over in ((together, waves), (rest, 1)):
-        if programs:
-            computing = _computing(programs, compiled.num_warps / 4, own / clock, units)
-            turns += times_over * _in_turn(programs, computing + waited + waits, (computing, max(memory, copied)))
+        if programs and times_over:
+            computing = max(nothing_is_late if programs == 1 else simulated(programs) / programs, compute)
+            takes_turns = _in_turn(programs, computing + waited + waits, (computing, max(memory, copied)))
+            turns += times_over * max(nothing_is_late + waited + waits, takes_turns)
 
     # 3. Together.
+    # Tensor cores bring the clock down by as much as they are busy.
+    busy_share = min(1.0, per_sm * multiplies / clock / max(turns, *alone.values())) if multiplies else 0.0
+    turns *= clock / (clock - busy_share * (clock - _full_mhz(gpu)))
     longest = max(alone.values())
     busy = max(longest, turns)
     # The last programs begin when others end, and the longest of them go on for so much longer.
@@ -377,40 +370,102 @@ def launch_step(
 
 
 def _products(compiled: Compiled, times: list[float], cycles: float) -> dict[int, float]:
-    """Of each instruction of a warp group, by its number, the cycles that it and its like in the program's other warp groups
-    take, of which all together have so many: for multiplying, or for fetching what they multiply from shared memory."""
+    """Of each instruction of a warp group, by its number, the cycles that tensor cores need for it: for multiplying, for which
+    those of a program need so many, or for fetching what they multiply from shared memory."""
     flops = {i: mix.product_flops(each) for i, each in enumerate(compiled.instructions) if each.base.endswith("GMMA")}
-    total = sum(times[i] * n for i, n in flops.items())
+    groups = max(1.0, compiled.num_warps / scoreboard.SCHEDULERS)
+    total = sum(times[i] * n for i, n in flops.items()) * groups
     if not total:
         return {}
-    fetched = {i: compiled.num_warps * mix.operand_bytes(compiled.instructions[i]) / L1_BYTES_PER_CLOCK for i in flops}
+    fetched = {
+        i: scoreboard.SCHEDULERS * mix.operand_bytes(compiled.instructions[i]) / L1_BYTES_PER_CLOCK for i in flops
+    }
     return {i: max(cycles * n / total, fetched[i]) for i, n in flops.items()}
 
 
+def _multiplying(compiled: Compiled, times: list[float], cycles: float) -> dict[int, float]:
+    """Of each instruction with which one warp multiplies (mma), by its number, the cycles for which it keeps the tensor core of
+    its scheduler busy, of which those of a program have so many on each scheduler."""
+    found = [i for i, each in enumerate(compiled.instructions) if each.base in ("HMMA", "IMMA", "DMMA", "QMMA", "BMMA")]
+    total = sum(times[i] for i in found) * compiled.num_warps / scoreboard.SCHEDULERS
+    return dict.fromkeys(found, cycles / total) if total else {}
+
+
+def _in_l1(
+    launch: Launch, compiled: Compiled, times: list[float], traffic: Traffic | SimpleNamespace
+) -> dict[int, float]:
+    """Of each instruction that asks L1 or shared memory, by its number, the clocks for which it keeps them busy."""
+    found: dict[int, float] = {}
+    by_line: dict[tuple[str, tuple[str, int]], list[int]] = {}
+    clocks = _l1_clocks(compiled, traffic)
+    for i, instruction in enumerate(compiled.instructions):
+        unit = mix.unit(instruction)
+        if unit == "shared":
+            found[i] = max(1.0, mix.shared_turns(compiled, instruction)[0])
+        elif unit == "local":
+            found[i] = max(1.0, mix.thread_bytes(instruction) / 4)
+        elif unit in ("shuffle", "global"):
+            found[i] = 1.0
+        if kind := {"LDG": "load", "LD": "load", "LDGSTS": "load", "STG": "store", "ST": "store"}.get(instruction.base):
+            line = next((line for line in instruction.own_frames if (kind, line) in clocks), None)
+            if line:
+                by_line.setdefault((kind, line), []).append(i)
+    for place, numbers in by_line.items():
+        executed = sum(times[i] for i in numbers) * compiled.num_warps * launch.programs
+        found.update((i, max(1.0, clocks[place] / executed)) for i in numbers if executed)
+    return found
+
+
+def _l1_clocks(compiled: Compiled, traffic: Traffic | SimpleNamespace) -> dict[tuple[str, tuple[str, int]], float]:
+    """For which a launch keeps L1 busy, by what it does and the line of the source."""
+    found: Counter = Counter()
+    copied = _copied(compiled, traffic)
+    for site in traffic.sites:
+        if site.via != "tma":
+            clocks = _copied_clocks(compiled, [site]) if site in copied else site.l1_clocks
+            found[site.kind, (site.file, site.line)] += clocks
+    return found
+
+
+def _latencies(traffic: Traffic | SimpleNamespace, reached: Machine) -> dict[str, float]:
+    """ns that a load lasts in the mean, one of a word for which there was no register, an atomic, and a fence besides it."""
+    hits, found = traffic.l2_hit_rate, traffic.l1_hit_rate
+    missed = traffic.reloads_missed
+    return {
+        "load": found * reached.l1_ns + (1 - found) * (hits * reached.l2_ns + (1 - hits) * reached.dram_ns),
+        "local": missed * reached.l2_ns + (1 - missed) * reached.l1_ns,
+        "atomic": reached.atomic_ns,
+        "fence": reached.fenced_atomic_ns - reached.atomic_ns,
+    }
+
+
 def _copying(
-    compiled: Compiled,
-    times: list[float],
-    traffic: Traffic | SimpleNamespace,
-    loading: float,
-    reached: Machine,
-    clock: float,
-) -> tuple[float, float] | None:
-    """Of the copies to shared memory that each warp asks for (cp.async): cycles that one takes of the `loading` µs that L2 and
-    device memory need for what a program loads, and how long the first takes. None where there are none."""
-    copies = sum(n for n, i in zip(times, compiled.instructions, strict=True) if i.base == "LDGSTS")
-    sites = [site for site in _copied(compiled, traffic) if site.via != "tma" and site.l2_sectors]
-    if not copies or not sites:
-        return None
-    sectors = sum(site.l2_sectors for site in sites)
-    share = sectors / max(sectors, traffic.l2_read_sectors)
-    # Programs that begin together ask for the same at the same time, and all wait for who asked first. Those that follow them do
-    # not begin together, and find it in L2.
+    compiled: Compiled, times: list[float], traffic: Traffic | SimpleNamespace, loading: float, reached: Machine
+) -> dict[int, tuple[float, float]]:
+    """Of each instruction that copies to shared memory, by its number: cycles for which what it copies is on the way, of the
+    `loading` cycles that L2 and device memory need for what a program loads, and how much later it is there."""
+    found: dict[int, tuple[float, float]] = {}
+    sites = [site for site in _copied(compiled, traffic) if site.l2_sectors]
+    for bases, via in (("LDGSTS", "lsu"), ("UTMALDG", "tma")):
+        numbers = [i for i, each in enumerate(compiled.instructions) if each.base == bases]
+        asked = sum(times[i] for i in numbers) * (compiled.num_warps if via == "lsu" else 1)
+        moved = [site for site in sites if (site.via == "tma") == (via == "tma")]
+        if not asked or not moved:
+            continue
+        sectors = sum(site.l2_sectors for site in moved)
+        share = sectors / max(sectors, traffic.l2_read_sectors)
+        first = sum(site.first * site.l2_sectors for site in moved) / sectors
+        from_dram = min(1.0, sum(site.dram_bytes for site in moved) / (sectors * SECTOR_BYTES))
+        latency = reached.l2_ns + _begun_together(traffic, first, from_dram) * reached.tile_ns
+        found.update(dict.fromkeys(numbers, (share * loading / asked, latency * 1e-3 * _mhz(compiled))))
+    return found
+
+
+def _begun_together(traffic: Traffic | SimpleNamespace, first: float, from_dram: float) -> float:
+    """Of what is loaded, the share for which device memory is waited for. Programs that begin together ask for the same at the
+    same time, and all wait for who asked first. Those that follow them do not begin together, and find it in L2."""
     begun = min(1.0, 1 / traffic.waves)
-    first = sum(site.first * site.l2_sectors for site in sites) / sectors
-    from_dram = min(1.0, sum(site.dram_bytes for site in sites) / (sectors * SECTOR_BYTES))
-    from_dram = begun * first + (1 - begun) * from_dram
-    latency = reached.l2_ns + from_dram * reached.tile_ns
-    return share * loading * clock / copies, latency * 1e-3 * clock
+    return begun * max(first, from_dram) + (1 - begun) * from_dram
 
 
 def _waits(
@@ -426,14 +481,15 @@ def _waits(
     found = {}
     for line, sites in lines.items():
         share = sum(site.late for site in sites) / sum(site.instructions for site in sites)
-        slow = [_missed_ns(site, reached) for site in sites if 2 * site.late >= share * site.instructions]
+        slow = [_missed_ns(site, traffic, reached) for site in sites if 2 * site.late >= share * site.instructions]
         found[line] = scoreboard.Wait(share, max(slow) * 1e-3 * clock, again)
     return found
 
 
-def _missed_ns(site: SiteTraffic, reached: Machine) -> float:
+def _missed_ns(site: SiteTraffic, traffic: Traffic | SimpleNamespace, reached: Machine) -> float:
     """How long a load lasts that L1 lacks, in the mean of those that find their line in L2 and those that do not."""
     from_dram = min(1.0, site.dram_bytes / (site.l2_sectors * SECTOR_BYTES)) if site.l2_sectors else 0.0
+    from_dram = _begun_together(traffic, site.first, from_dram)
     from_dram *= site.new_pairs / site.new  # the other sector of a pair comes to L2 with the first
     return from_dram * reached.dram_ns + (1 - from_dram) * reached.l2_ns
 
@@ -444,15 +500,6 @@ def _longest(launch: Launch) -> float:
     program = recording.program if launch.sampled is None else recording.program[: recording.whole]
     counts = Counter(program).values()
     return max(counts) * len(counts) / sum(counts) if counts else 1.0
-
-
-def _computing(programs: int, warps: float, own: float, units: Sequence[float]) -> float:
-    """µs for which each of so many programs computes that do so together, with so many warps on each scheduler of the SM. A
-    program needs each of the `units` for so long, the last of which are the tensor cores, and a warp takes `own` alone without
-    them."""
-    of_a_warp = [each / warps for each in units]
-    alone = own + units[-1] / max(1.0, warps)
-    return max(_in_turn(max(1.0, programs * warps), alone, of_a_warp) / programs, *units)
 
 
 def _in_turn(users: float, alone: float, needs: Sequence[float]) -> float:
@@ -620,7 +667,7 @@ def _per_program(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Tra
     copied = _copied(compiled, traffic)
     by_threads = [site for site in traffic.sites if site.kind in ("load", "store") and site not in copied]
     moved = warps * (warp.bytes.get("shared", 0.0) + warp.bytes.get("local", 0.0))
-    clocks = sum(site.l1_clocks for site in by_threads if site.via != "tma") + _copied_clocks(compiled, traffic)
+    clocks = sum(site.l1_clocks for site in by_threads if site.via != "tma") + _copied_clocks(compiled, copied)
     clocks /= launch.programs
     asked = sum(warps * warp.units.get(unit, 0.0) for unit in ("global", "shared", "local", "shuffle"))
     cycles = {
@@ -631,18 +678,24 @@ def _per_program(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Tra
         SPECIAL: lanes("special", "convert"),
         ISSUE: warps * warp.instructions / 4,
     }
-    tensor = _tensor_us(compiled, launch.flops / launch.programs)
+    tensor = _tensor_cycles(compiled, launch.flops / launch.programs) / _full_mhz(gpu)
     return {**{name: n / _mhz(compiled) for name, n in cycles.items()}, TENSOR: tensor}
 
 
 def _mhz(compiled: Compiled) -> float:
-    """The clock of the SMs: the highest there is, or where tensor cores are used the one that their peak in the datasheet is
-    for. (An H100's is 1,830 of 1,980 MHz. Nsight Compute saw 1,640 to 1,810 in 19 kernels with tensor cores, however
-    little they used them, and 1,870 to 2,000 in 46 without.)"""
-    gpu = compiled.gpu
-    if not compiled.tensor_core:
-        return gpu.boost_mhz
-    peak = gpu.peak_flops["fp16"] / gpu.sms  # a power of two per clock
+    """The clock of the SMs: the highest there is, or what an H200 was measured to have where it uses tensor cores a little."""
+    return machine(compiled.gpu).tensor_mhz if compiled.tensor_core else compiled.gpu.boost_mhz
+
+
+def _full_mhz(gpu: hardware.Gpu) -> float:
+    """The clock with which tensor cores that are never idle reach what a large matmul does: their power brings it down."""
+    return _peak_mhz(gpu) * machine(gpu).matmul_tflops * 1e12 / gpu.peak_flops["fp16"]
+
+
+def _peak_mhz(gpu: hardware.Gpu) -> float:
+    """The clock that the tensor cores' peak in the datasheet is for: with it they do a power of two per clock. (An H200's is
+    1,830 of 1,980 MHz.)"""
+    peak = gpu.peak_flops["fp16"] / gpu.sms
     return min(gpu.boost_mhz, 1e-6 * peak / 2 ** round(math.log2(1e-6 * peak / gpu.boost_mhz)))
 
 
@@ -650,16 +703,17 @@ def _fp64_lanes(gpu: hardware.Gpu) -> float:
     return gpu.peak_flops["fp64"] / (2 * gpu.sms * gpu.boost_mhz * 1e6)
 
 
-def _tensor_us(compiled: Compiled, dot_flops: float) -> float:
-    """µs that one SM's tensor cores need for one program; 0 where tl.dot became ordinary multiply-adds."""
+def _tensor_cycles(compiled: Compiled, dot_flops: float) -> float:
+    """Cycles that one SM's tensor cores need for one program; 0 where tl.dot became ordinary multiply-adds."""
     if not dot_flops or not compiled.tensor_core:
         return 0.0
+    gpu = compiled.gpu
     main = max(compiled.tensor_core, key=lambda use: use.flops * use.count)
-    rate = compiled.gpu.peak(_TENSOR_DTYPES.get(main.a, "fp16")) * _matmul_share(compiled.gpu)
-    if compiled.gpu.compute_capability == (9, 0) and main.instruction == "mma":
-        reached = machine(compiled.gpu)
-        rate *= reached.mma_tflops / reached.wgmma_tflops  # Hopper's tensor cores are built for wgmma
-    return dot_flops / (rate / compiled.gpu.sms) * 1e6
+    of_a_cycle = gpu.peak(_TENSOR_DTYPES.get(main.a, "fp16")) / gpu.sms / (_peak_mhz(gpu) * 1e6)
+    if gpu.compute_capability == (9, 0) and main.instruction == "mma":
+        reached = machine(gpu)
+        of_a_cycle *= reached.mma_tflops / reached.wgmma_tflops  # Hopper's tensor cores are built for wgmma
+    return dot_flops / of_a_cycle
 
 
 def _matmul_share(gpu: hardware.Gpu) -> float:
@@ -674,11 +728,11 @@ def _background(compiled: Compiled) -> set[tuple[str | None, int]]:
 
 def _copied_us(launch: Launch, compiled: Compiled, traffic: Traffic | SimpleNamespace) -> float:
     """For which one program's loads in the background pass L1."""
-    return _copied_clocks(compiled, traffic) / launch.programs / _mhz(compiled)
+    return _copied_clocks(compiled, _copied(compiled, traffic)) / launch.programs / _mhz(compiled)
 
 
-def _copied_clocks(compiled: Compiled, traffic: Traffic | SimpleNamespace) -> float:
-    """Clocks for which L1 passes on what the launch copies to shared memory. Copies of 16 bytes go by it, line by line as L2 sends
+def _copied_clocks(compiled: Compiled, sites: Sequence[SiteTraffic]) -> float:
+    """Clocks for which L1 passes on what is copied to shared memory there. Copies of 16 bytes go by it, line by line as L2 sends
     them; narrower ones are filled in there, and then looked for as other loads are."""
     narrow = {
         (a.file, a.line)
@@ -686,7 +740,7 @@ def _copied_clocks(compiled: Compiled, traffic: Traffic | SimpleNamespace) -> fl
         if a.kind == "load" and a.to != "registers" and 0 < (a.bits or 0) < 128
     }
     total = 0.0
-    for site in _copied(compiled, traffic):
+    for site in sites:
         whole = site.l2_sectors * SECTOR_BYTES / L1_BYTES_PER_CLOCK
         if (site.file, site.line) in narrow:
             whole += site.l1_clocks
@@ -732,18 +786,6 @@ def _asynchronous(launch: Launch, compiled: Compiled) -> bool:
     loads = [access for access in launch.accesses if access.kind == "load"]
     hidden = sum(a.bytes for a in loads if (a.file, a.line) in background)
     return bool(loads) and 2 * hidden > sum(a.bytes for a in loads)
-
-
-def _turns_ahead(compiled: Compiled, times: list[float]) -> float:
-    """How often a program would wait for loads that run num_stages - 1 turns of their loop ahead, if it did nothing else."""
-    instructions = compiled.instructions
-    loops = assembly.loops(instructions)
-    turns: dict = {}
-    for i, instruction in enumerate(instructions):
-        if instruction.base == "UTMALDG":
-            loop = assembly.innermost(loops, i)
-            turns[loop] = max(turns.get(loop, 0.0), times[i])
-    return sum(turns.values()) / max(1, compiled.num_stages - 1)
 
 
 # ---- PyTorch ops --------------------------------------------------------------------------------------------------
