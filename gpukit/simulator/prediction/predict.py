@@ -373,10 +373,10 @@ def _products(compiled: Compiled, times: list[float], cycles: float) -> dict[int
     """Of each instruction of a warp group, by its number, the cycles that tensor cores need for it: for multiplying, for which
     those of a program need so many, or for fetching what they multiply from shared memory."""
     flops = {i: mix.product_flops(each) for i, each in enumerate(compiled.instructions) if each.base.endswith("GMMA")}
+    if not any(times[i] for i in flops):
+        return {}
     groups = max(1.0, compiled.num_warps / scoreboard.SCHEDULERS)
     total = sum(times[i] * n for i, n in flops.items()) * groups
-    if not total:
-        return {}
     fetched = {
         i: scoreboard.SCHEDULERS * mix.operand_bytes(compiled.instructions[i]) / L1_BYTES_PER_CLOCK for i in flops
     }

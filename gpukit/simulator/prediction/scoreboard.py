@@ -152,7 +152,8 @@ class _Simulation:
         self.after_product = latency["product"]
         self.background, self.sm = background, sm
         self.warps = [_Warp(n) for n in range(sm.warps * sm.programs)]
-        self.queue = [(0.0, warp.number) for warp in self.warps]
+        # When each warp may go on, as far as is known, since when it wants to, which decides among several, and which it is.
+        self.queue = [(0.0, 0.0, warp.number) for warp in self.warps]
         self.issue = [0.0] * SCHEDULERS  # from when on each scheduler, its units, and its tensor core are free
         self.free = [dict.fromkeys((name for name, _ in PIPES.values()), 0.0) for _ in range(SCHEDULERS)]
         self.tensor = [0.0] * SCHEDULERS
@@ -168,15 +169,15 @@ class _Simulation:
     def run(self) -> float:
         queue, order = self.queue, self.order
         while queue:
-            now, number = heapq.heappop(queue)
+            now, since, number = heapq.heappop(queue)
             warp = self.warps[number]
             while warp.order < len(order):
                 i, runs = order[warp.order]
                 begin = self._may_begin(warp, now, i)
                 if begin is None:  # it is called when what it waits for is known
                     break
-                if begin > now and queue and queue[0][0] < begin:  # others come first
-                    heapq.heappush(queue, (begin, number))
+                if begin > now and queue and queue[0] < (begin, since):  # others come first
+                    heapq.heappush(queue, (begin, since, number))
                     break
                 now = self._issued(warp, begin, i, min(1.0, runs))
                 warp.total += (now - warp.now) * runs
@@ -185,10 +186,12 @@ class _Simulation:
                 if self.steps[i].kind == "barrier" and self.sm.warps > 1:
                     self._meet(warp, i, runs)
                     break
-                if queue and queue[0][0] < now:
-                    heapq.heappush(queue, (now, number))
+                since = now
+                if queue and queue[0] < (now, now):
+                    heapq.heappush(queue, (now, now, number))
                     break
-        return sum(warp.total for warp in self.warps) / len(self.warps)
+        ends = [warp.total for warp in self.warps]
+        return sum(max(ends[first : first + self.sm.warps]) for first in range(0, len(ends), self.sm.warps)) / self.sm.programs
 
     def _may_begin(self, warp: _Warp, now: float, i: int) -> float | None:
         """When a warp may issue an instruction; None where that depends on warps of its group that have not come yet."""
@@ -292,7 +295,7 @@ class _Simulation:
                 under_way = [p for p in self.multiplying[scheduler] if p.ends[scheduler] > now]
                 self.multiplying[scheduler] = [*under_way, product]
             for number in product.waiting:
-                heapq.heappush(self.queue, (now, number))
+                heapq.heappush(self.queue, (now, now, number))
         return product
 
     def _meet(self, warp: _Warp, i: int, runs: float) -> None:
@@ -304,7 +307,7 @@ class _Simulation:
             for each, times in here:
                 each.total += (free - each.now) * times
                 each.now = free
-                heapq.heappush(self.queue, (free, each.number))
+                heapq.heappush(self.queue, (free, free, each.number))
             here.clear()
 
 
