@@ -14,25 +14,28 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
    Measured on an H200: 256 MiB stored by rows of 32, 64, 128 and 256 bytes take 101, 69, 67 and 63 µs, and 476, 293, 194
    and 157 where each row begins and ends within a sector.) Parts of lines that leave L2 without the rest are written to
    DRAM one by one. Atomics keep L2's slices busy with updates of sectors, or one element with its changes, which wait for
-   one another (contention.py). Tensor cores fetch what they multiply from shared memory, and bring the clock down. In
+   one another (contention.py). Tensor cores fetch what they multiply from shared memory, and those that are never idle bring
+   the clock down to that with which a large matmul runs; if they are busy for a share of the time, by that share of it. In
    each clock, each of the 32 banks that L1 and shared memory are made of gives one word: lanes that meet in a bank take
    more clocks (instructions.py, banks.py). So do the lines that L1 must look for, and those from which L1 passes on what
    is copied to shared memory. Words for which there are no registers go through L1 to L2 as others do (spills.py).
-2. Taking turns.  Who waits for loads, computes, then stores, uses one resource at a time; others fill the gaps. With n users
+2. Sharing an SM.  The warps of the programs that fit on an SM are followed instruction by instruction: they take turns at
+   its schedulers and units, at L1 and shared memory and at the tensor cores, and wait for results, for one another at barriers
+   and for products (scoreboard.py). Followed with nothing to wait for in L2 and device memory, that is how long programs
+   compute which do so together. How much longer one program takes that has an SM to itself and whose loads last as long as
+   they do, each time the slowest of those that it needs, is what it waits for memory.
+3. Taking turns.  Who waits for loads, computes, then stores, uses one resource at a time; others fill the gaps. With n users
    at different points that each need the resources d1, d2, ... and besides wait for the time z, a balanced network of queues
    takes no longer for all of them than
 
        d + z + (n - 1) longest / (1 + z / (n d)),  d = d1 + d2 + ...        Lazowska et al. 1984, balanced job bounds
 
-   Such users are, first, the warps on each of an SM's schedulers: they take turns at its units, and d + z is what one warp
-   takes from its first instruction to its last if it is alone on the GPU and all that it loads is there (scoreboard.py). That
-   is how long programs compute which do so together. Then the programs that fit on an SM take turns at computing and at
-   memory. Their z is what a warp waits for memory, as often as its code waits for it, each time for the slowest of the loads
-   that it needs. Nobody waits for the stores of a program that has ended. What runs in the background (cp.async, TMA, tensor
-   cores whose results nothing in the loop needs) takes no turn; what such a program stores, or loads itself, does, and so does
-   the wait for a copy (cp.async) that is still on its way where the code needs it, and for device memory that the copies of
-   others keep busy. Programs that begin together copy the same at the same time, and all wait for who asked first.
-3. The kernel's time is the largest of these, plus the launch, the wait for the first load and for the last store. Where
+   Such users are the programs on an SM, which take turns at computing and at memory, and z is what they wait for memory.
+   Nobody waits for the stores of a program that has ended. What runs in the background (cp.async, TMA) takes no turn; what such
+   a program stores, or loads itself, does, and so does the wait for a copy that is still on its way where the code needs it,
+   and for device memory that the copies of others keep busy. Programs that begin together load the same at the same time, and
+   all wait for who asked first.
+4. The kernel's time is the largest of these, plus the launch, the wait for the first load and for the last store. Where
    programs differ in length, as under a causal mask, it is longer by what the longest takes more than the mean: it may be
    the last one that begins.
 
@@ -315,7 +318,7 @@ def launch_step(
     products = _products(compiled, times, multiplies)
     alone[TENSOR] = max(alone[TENSOR], sum(times[i] * each for i, each in products.items()) * per_sm / clock)
 
-    # 2. Taking turns: first at what an SM's warps share, then at computing and at memory.
+    # 2. Sharing an SM.
     waits_for_loads = not _asynchronous(launch, compiled)
     in_turn = traffic if waits_for_loads else _in_the_open(traffic, compiled)
     memory = max(_memory_us(launch, compiled, warp, in_turn).values()) / per_sm
@@ -352,7 +355,7 @@ def launch_step(
             takes_turns = _in_turn(programs, computing + waited + waits, (computing, max(memory, copied)))
             turns += times_over * max(nothing_is_late + waited + waits, takes_turns)
 
-    # 3. Together.
+    # 4. Together.
     # Tensor cores bring the clock down by as much as they are busy.
     busy_share = min(1.0, per_sm * multiplies / clock / max(turns, *alone.values())) if multiplies else 0.0
     turns *= clock / (clock - busy_share * (clock - _full_mhz(gpu)))
