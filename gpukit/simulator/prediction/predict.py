@@ -434,7 +434,8 @@ def _waits(
 def _missed_ns(site: SiteTraffic, reached: Machine) -> float:
     """How long a load lasts that L1 lacks, in the mean of those that find their line in L2 and those that do not."""
     from_dram = min(1.0, site.dram_bytes / (site.l2_sectors * SECTOR_BYTES)) if site.l2_sectors else 0.0
-    from_dram *= site.new_pairs / site.new  # the other sector of a pair comes to L2 with the first
+    # The other sector of a pair comes to L2 with the first, which this load asks for or one before it.
+    from_dram *= site.new_pairs / site.new * (site.fresh / site.late if site.late else 1.0)
     return from_dram * reached.dram_ns + (1 - from_dram) * reached.l2_ns
 
 
@@ -500,7 +501,9 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
     if traffic.l2_atomic_sectors:
         l2 += sum(_slices_us(each, gpu) for each in traffic.contention)
         fences = sum(n for opcode, n in warp.opcodes.items() if opcode.startswith("MEMBAR") and ".GPU" in opcode)
-        l2 += fences * compiled.num_warps * -(-launch.programs // gpu.sms) * _fence_us(gpu)
+        fences *= compiled.num_warps
+        asked = sum(each.requests for each in traffic.contention) / launch.programs
+        l2 += fences * -(-launch.programs // gpu.sms) * _fence_us(gpu, asked / fences) if fences else 0.0
         # Changes of one element wait for one another, while the rest of L2 goes on.
         l2 = max(l2, *(_contention_us(each, gpu)[0] for each in traffic.contention))
     l2 = max(l2, *_stored_us(traffic, one_sm, reached), _asked_us(traffic, reached), _left_us(launch, traffic, reached))
@@ -549,10 +552,13 @@ def _asked_us(traffic: Traffic | SimpleNamespace, reached: Machine) -> float:
     return lines / reached.l2_single_loads_per_us
 
 
-def _fence_us(gpu: hardware.Gpu) -> float:
-    """For which an SM is busy with one fence of one warp: what 32 fenced atomics take longer than others."""
+def _fence_us(gpu: hardware.Gpu, lines: float) -> float:
+    """For which an SM is busy with one fence of one warp, which waits for atomics on so many lines: what 32 fenced atomics take longer
+    than others, where these are on one line and where each has its own."""
     reached = machine(gpu)
-    return 32 * gpu.sms * (1 / reached.fenced_atomics_per_us - 1 / reached.atomics_per_us)
+    one = 1 / reached.fenced_atomics_in_order_per_us - 1 / reached.atomics_in_order_per_us
+    many = 1 / reached.fenced_atomics_per_us - 1 / reached.atomics_per_us
+    return 32 * gpu.sms * (one + (many - one) * min(1.0, max(0.0, lines - 1) / 31))
 
 
 def _dram_us(read: float, written: float, reached: Machine) -> float:

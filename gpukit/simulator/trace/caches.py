@@ -50,7 +50,8 @@ class SiteTraffic:
     that reached L2, `dram_bytes` what was read from DRAM for it, `l1_clocks` the clocks
     that L1 takes for its instructions, whose lanes may meet in a bank or ask for many lines. Of a load's `instructions`, counted on the SMs
     whose L1 is followed, so many ask for something `new`, for which their warp has not asked before in this load: of so many it is in
-    pairs of sectors that are new too, and of so many `late`, since L1 lacks it. Of what was read from DRAM `dram_half_bytes`
+    pairs of sectors that are new too, and of so many `late`, since L1 lacks it; of these so many are `fresh`: L1 has nothing of the
+    pair of sectors that it is in. Of what was read from DRAM `dram_half_bytes`
     came as one half of a line, without the other. L2 gets so many `requests`, one for what an instruction moves of a line. Of
     a store's l2_sectors so many `odd_sectors` come in `odd_requests`, which fill some of them only in part. In so many lines a
     program's stores leave `parts` of sectors to others to fill, and in `small_parts` more they are smaller than a sector. Of what
@@ -69,6 +70,7 @@ class SiteTraffic:
     new: float = 0.0
     new_pairs: float = 0.0
     late: float = 0.0
+    fresh: float = 0.0
     dram_half_bytes: int = 0
     requests: int = 0
     odd_sectors: int = 0

@@ -142,6 +142,10 @@ class Recording:
             self.extent += -(-max(buffer.nbytes, 1) // STORAGE_ALIGNMENT) * STORAGE_ALIGNMENT
         return base
 
+    def base_of(self, site: int) -> int:
+        """Where the storage begins in the imaginary memory on which a site's newest access was."""
+        return self.base(self._buffers[site])
+
     def add(self, access: Access, program: int, site: Site) -> None:
         """Note an access with at least one live lane."""
         base = self.base(access.buffer)
