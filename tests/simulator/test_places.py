@@ -1,6 +1,8 @@
 """Where all programs of a sampled launch gather: told from the indices in memory, or from how programs begin."""
 
 import dataclasses
+import itertools
+import math
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import triton.language as tl
 
 import gpukit
 from gpukit import hardware
+from gpukit.simulator.interpreter.lines import LineCounter
 from gpukit.simulator.trace import places
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
@@ -98,8 +101,8 @@ def test_what_l2_lacks_of_lines_that_are_drawn_by_chance(monkeypatch, part):
     lines, draws = 4096, 1 << 17
     drawn = places.Places(128 * numbers(lines, draws).numpy().astype(np.int64), np.arange(0, 128, 4), part)
     (read,) = places.sectors_read([drawn], 0, lines // 2)
-    first = lines // 2  # more are lacking before L2 is full
-    assert read == pytest.approx(4 * (first + draws / part / 2), rel=0.02)
+    first = lines * (1 - math.log(2)) / 2  # more are lacking before L2 is full, after ln 2 draws of each line
+    assert read == pytest.approx(4 * (first + draws / part / 2), rel=0.01)
     (read,) = places.sectors_read([places.Places(drawn.starts, drawn.offsets)], 0, lines + 1)
     assert read == 4 * lines, "all of them are held"
     if part < 1:
@@ -119,3 +122,48 @@ def test_what_both_halves_of_l2_read_is_in_both():
     again = places.Places(128 * numbers(lines, 16 * lines).numpy().astype(np.int64), np.arange(0, 128, 4))
     assert places.sectors_read([again], 0, round(1.3 * lines)) == [4 * lines]
     assert places.sectors_read([again], 0, round(1.2 * lines))[0] > 4 * lines
+
+
+@triton.jit
+def sums_of_segments(x_ptr, start_ptr, y_ptr, BLOCK: tl.constexpr):
+    start, stop = tl.load(start_ptr + tl.program_id(0)), tl.load(start_ptr + tl.program_id(0) + 1)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(start, stop, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        total += tl.load(x_ptr + at, mask=at < stop, other=0.0)
+    tl.store(y_ptr + tl.program_id(0), tl.sum(total))
+
+
+def segments(lengths: torch.Tensor, more: int = 0):
+    """A sample of sums of segments, whose tensor has so many elements more than they."""
+    start = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).int()
+    x, y = (torch.empty(n, device="meta") for n in (int(lengths.sum()) + more, lengths.numel()))
+    with gpukit.trace(sample=2) as t, LineCounter() as lines:
+        sums_of_segments[(lengths.numel(),)](x, start, y, BLOCK=32, num_warps=1)
+    return t.launches[0], lines
+
+
+def test_long_programs_stand_for_as_many_as_there_are():
+    """Some segments are 300 times as long as most: the mean of 64 of them is off by a quarter."""
+    lengths = 1 + (299 * (numbers(1000, 3_000) / 1000) ** 10).long()
+    launch, lines = segments(lengths)
+    stands_for, turns = launch.recording.stands_for, int((-(-lengths // 32)).sum())
+    sample = lengths[[*stands_for]].double().mean()
+    assert abs(sample / lengths.double().mean() - 1) > 0.1, "else this would test nothing"
+    assert sum(stands_for.values()) == pytest.approx(3_000)
+    loaded = sum(access.lanes for access in launch.accesses if access.tensor == "x_ptr")
+    assert loaded == pytest.approx(int(lengths.sum()), rel=0.001) and launch.spread is None
+    assert launch.store_bytes == 4 * 3_000, "what does not go by the length"
+    turned = max(lines.executions(0, stands_for).values())  # the line of the loop runs once more than its turns
+    assert turned == pytest.approx(turns + 3_000, rel=0.02)
+    begins = np.concatenate([np.arange(a, b, 32) for a, b in itertools.pairwise([0, *lengths.cumsum(0).tolist()])])
+    ends = np.minimum(begins + 32, np.repeat(lengths.cumsum(0).numpy(), (-(-lengths // 32)).numpy()))
+    sites = launch.traffic(H200, compiled=False).sites
+    asked = next(site.l1_sectors for site in sites if site.tensor == "x_ptr")
+    assert asked == pytest.approx(((ends - 1) // 8 - begins // 8 + 1).sum(), rel=0.02)
+
+
+def test_programs_stand_for_the_same_where_nothing_says_how_long_all_are():
+    lengths = 1 + (299 * (numbers(1000, 3_000) / 1000) ** 10).long()
+    for launch, _ in (segments(lengths, more=1 << 22), segments(torch.full((3_000,), 32))):
+        assert {*launch.recording.stands_for.values()} == {3_000 / launch.sampled}

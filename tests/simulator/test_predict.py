@@ -879,7 +879,9 @@ def test_how_loads_wait():
         values = dict(
             kind="load", tensor="x", line=7, via="lsu", l1_sectors=64, l2_sectors=64, dram_bytes=64 * 32, file="k.py"
         )
-        return caches.SiteTraffic(**{**values, "instructions": 8, "new": 4, "new_pairs": 4, "late": 4, "fresh": 4, **given})
+        return caches.SiteTraffic(
+            **{**values, "instructions": 8, "new": 4, "new_pairs": 4, "late": 4, "fresh": 4, **given}
+        )
 
     def ns(*sites):
         (wait,) = predict_module._waits(types.SimpleNamespace(sites=sites), REACHED, 1e3).values()
@@ -890,7 +892,10 @@ def test_how_loads_wait():
     assert ns(site()) == (0.5, pytest.approx(dram))
     assert ns(site(dram_bytes=0)) == (0.5, pytest.approx(l2))
     assert ns(site(late=1, fresh=1)) == (0.125, pytest.approx(dram))  # L1 has what the others ask for
-    assert ns(site(fresh=3)) == (0.5, pytest.approx((3 * dram + l2) / 4))  # L2 has it since L1 got the other sector of a pair
+    assert ns(site(fresh=3)) == (
+        0.5,
+        pytest.approx((3 * dram + l2) / 4),
+    )  # L2 has it since L1 got the other sector of a pair
     assert ns(site(late=0, fresh=0)) == (0.0, pytest.approx(dram))  # all of them
     assert ns(site(new_pairs=2)) == (0.5, pytest.approx((dram + l2) / 2))  # the other sector of a pair is in L2 by then
     assert ns(site(), site(tensor="y", new=8, new_pairs=8, late=0, fresh=0)) == (0.25, pytest.approx(dram))

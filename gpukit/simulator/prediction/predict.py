@@ -241,15 +241,20 @@ def predict(
     target = gpu if isinstance(gpu, hardware.Gpu) else hardware.gpu(gpu)
     with trace(gpu=target, sample=sample) as t, _OpFacts(t) as facts, _line_counter(target) as lines:
         work()
-    runs = dict(zip(map(id, t.launches), getattr(lines, "launches", ()), strict=True))
+    numbers = {id(launch): number for number, launch in enumerate(t.launches)}
     reached = machine(target)
     steps: list[Step] = []
     for position, event in enumerate(t.events):
         overhead = reached.next_launch_us if steps else reached.launch_us
         if isinstance(event, Launch) and event.programs:
             _refuse_what_does_not_fit(event, target)
-            ran = event.programs if event.sampled is None else event.sampled
-            executions = {statement: n / ran for statement, n in runs[id(event)].items()}
+            number = numbers[id(event)]
+            ran = (
+                lines.launches[number]
+                if event.sampled is None
+                else lines.executions(number, event.recording.stands_for)
+            )
+            executions = {statement: n / event.programs for statement, n in ran.items()}
             steps.append(launch_step(event, compile(event, gpu=target), executions, overhead))
         elif isinstance(event, TorchOp) and event.bytes and torch_ops:
             steps.append(_op_step(event, facts.of.get(position), target, overhead))
@@ -443,8 +448,10 @@ def _longest(launch: Launch) -> float:
     """Accesses of the longest program by those of the mean, of the programs that were looked at from beginning to end."""
     recording = launch.recording
     program = recording.program if launch.sampled is None else recording.program[: recording.whole]
-    counts = Counter(program).values()
-    return max(counts) * len(counts) / sum(counts) if counts else 1.0
+    counts = Counter(program)
+    stand_for = {own: recording.stands_for.get(own, 1.0) for own in counts}
+    total = sum(stand_for[own] * count for own, count in counts.items())
+    return max(counts.values()) * sum(stand_for.values()) / total if counts else 1.0
 
 
 def _computing(programs: int, warps: float, own: float, units: Sequence[float]) -> float:

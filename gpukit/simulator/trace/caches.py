@@ -198,8 +198,8 @@ def window(recording: Recording, gpu: Gpu) -> int:
 
 
 def _left_in_part(recording: Recording, forms: Forms, rows: np.ndarray) -> np.ndarray:
-    """[2, sites]: the lines with sectors that these rows' programs fill only in part by all that they store there, and have not read;
-    last those in which they store less than a sector's size, and nothing in the lines beside them."""
+    """[2, sites]: the lines with sectors that these rows' programs, and those that they stand for, fill only in part by all that they
+    store there, and have not read; last those in which they store less than a sector's size, and nothing in the lines beside them."""
     program = np.array(recording.program, dtype=np.int64)[rows]
     kept, which, _ = forms.of(rows, forms.starts[rows])
     stores = [recording.sites[form.site].kind == "store" for form in kept]
@@ -230,7 +230,9 @@ def _left_in_part(recording: Recording, forms: Forms, rows: np.ndarray) -> np.nd
     alone = (np.diff(keys, prepend=-2) > 1) & (np.diff(keys, append=keys[-1] + 2) > 1)
     small = alone & (np.bincount(own, filled) < SECTOR_BYTES)
     for i, some in enumerate((odd & ~small, odd & small)):
-        counts[i] = np.bincount(sites[first[line[some]]], minlength=len(recording.sites))
+        at = first[line[some]]
+        stand_for = [recording.stands_for.get(program, 1.0) for program in programs[at].tolist()]
+        counts[i] = np.bincount(sites[at], stand_for, minlength=len(recording.sites))
     return counts
 
 
@@ -261,7 +263,10 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
     requests, odd, odd_sectors, partly = np.zeros((4, len(recording.sites)))
     added_up = [merges(is_floating(call.arguments.get(site.tensor)), compiled) for site in recording.sites]
     ran = np.arange(len(recording) if call.sampled is None else recording.whole)
-    for form, count in zip(*forms.counted(ran), strict=True):
+    stand_for = None  # how many accesses of all programs each of these stands for
+    if call.sampled is not None:
+        stand_for = np.array([recording.stands_for[recording.program[row]] for row in ran.tolist()])
+    for form, count in zip(*forms.counted(ran, stand_for), strict=True):
         asked[form.site] += count * form.asked
         distinct[form.site] += count * form.sectors.size
         clocks[form.site] += count * form.clocks
@@ -274,14 +279,13 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
             of_one_warp[form.site] += count * (form.asked - form.warps)
             of_others[form.site] += count * (form.warps - form.sectors.size)
 
-    scale = 1.0 if call.sampled is None else call.programs / max(1, call.sampled)
     through_l1 = sum(
         n for n, site in zip(distinct, recording.sites, strict=True) if site.kind == "load" and ways[site].through_l1
     )
-    local = spills(recording, compiled, l1, programs_per_sm, through_l1 * scale * SECTOR_BYTES / max(1, call.programs))
+    local = spills(recording, compiled, l1, programs_per_sm, through_l1 * SECTOR_BYTES / max(1, call.programs))
     play = Play(recording, gpu, ways, forms, programs_per_sm)
     missed = play.l1(round(l1 * local.left))
-    dram = play.l2(gpu.l2_bytes, distinct * scale)
+    dram = play.l2(gpu.l2_bytes, distinct)
 
     parts = _left_in_part(recording, forms, ran)
     others_alone = alone_among_warps(compiled)
@@ -293,15 +297,15 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
         elif site.kind == "store":
             to_l2 = asked[number] - (1 - ALONE) * of_one_warp[number] - (1 - others_alone) * of_others[number]
         from_dram = round(dram.read[number] * SECTOR_BYTES)
-        arrive = scale * to_l2 / asked[number] if asked[number] else 0.0  # of the requests
-        still_odd = scale * _still_odd(asked[number], distinct[number], partly[number], to_l2) if odd[number] else 0.0
-        l1_sectors, l2_sectors = round(asked[number] * scale), round(to_l2 * scale)
+        arrive = to_l2 / asked[number] if asked[number] else 0.0  # of the requests
+        still_odd = _still_odd(asked[number], distinct[number], partly[number], to_l2) if odd[number] else 0.0
+        l1_sectors, l2_sectors = round(asked[number]), round(to_l2)
         sites.append(
             SiteTraffic(
-                site.kind, site.tensor, site.line, site.via, l1_sectors, l2_sectors, from_dram, round(clocks[number] * scale),
+                site.kind, site.tensor, site.line, site.via, l1_sectors, l2_sectors, from_dram, round(clocks[number]),
                 site.file, *play.waiting[:, number].tolist(), round(from_dram * dram.halves[number]),
                 round(requests[number] * arrive), round(odd_sectors[number] * still_odd), round(odd[number] * still_odd),
-                *(round(n * scale) for n in parts[:, number]), float(dram.first[number]),
+                *(round(n) for n in parts[:, number]), float(dram.first[number]),
             )
         )  # fmt: skip
 

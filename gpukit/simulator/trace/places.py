@@ -1,15 +1,19 @@
-"""Where a gather goes in all programs of a sampled launch: told from the integers in memory by which it goes.
+"""What integers in memory say of the programs of a sampled launch that did not run: where they gather, and how long they are.
 
     row = tl.load(id_ptr + pid * BLOCK + i)
     tl.load(table_ptr + row[:, None] * N + tl.arange(0, N))
 
-The programs that ran show that an access lies `scale` bytes further on for each 1 that was read, and that each element of ids is
-read by one program. So the ids themselves say which rows the other programs ask for: some far more often than others, and L2
-holds these. A program of a sampled launch that did not run is only known to ask for as many rows as its neighbors do.
+The programs that ran show that the second load lies so many bytes further on for each 1 that the first one has read, and that each
+element of ids is read by one program. Then ids itself says which rows the other programs ask for. Some rows are asked for far more
+often than others, and L2 holds these. A few programs do not show that: what they have in common says little of what thousands have.
+
+Where programs read different numbers of ids, as those of a graph's nodes do, the length of ids says how much all of them have to do.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,23 +21,27 @@ import numpy as np
 import torch
 
 from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
-from gpukit.simulator.trace.levels import LINE_SECTORS
+from gpukit.simulator.trace.levels import LINE_BYTES, LINE_SECTORS
 from gpukit.simulator.trace.recording import Recording
 
 _PAIR_BYTES = 2 * SECTOR_BYTES  # which one read of DRAM brings
 _PAIRS = LINE_SECTORS // 2  # of a line
 _MOST_ROWS = 1024  # of one site, which are compared with the integers before them
 _MOST_USES = 1 << 20  # of lines that are followed
-# What SMs of both halves of L2 read is in both. A line that was read once is in 1.5 halves in the mean, one that was read so many
-# times in 2 - 2 ** -times. L2_HOLDS was measured with lines that are read once between two looks: by that each further use
-# adds to what the first one takes.
+_ALIKE, _LEAST = (
+    0.02,
+    0.1,
+)  # programs whose lengths differ by no more are alike; none stands for less than this part of its share
+# L2 has two halves. A line is in the half that its address belongs to, and also in the other one once an SM there has read it: after n
+# uses by any SM it takes the room of 2 - 2 ** -n lines in the mean. L2_HOLDS counts lines that were read once, of 1.5 lines' room. In
+# their measure the second use adds 1/6 of a line, and the third 1/12; what further ones add is left out.
 _AGAIN = 1 / 6, 1 / 12
 
 
 class Places(NamedTuple):
-    """The accesses of one site, one for each integer that was read or for each lane, in the order of programs: where they begin in the
-    imaginary memory, how far the bytes lie from there that each of them asks for, and of which part of the launch, from its first
-    program on, these are all."""
+    """The accesses of one site in the order of programs, one for each integer that was read or for each lane. `starts` says where each of
+    them begins in the imaginary memory, and `offsets` how far from there the bytes lie that it asks for. They are all that the
+    launch makes, or all of its first `part`."""
 
     starts: np.ndarray
     offsets: np.ndarray
@@ -41,7 +49,7 @@ class Places(NamedTuple):
 
 
 def places(recording: Recording) -> dict[int, Places]:
-    """Of a sampled launch, by site: where its loads and atomics go that are no tiles, where that is known."""
+    """Where the loads and the atomics of a sampled launch go that are no tiles: the sites of which that is known."""
     found = _by_integers(recording)
     for site in {recording.site[row] for row in range(recording.whole) if recording.tile[row] < 0} - {*found}:
         if recording.sites[site].kind != "store" and (begun := _by_beginnings(recording, site)):
@@ -50,7 +58,7 @@ def places(recording: Recording) -> dict[int, Places]:
 
 
 def _by_integers(recording: Recording) -> dict[int, Places]:
-    """Where they go by integers in memory of which each is read once."""
+    """Those that go by integers in memory, each of which is read once."""
     whole = np.arange(recording.whole)
     sites, tiles = (np.array(column, dtype=np.int64)[whole] for column in (recording.site, recording.tile))
     gathers = [site for site in np.unique(sites[tiles < 0]).tolist() if recording.sites[site].kind != "store"]
@@ -68,8 +76,8 @@ def _by_integers(recording: Recording) -> dict[int, Places]:
 
 
 def _by_beginnings(recording: Recording, site: int) -> Places | None:
-    """Of a sampled launch whose programs were cut short: the places of a site that is visited several times, always as far from where
-    it was first, by what the first programs of the launch do there first. None where that is not so."""
+    """A site that programs visit several times, always as far from where they were first, and in the same line or the next. The first
+    programs of the launch were cut short after one visit, which then says where the others go. None where that is not so."""
     sites, programs = np.array(recording.site, dtype=np.int64), np.array(recording.program, dtype=np.int64)
     if not recording.cut:
         return None
@@ -82,11 +90,13 @@ def _by_beginnings(recording: Recording, site: int) -> Places | None:
         if apart[0].size != apart[1].size or (apart[0] - apart[1] != apart[0][0] - apart[1][0]).any():
             return None
         further.setdefault(recording.program[row], []).append(int(apart[0][0] - apart[1][0]))
-    last = max(recording.cut) + 1
-    if len({tuple(own) for own in further.values()}) != 1 or not all(program in begins for program in range(last)):
+    last, steps = max(recording.cut) + 1, {tuple(own) for own in further.values()}
+    if len(steps) != 1 or not all(program in begins for program in range(last)):
+        return None
+    if max(map(max, steps)) - min(map(min, steps)) >= LINE_BYTES:  # what lies further on is asked for later
         return None
     starts = np.concatenate([_offsets(recording, begins[program]) for program in range(last)])
-    return Places(starts, np.unique(next(iter(further.values()))), last / recording.call.programs)
+    return Places(starts, np.unique(*steps), last / recording.call.programs)
 
 
 def _integers(recording: Recording, site: int) -> np.ndarray | None:
@@ -118,8 +128,8 @@ def _read(recording: Recording, row: int, width: int) -> np.ndarray:
 def _law(
     recording: Recording, sites: np.ndarray, site: int, source: int, numbers: np.ndarray
 ) -> tuple[int, np.ndarray] | None:
-    """The `scale` by which the accesses of a site move with what the site `source` has read just before, and the bytes that they
-    ask for where that is 0; None if they go otherwise in any row."""
+    """The law of a site whose accesses go by what the site `source` has read just before: by how many bytes they move for each 1 that
+    was read, and which bytes they ask for where a 0 was read. None if any row breaks it."""
     last, scale, patterns = -1, None, {}
     for row in np.flatnonzero((sites == site) | (sites == source)).tolist():
         if sites[row] == source:
@@ -154,31 +164,61 @@ def _law(
 
 
 def _each_once(recording: Recording, sites: np.ndarray, source: int, size: int) -> bool:
-    """Whether all programs together seem to read each of `size` elements once, and later programs what comes later: those that
-    ran read no element twice, and as many as are theirs, but for what chance makes of programs that differ."""
-    rows = np.flatnonzero(sites == source)
-    width = recording.sites[source].width
-    of_program: dict[int, list[np.ndarray]] = {}
-    for row in rows.tolist():
-        of_program.setdefault(recording.program[row], []).append(_read(recording, row, width))
-    read = {program: np.concatenate(own) for program, own in sorted(of_program.items())}
-    counts = np.array([own.size for own in read.values()])
-    everything = np.concatenate([*read.values()])
-    firsts = np.array([own.min() for own in read.values()])
-    lasts = np.array([own.max() for own in read.values()])
-    if np.unique(everything).size < everything.size or (firsts[1:] <= lasts[:-1]).any():
-        return False
+    """Whether the programs of the launch together seem to have each of the `size` elements of a tensor once, and later programs what
+    comes later: those that ran have no element twice, and so many that all programs would have `size` of them, within two standard
+    errors of a sample whose programs differ."""
+    of_program: dict[int, list[int]] = {}
+    for row in np.flatnonzero(sites == source).tolist():
+        of_program.setdefault(recording.program[row], []).append(row)
+    sizes, last = [], -1
+    for _, rows in sorted(of_program.items()):
+        if min(recording.start[row] for row in rows) < last:  # so most sites need no closer look
+            return False
+        read = np.concatenate([_offsets(recording, row) for row in rows])
+        if read.min() <= last or np.unique(read).size < read.size:
+            return False
+        last = int(read.max())
+        sizes.append(read.size)
     call = recording.call
-    expected = counts.sum() * call.programs / call.sampled
+    counts = np.array(sizes + [0] * (call.sampled - len(sizes)))
+    of_all = counts.sum() * call.programs / call.sampled
     error = 2 * counts.std() * len(counts) ** 0.5 * call.programs / call.sampled
-    return abs(expected - size) <= error + 0.05 * size
+    return bool(abs(of_all - size) <= error + 0.05 * size)
+
+
+def stand_for(recording: Recording, programs: Sequence[int]) -> dict[int, float]:
+    """How many programs of the launch each of `programs` stands for, which ran whole. That is the same for all of them, but where the
+    programs have different numbers of elements of a tensor and each element once. Then the size of the tensor says how many all
+    programs have, and long ones stand for fewer programs than short ones if by chance too many long ones ran (or the other way
+    round): for a number that goes up or down with their length along a line, as survey statisticians calibrate their samples."""
+    call, programs = recording.call, sorted(programs)
+    even = call.programs / max(1, len(programs))
+    lanes = np.array([_lanes(recording, row) for row in range(recording.whole)])
+    sites, of = (np.array(c, dtype=np.int64)[: recording.whole] for c in (recording.site, recording.program))
+    for site in np.argsort(-np.bincount(sites, lanes), kind="stable").tolist() if len(programs) < call.programs else ():
+        here, tensor = sites == site, call.arguments.get(recording.sites[site].tensor)
+        counts = np.bincount(np.searchsorted(programs, of[here]), lanes[here], minlength=len(programs))
+        if recording.sites[site].kind == "atomic" or not isinstance(tensor, torch.Tensor):
+            continue
+        if counts.std() > _ALIKE * counts.mean() and _each_once(recording, sites, site, _elements(tensor)):
+            apart = counts - counts.mean()
+            slope = (_elements(tensor) / call.programs - counts.mean()) / apart.var()
+            found = np.maximum(_LEAST, 1 + slope * apart)
+            found *= call.programs / found.sum()
+            return dict(zip(programs, found.tolist(), strict=True))
+    return dict.fromkeys(programs, even)
+
+
+def _lanes(recording: Recording, row: int) -> int:
+    tile = recording.tile[row]
+    return math.prod(recording.tiles[tile].extents) if tile >= 0 else recording.irregular[-1 - tile].offsets.size
 
 
 def sectors_read(found: Sequence[Places], others: float, capacity: int) -> list[float] | None:
-    """The sectors that accesses read from DRAM, those of all `found` made side by side while the launch brings `others` lines more
-    into L2, which holds `capacity` lines. A line is still there if no more than that were used since. None where less is used in
-    the part of the launch that is known."""
-    uses = sum(each.starts.size * -(-each.offsets.size * SECTOR_BYTES // _PAIR_BYTES) for each in found)
+    """How many sectors each of `found` reads from DRAM. All of them are made side by side, while the launch brings `others` lines more
+    into L2, which holds `capacity` lines: what was used last is still there if no more lines than that were used since. None where
+    the part of the launch that is known uses fewer."""
+    uses = sum(each.starts.size * np.unique(each.offsets // _PAIR_BYTES).size for each in found)
     some = 1 << max(0, (uses // _MOST_USES).bit_length())  # of so many lines one is followed
     followed = [_uses(each, some) for each in found]
     lines = [_since(line, time, 1 + len(_AGAIN)) for line, _, time in followed]
@@ -211,10 +251,10 @@ def sectors_read(found: Sequence[Places], others: float, capacity: int) -> list[
 
 
 def _weights() -> list[float]:
-    """Of the distances to the last use of a line, to the one before, and so on: what they count, so that the n-th use in a window
-    adds _AGAIN[n - 2] to the 1 of the first."""
+    """What the time since the last use of a line counts, the one since the use before it, and so on, so that the first use of a line in a
+    window counts 1 and the n-th one _AGAIN[n - 2]."""
     adds = [1.0, *_AGAIN]
-    return [*(one - other for one, other in zip(adds, adds[1:], strict=False)), adds[-1]]
+    return [*(one - other for one, other in itertools.pairwise(adds)), adds[-1]]
 
 
 def _uses(places: Places, some: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -235,7 +275,7 @@ def _uses(places: Places, some: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _since(unit: np.ndarray, time: np.ndarray, uses: int) -> list[np.ndarray]:
-    """For each use of a unit how long ago its last use was, the one before, and so on, `uses` of them; infinite where there was
+    """How long before each use of a unit the last one was, the one before that, and so on, `uses` of them; infinite where there was
     none."""
     order = np.argsort(unit, kind="stable")
     sorted_unit, sorted_time = unit[order], time[order]

@@ -100,6 +100,9 @@ class Recording:
     extent: int = 0  # bytes of the imaginary memory in use
     whole: int = 0  # of a sampled launch: rows of programs that ran from beginning to end, the first ones
     cut: set[int] = field(default_factory=set)  # and the programs that did not
+    stands_for: dict[int, float] = field(
+        default_factory=dict
+    )  # how many programs each of them stands for that ran whole
 
     def __post_init__(self):
         self.answers: dict = {}  # of the cache model, by GPU
