@@ -14,7 +14,7 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
    Measured on an H200: 256 MiB stored by rows of 32, 64, 128 and 256 bytes take 101, 69, 67 and 63 µs, and 476, 293, 194
    and 157 where each row begins and ends within a sector.) Parts of lines that leave L2 without the rest are written to
    DRAM one by one. Atomics keep L2's slices busy with updates of sectors, or one element with its changes, which wait for
-   one another (contention.py). Tensor cores fetch what they multiply from shared memory, and bring the clock down. In
+   one another (contention.py), and a fence keeps its SM busy for longer where the warp's atomics are on more lines. Tensor cores fetch what they multiply from shared memory, and bring the clock down. In
    each clock, each of the 32 banks that L1 and shared memory are made of gives one word: lanes that meet in a bank take
    more clocks (instructions.py, banks.py). So do the lines that L1 must look for, and those from which L1 passes on what
    is copied to shared memory. Words for which there are no registers go through L1 to L2 as others do (spills.py).

@@ -8,7 +8,8 @@ access of each, the second of each, and so on.
 2. L1, one per SM and as large as shared memory leaves it, sees the loads of the SM's programs. What it does not hold is
    read from L2. Asynchronous copies of 16 bytes and tensor descriptors pass it by.
 3. L2, one for all, lines of 128 bytes, sees everything. What it does not hold is read from DRAM, 64 bytes at a time; what
-   is written stays until its line is needed for another one.
+   is written stays until its line is needed for another one. Of a sampled launch, integers in memory may say which lines all
+   programs gather, and how much these have to do (places.py).
 
 Both caches give up the line that was used longest ago. Five numbers are not derived but measured, on an H200, and taken for
 every GPU: the share ALONE and LINE_CLOCKS (instructions.py), L1_PLACES, L2_HOLDS and L2_PARTS (levels.py). The table of python
