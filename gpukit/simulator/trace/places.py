@@ -170,20 +170,22 @@ def _each_once(recording: Recording, sites: np.ndarray, source: int, size: int) 
     of_program: dict[int, list[int]] = {}
     for row in np.flatnonzero(sites == source).tolist():
         of_program.setdefault(recording.program[row], []).append(row)
-    sizes, last = [], -1
-    for _, rows in sorted(of_program.items()):
-        if min(recording.start[row] for row in rows) < last:  # so most sites need no closer look
-            return False
-        read = np.concatenate([_offsets(recording, row) for row in rows])
-        if read.min() <= last or np.unique(read).size < read.size:
-            return False
-        last = int(read.max())
-        sizes.append(read.size)
     call = recording.call
-    counts = np.array(sizes + [0] * (call.sampled - len(sizes)))
+    counts = np.array([sum(_lanes(recording, row) for row in rows) for rows in of_program.values()])
+    counts = np.append(counts, np.zeros(call.sampled - counts.size, dtype=np.int64))  # programs that have none
     of_all = counts.sum() * call.programs / call.sampled
-    error = 2 * counts.std() * len(counts) ** 0.5 * call.programs / call.sampled
-    return bool(abs(of_all - size) <= error + 0.05 * size)
+    error = 2 * counts.std() * counts.size**0.5 * call.programs / call.sampled
+    if abs(of_all - size) > error + 0.05 * size:
+        return False
+    last = -1
+    for _, rows in sorted(of_program.items()):
+        if min(recording.start[row] for row in rows) < last:  # so most of what programs share needs no closer look
+            return False
+        own = np.concatenate([_offsets(recording, row) for row in rows])
+        if own.min() <= last or not ((np.diff(own) > 0).all() or np.unique(own).size == own.size):
+            return False
+        last = int(own.max())
+    return True
 
 
 def stand_for(recording: Recording, programs: Sequence[int]) -> dict[int, float]:
