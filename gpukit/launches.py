@@ -6,7 +6,7 @@ there is one: what goes through the table, nobody sees.
 A watcher has `begin(call) -> recorder`, `dry`: if any is dry, launches are listed but not run, and `sample`: how many
 programs of a launch to run, None for all; with `marking` integers that wrap around in 32 bits are marked. A recorder has
 `access(access, program, file, line)`, `dot(flops)`, `unwritten(fault)` and `disorder(fault)`, which may raise it, and
-`end()`; for sampled launches `unknown(fault)` and `wrapped(fault)`, which may raise it, `role`, `window()` and
+`end()`; for sampled launches `unknown(fault)` and `wrapped(fault)`, which may raise it, `begins(program)`, `role`, `window()` and
 `cut(program)` too, and `starts(program)` and `inferred(radices, probes, others, turns)` where window() asks for programs. If all
 recorders of a launch have `turn_begins()`, `repeat(turn, steps, times, before, after)` and `rewind(state)`, long loops of a sample
 may be run in part: the first of these says at the end of a turn what it takes to come back there, and the second is told that
@@ -47,6 +47,9 @@ class Onlooker:
 
     def begin(self, call):
         return self
+
+    def begins(self, program: int) -> None:
+        pass
 
     def access(self, access, program: int, file: str, line: int) -> None:
         pass

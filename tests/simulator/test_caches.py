@@ -888,6 +888,23 @@ def test_loads_that_l1_lacks_are_late():
 
 
 @triton.jit
+def along_rows(x_ptr, y_ptr, STEPS, WIDTH: tl.constexpr):
+    """A lane goes along a row, a sector in each turn."""
+    i = tl.arange(0, 32)
+    total = tl.zeros((32,), tl.float32)
+    for step in range(STEPS):
+        total += tl.load(x_ptr + i * WIDTH + step * 8)
+    tl.store(y_ptr + i, total)
+
+
+def test_of_each_pair_of_sectors_one_comes_from_device_memory():
+    x, y = torch.empty(32 * 128, device="meta"), torch.empty(32, device="meta")
+    traffic = assumed(lambda: along_rows[(1,)](x, y, 16, WIDTH=128, num_warps=1), sample=1)
+    (site,) = (site for site in traffic.sites if site.kind == "load")
+    assert (site.instructions, site.new, site.late, site.fresh) == (16, 16, 16, 8)
+
+
+@triton.jit
 def repeated(at_ptr, x_ptr, y_ptr, BLOCK: tl.constexpr):
     """Each row of the grid reads `at` again."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -894,7 +894,9 @@ def test_warps_of_a_scheduler_take_turns_at_its_units():
     # A unit for exponentials takes one in 8 cycles of a scheduler. Four warps have one each, 16 warps share them by fours.
     assert together(*EXPONENTIALS) == together(*EXPONENTIALS, warps=4) == pytest.approx(73, abs=1)
     assert together(*EXPONENTIALS, warps=16) == pytest.approx(4 * 80, abs=8)
-    assert together(*EXPONENTIALS, warps=4, programs=4) == pytest.approx(4 * 80, abs=24), "who has waited longest goes first"
+    assert together(*EXPONENTIALS, warps=4, programs=4) == pytest.approx(4 * 80, abs=24), (
+        "who has waited longest goes first"
+    )
     # Another unit's instructions fill the gaps, and a scheduler issues one instruction in a cycle.
     additions = [f"FADD R{40 + i}, R93, R94" for i in range(10)]
     mixed = [each for pair in zip(EXPONENTIALS, additions, strict=True) for each in pair]
@@ -973,7 +975,9 @@ def test_how_loads_wait():
         values = dict(
             kind="load", tensor="x", line=7, via="lsu", l1_sectors=64, l2_sectors=64, dram_bytes=64 * 32, file="k.py"
         )
-        return caches.SiteTraffic(**{**values, "instructions": 8, "new": 4, "new_pairs": 4, "late": 4, **given})
+        return caches.SiteTraffic(
+            **{**values, "instructions": 8, "new": 4, "new_pairs": 4, "late": 4, "fresh": 4, **given}
+        )
 
     def ns(*sites, waves=1e9):
         (wait,) = predict_module._waits(types.SimpleNamespace(sites=sites, waves=waves), REACHED, 1e3).values()
@@ -983,17 +987,29 @@ def test_how_loads_wait():
     l2, dram = REACHED.l2_ns, REACHED.dram_ns
     assert ns(site()) == (0.5, pytest.approx(dram))
     assert ns(site(dram_bytes=0)) == (0.5, pytest.approx(l2))
-    assert ns(site(late=1)) == (0.125, pytest.approx(dram))  # L1 has what the others ask for
-    assert ns(site(late=0)) == (0.0, pytest.approx(dram))  # all of them
+    assert ns(site(late=1, fresh=1)) == (0.125, pytest.approx(dram))  # L1 has what the others ask for
+    assert ns(site(fresh=3)) == (
+        0.5,
+        pytest.approx((3 * dram + l2) / 4),
+    )  # L2 has it since L1 got the other sector of a pair
+    assert ns(site(late=0, fresh=0)) == (0.0, pytest.approx(dram))  # all of them
     assert ns(site(new_pairs=2)) == (0.5, pytest.approx((dram + l2) / 2))  # the other sector of a pair is in L2 by then
-    assert ns(site(), site(tensor="y", new=8, new_pairs=8, late=0)) == (0.25, pytest.approx(dram))
-    often, seldom = site(dram_bytes=0), site(tensor="y", late=1)
+    assert ns(site(), site(tensor="y", new=8, new_pairs=8, late=0, fresh=0)) == (0.25, pytest.approx(dram))
+    often, seldom = site(dram_bytes=0), site(tensor="y", late=1, fresh=1)
     assert ns(often, seldom) == (5 / 16, pytest.approx(l2))  # what seldom comes late is waited for by few
     assert not predict_module._waits(types.SimpleNamespace(sites=[site(new=0)], waves=1.0), REACHED, 1e3)
     # Programs that begin together all wait for who asks first; those that follow them find it in L2.
     shared = site(dram_bytes=0, first=1.0)
     assert ns(shared, waves=1.0) == (0.5, pytest.approx(dram)) and ns(shared) == (0.5, pytest.approx(l2))
     assert ns(shared, waves=2.0) == (0.5, pytest.approx((dram + l2) / 2))
+
+
+@pytest.mark.parametrize("places", ["on neighbours", "scattered"])
+def test_fences_wait_for_the_lines_of_their_atomics(places):
+    """The atomics of a warp on one line, and each on a line of its own, with a fence before each instruction."""
+    name = f"atomics {places}, acq_rel"
+    (step,) = predict(timed_kernels.RATES[name].prepare("meta"), gpu="h200").steps
+    assert step.resources["L2"] == pytest.approx(times.machine("h200")[name].median_us, rel=0.05)
 
 
 def test_reads_and_writes_by_turns_cost_more_than_either():

@@ -233,6 +233,8 @@ def _sample(call: Call, program) -> None:
         for linear in group:
             if linear not in whole:
                 before, running.now.places = running.now.work, 0
+                for recorder in running.now.recorders:
+                    recorder.begins(linear)
                 program(linear)
                 whole[linear] = running.now.work - before, running.now.places
     call.sampled = len(whole)

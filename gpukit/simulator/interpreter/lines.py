@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 
 from gpukit import launches
@@ -21,6 +21,7 @@ class LineCounter(launches.Onlooker):
     def __init__(self, at_launch: Callable[[object], None] | None = None):
         self.at_launch = at_launch
         self.launches: list[Counter] = []
+        self._begun: list[list[tuple[int, Counter]]] = []  # of each launch: programs that ran, and the runs before each
         self._first_lines: dict[str, dict[int, int]] = {}
         self._known: dict[str, tuple[str, dict[int, int]] | None] = {}  # by the file name of a code object
 
@@ -39,10 +40,23 @@ class LineCounter(launches.Onlooker):
         if self.at_launch:
             self.at_launch(call)
         self.launches.append(Counter())
+        self._begun.append([])
         self._first_lines = statements(sources(call.function))
         self._known = {}
         sys.settrace(self._call)
         return self
+
+    def begins(self, program: int) -> None:
+        self._begun[-1].append((program, self.launches[-1].copy()))
+
+    def executions(self, launch: int, stands_for: Mapping[int, float]) -> dict:
+        """Of a sampled launch, by its number: statement -> runs in all programs, of which each that ran stands for so many."""
+        programs, before = zip(*self._begun[launch], strict=True)
+        total: dict = {}
+        for program, first, last in zip(programs, before, [*before[1:], self.launches[launch]], strict=True):
+            for statement, count in last.items():
+                total[statement] = total.get(statement, 0.0) + stands_for[program] * (count - first[statement])
+        return total
 
     @property
     def role(self) -> str:

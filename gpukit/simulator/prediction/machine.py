@@ -38,6 +38,8 @@ ROWS = {
     "l2_small_parts_per_us": ("rows of 16 bytes", "chip"),
     "atomics_per_us": ("atomics scattered, int32", "chip"),
     "fenced_atomics_per_us": ("atomics scattered, acq_rel", "chip"),
+    "atomics_in_order_per_us": ("atomics on neighbours, int32", "chip"),
+    "fenced_atomics_in_order_per_us": ("atomics on neighbours, acq_rel", "chip"),
     "atomics_on_one_per_us": ("atomics on one element, int32", "clock"),
     "float_atomics_on_one_per_us": ("atomics on one element, fp32", "clock"),
     "atomic_ns": ("latency of an atomic", None),
@@ -65,7 +67,8 @@ class Machine:
     l2_single_loads, stores      of single sectors, all over L2; l2_gbps is for whole lines
     l2_parts_per_us              of lines in which a program leaves part of a sector to others, in rows of 64 bytes, and
     l2_small_parts_per_us        in rows of 16 bytes
-    atomics_per_us               sectors, all over L2; fenced ones order what the thread did before and after (acq_rel)
+    atomics_per_us               sectors, all over L2; fenced ones order what the thread did before and after (acq_rel). Those
+                                 in order are of neighbors, a line of them for a warp
     atomics_on_one_per_us        elements, all threads adding to one: the compiler makes one request of a warp's 32
     float_atomics_on_one_per_us  the same in fp32, where each of them is an addition of its own
     matmul_tflops                bf16, of a whole large matmul, whose power brings the clock down; matmul_fp32_tflops of one
@@ -92,6 +95,8 @@ class Machine:
     l2_small_parts_per_us: float
     atomics_per_us: float
     fenced_atomics_per_us: float
+    atomics_in_order_per_us: float
+    fenced_atomics_in_order_per_us: float
     atomics_on_one_per_us: float
     float_atomics_on_one_per_us: float
     atomic_ns: float

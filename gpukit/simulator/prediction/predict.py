@@ -14,8 +14,9 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
    Measured on an H200: 256 MiB stored by rows of 32, 64, 128 and 256 bytes take 101, 69, 67 and 63 µs, and 476, 293, 194
    and 157 where each row begins and ends within a sector.) Parts of lines that leave L2 without the rest are written to
    DRAM one by one. Atomics keep L2's slices busy with updates of sectors, or one element with its changes, which wait for
-   one another (contention.py). Tensor cores fetch what they multiply from shared memory, and those that are never idle bring
-   the clock down to that with which a large matmul runs; if they are busy for a share of the time, by that share of it. In
+   one another (contention.py), and a fence keeps its SM busy for longer where the warp's atomics are on more lines. Tensor
+   cores fetch what they multiply from shared memory, and those that are never idle bring the clock down to that with which a
+   large matmul runs; if they are busy for a share of the time, by that share of it. In
    each clock, each of the 32 banks that L1 and shared memory are made of gives one word: lanes that meet in a bank take
    more clocks (instructions.py, banks.py). So do the lines that L1 must look for, and those from which L1 passes on what
    is copied to shared memory. Words for which there are no registers go through L1 to L2 as others do (spills.py).
@@ -243,15 +244,20 @@ def predict(
     target = gpu if isinstance(gpu, hardware.Gpu) else hardware.gpu(gpu)
     with trace(gpu=target, sample=sample) as t, _OpFacts(t) as facts, _line_counter(target) as lines:
         work()
-    runs = dict(zip(map(id, t.launches), getattr(lines, "launches", ()), strict=True))
+    numbers = {id(launch): number for number, launch in enumerate(t.launches)}
     reached = machine(target)
     steps: list[Step] = []
     for position, event in enumerate(t.events):
         overhead = reached.next_launch_us if steps else reached.launch_us
         if isinstance(event, Launch) and event.programs:
             _refuse_what_does_not_fit(event, target)
-            ran = event.programs if event.sampled is None else event.sampled
-            executions = {statement: n / ran for statement, n in runs[id(event)].items()}
+            number = numbers[id(event)]
+            ran = (
+                lines.launches[number]
+                if event.sampled is None
+                else lines.executions(number, event.recording.stands_for)
+            )
+            executions = {statement: n / event.programs for statement, n in ran.items()}
             steps.append(launch_step(event, compile(event, gpu=target), executions, overhead))
         elif isinstance(event, TorchOp) and event.bytes and torch_ops:
             steps.append(_op_step(event, facts.of.get(position), target, overhead))
@@ -493,7 +499,8 @@ def _missed_ns(site: SiteTraffic, traffic: Traffic | SimpleNamespace, reached: M
     """How long a load lasts that L1 lacks, in the mean of those that find their line in L2 and those that do not."""
     from_dram = min(1.0, site.dram_bytes / (site.l2_sectors * SECTOR_BYTES)) if site.l2_sectors else 0.0
     from_dram = _begun_together(traffic, site.first, from_dram)
-    from_dram *= site.new_pairs / site.new  # the other sector of a pair comes to L2 with the first
+    # The other sector of a pair comes to L2 with the first, which this load asks for or one before it.
+    from_dram *= site.new_pairs / site.new * (site.fresh / site.late if site.late else 1.0)
     return from_dram * reached.dram_ns + (1 - from_dram) * reached.l2_ns
 
 
@@ -501,8 +508,10 @@ def _longest(launch: Launch) -> float:
     """Accesses of the longest program by those of the mean, of the programs that were looked at from beginning to end."""
     recording = launch.recording
     program = recording.program if launch.sampled is None else recording.program[: recording.whole]
-    counts = Counter(program).values()
-    return max(counts) * len(counts) / sum(counts) if counts else 1.0
+    counts = Counter(program)
+    stand_for = {own: recording.stands_for.get(own, 1.0) for own in counts}
+    total = sum(stand_for[own] * count for own, count in counts.items())
+    return max(counts.values()) * sum(stand_for.values()) / total if counts else 1.0
 
 
 def _in_turn(users: float, alone: float, needs: Sequence[float]) -> float:
@@ -550,7 +559,9 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
     if traffic.l2_atomic_sectors:
         l2 += sum(_slices_us(each, gpu) for each in traffic.contention)
         fences = sum(n for opcode, n in warp.opcodes.items() if opcode.startswith("MEMBAR") and ".GPU" in opcode)
-        l2 += fences * compiled.num_warps * -(-launch.programs // gpu.sms) * _fence_us(gpu)
+        fences *= compiled.num_warps
+        asked = sum(each.requests for each in traffic.contention) / launch.programs
+        l2 += fences * -(-launch.programs // gpu.sms) * _fence_us(gpu, asked / fences) if fences else 0.0
         # Changes of one element wait for one another, while the rest of L2 goes on.
         l2 = max(l2, *(_contention_us(each, gpu)[0] for each in traffic.contention))
     l2 = max(l2, *_stored_us(traffic, one_sm, reached), _asked_us(traffic, reached), _left_us(launch, traffic, reached))
@@ -599,10 +610,13 @@ def _asked_us(traffic: Traffic | SimpleNamespace, reached: Machine) -> float:
     return lines / reached.l2_single_loads_per_us
 
 
-def _fence_us(gpu: hardware.Gpu) -> float:
-    """For which an SM is busy with one fence of one warp: what 32 fenced atomics take longer than others."""
+def _fence_us(gpu: hardware.Gpu, lines: float) -> float:
+    """For which an SM is busy with one fence of one warp, which waits for atomics on so many lines: what 32 fenced atomics take longer
+    than others, where these are on one line and where each has its own."""
     reached = machine(gpu)
-    return 32 * gpu.sms * (1 / reached.fenced_atomics_per_us - 1 / reached.atomics_per_us)
+    one = 1 / reached.fenced_atomics_in_order_per_us - 1 / reached.atomics_in_order_per_us
+    many = 1 / reached.fenced_atomics_per_us - 1 / reached.atomics_per_us
+    return 32 * gpu.sms * (one + (many - one) * min(1.0, max(0.0, lines - 1) / 31))
 
 
 def _dram_us(read: float, written: float, reached: Machine) -> float:

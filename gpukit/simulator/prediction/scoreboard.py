@@ -191,7 +191,10 @@ class _Simulation:
                     heapq.heappush(queue, (now, now, number))
                     break
         ends = [warp.total for warp in self.warps]
-        return sum(max(ends[first : first + self.sm.warps]) for first in range(0, len(ends), self.sm.warps)) / self.sm.programs
+        return (
+            sum(max(ends[first : first + self.sm.warps]) for first in range(0, len(ends), self.sm.warps))
+            / self.sm.programs
+        )
 
     def _may_begin(self, warp: _Warp, now: float, i: int) -> float | None:
         """When a warp may issue an instruction; None where that depends on warps of its group that have not come yet."""

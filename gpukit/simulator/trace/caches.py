@@ -8,7 +8,8 @@ access of each, the second of each, and so on.
 2. L1, one per SM and as large as shared memory leaves it, sees the loads of the SM's programs. What it does not hold is
    read from L2. Asynchronous copies of 16 bytes and tensor descriptors pass it by.
 3. L2, one for all, lines of 128 bytes, sees everything. What it does not hold is read from DRAM, 64 bytes at a time; what
-   is written stays until its line is needed for another one.
+   is written stays until its line is needed for another one. Of a sampled launch, integers in memory may say which lines all
+   programs gather, and how much these have to do (places.py).
 
 Both caches give up the line that was used longest ago. Five numbers are not derived but measured, on an H200, and taken for
 every GPU: the share ALONE and LINE_CLOCKS (instructions.py), L1_PLACES, L2_HOLDS and L2_PARTS (levels.py). The table of python
@@ -50,7 +51,8 @@ class SiteTraffic:
     that reached L2, `dram_bytes` what was read from DRAM for it, `l1_clocks` the clocks
     that L1 takes for its instructions, whose lanes may meet in a bank or ask for many lines. Of a load's `instructions`, counted on the SMs
     whose L1 is followed, so many ask for something `new`, for which their warp has not asked before in this load: of so many it is in
-    pairs of sectors that are new too, and of so many `late`, since L1 lacks it. Of what was read from DRAM `dram_half_bytes`
+    pairs of sectors that are new too, and of so many `late`, since L1 lacks it; of these so many are `fresh`: L1 has nothing of the
+    pair of sectors that it is in. Of what was read from DRAM `dram_half_bytes`
     came as one half of a line, without the other. L2 gets so many `requests`, one for what an instruction moves of a line. Of
     a store's l2_sectors so many `odd_sectors` come in `odd_requests`, which fill some of them only in part. In so many lines a
     program's stores leave `parts` of sectors to others to fill, and in `small_parts` more they are smaller than a sector. Of what
@@ -69,6 +71,7 @@ class SiteTraffic:
     new: float = 0.0
     new_pairs: float = 0.0
     late: float = 0.0
+    fresh: float = 0.0
     dram_half_bytes: int = 0
     requests: int = 0
     odd_sectors: int = 0
@@ -196,8 +199,8 @@ def window(recording: Recording, gpu: Gpu) -> int:
 
 
 def _left_in_part(recording: Recording, forms: Forms, rows: np.ndarray) -> np.ndarray:
-    """[2, sites]: the lines with sectors that these rows' programs fill only in part by all that they store there, and have not read;
-    last those in which they store less than a sector's size, and nothing in the lines beside them."""
+    """[2, sites]: the lines with sectors that these rows' programs, and those that they stand for, fill only in part by all that they
+    store there, and have not read; last those in which they store less than a sector's size, and nothing in the lines beside them."""
     program = np.array(recording.program, dtype=np.int64)[rows]
     kept, which, _ = forms.of(rows, forms.starts[rows])
     stores = [recording.sites[form.site].kind == "store" for form in kept]
@@ -228,7 +231,9 @@ def _left_in_part(recording: Recording, forms: Forms, rows: np.ndarray) -> np.nd
     alone = (np.diff(keys, prepend=-2) > 1) & (np.diff(keys, append=keys[-1] + 2) > 1)
     small = alone & (np.bincount(own, filled) < SECTOR_BYTES)
     for i, some in enumerate((odd & ~small, odd & small)):
-        counts[i] = np.bincount(sites[first[line[some]]], minlength=len(recording.sites))
+        at = first[line[some]]
+        stand_for = [recording.stands_for.get(program, 1.0) for program in programs[at].tolist()]
+        counts[i] = np.bincount(sites[at], stand_for, minlength=len(recording.sites))
     return counts
 
 
@@ -259,7 +264,10 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
     requests, odd, odd_sectors, partly = np.zeros((4, len(recording.sites)))
     added_up = [merges(is_floating(call.arguments.get(site.tensor)), compiled) for site in recording.sites]
     ran = np.arange(len(recording) if call.sampled is None else recording.whole)
-    for form, count in zip(*forms.counted(ran), strict=True):
+    stand_for = None  # how many accesses of all programs each of these stands for
+    if call.sampled is not None:
+        stand_for = np.array([recording.stands_for[recording.program[row]] for row in ran.tolist()])
+    for form, count in zip(*forms.counted(ran, stand_for), strict=True):
         asked[form.site] += count * form.asked
         distinct[form.site] += count * form.sectors.size
         clocks[form.site] += count * form.clocks
@@ -272,14 +280,13 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
             of_one_warp[form.site] += count * (form.asked - form.warps)
             of_others[form.site] += count * (form.warps - form.sectors.size)
 
-    scale = 1.0 if call.sampled is None else call.programs / max(1, call.sampled)
     through_l1 = sum(
         n for n, site in zip(distinct, recording.sites, strict=True) if site.kind == "load" and ways[site].through_l1
     )
-    local = spills(recording, compiled, l1, programs_per_sm, through_l1 * scale * SECTOR_BYTES / max(1, call.programs))
+    local = spills(recording, compiled, l1, programs_per_sm, through_l1 * SECTOR_BYTES / max(1, call.programs))
     play = Play(recording, gpu, ways, forms, programs_per_sm)
     missed = play.l1(round(l1 * local.left))
-    dram = play.l2(gpu.l2_bytes, distinct * scale)
+    dram = play.l2(gpu.l2_bytes, distinct)
 
     parts = _left_in_part(recording, forms, ran)
     others_alone = alone_among_warps(compiled)
@@ -291,15 +298,15 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
         elif site.kind == "store":
             to_l2 = asked[number] - (1 - ALONE) * of_one_warp[number] - (1 - others_alone) * of_others[number]
         from_dram = round(dram.read[number] * SECTOR_BYTES)
-        arrive = scale * to_l2 / asked[number] if asked[number] else 0.0  # of the requests
-        still_odd = scale * _still_odd(asked[number], distinct[number], partly[number], to_l2) if odd[number] else 0.0
-        l1_sectors, l2_sectors = round(asked[number] * scale), round(to_l2 * scale)
+        arrive = to_l2 / asked[number] if asked[number] else 0.0  # of the requests
+        still_odd = _still_odd(asked[number], distinct[number], partly[number], to_l2) if odd[number] else 0.0
+        l1_sectors, l2_sectors = round(asked[number]), round(to_l2)
         sites.append(
             SiteTraffic(
-                site.kind, site.tensor, site.line, site.via, l1_sectors, l2_sectors, from_dram, round(clocks[number] * scale),
+                site.kind, site.tensor, site.line, site.via, l1_sectors, l2_sectors, from_dram, round(clocks[number]),
                 site.file, *play.waiting[:, number].tolist(), round(from_dram * dram.halves[number]),
                 round(requests[number] * arrive), round(odd_sectors[number] * still_odd), round(odd[number] * still_odd),
-                *(round(n * scale) for n in parts[:, number]), float(dram.first[number]),
+                *(round(n) for n in parts[:, number]), float(dram.first[number]),
             )
         )  # fmt: skip
 

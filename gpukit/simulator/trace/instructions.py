@@ -187,10 +187,10 @@ class Forms:
         self.sites, self.tiles, self.starts = (np.array(c, dtype=np.int64) for c in columns)
         self._known: dict[int, Form] = {}
 
-    def counted(self, rows: np.ndarray) -> tuple[list[Form], list[int]]:
-        """Which forms these rows of the recording have, and how many have each."""
-        forms, _, counts = self.of(rows, self.starts[rows])
-        return forms, counts.tolist()
+    def counted(self, rows: np.ndarray, stand_for: np.ndarray | None = None) -> tuple[list[Form], list[float]]:
+        """Which forms these rows of the recording have, and how many have each, or how many all of these `stand_for`."""
+        forms, which, counts = self.of(rows, self.starts[rows])
+        return forms, (counts if stand_for is None else np.bincount(which, stand_for, minlength=len(forms))).tolist()
 
     def of(self, row: np.ndarray, start: np.ndarray) -> tuple[list[Form], np.ndarray, np.ndarray]:
         """Of rows of the recording moved to addresses `start`: the forms there are, which of them each row has, and how

@@ -66,7 +66,8 @@ class Launch:
     it: see `traffic`. A trace with sample=N ran `sampled` of the programs and scaled every count; else that is None.
     `assumed` are sentences about what a sample cannot know, and was taken to be so; `spread`, where its programs read integers
     and do not move the same, is the range in which the mean of all programs probably lies, as shares of the sample's mean: two
-    standard errors to either side, and never beyond the least and the most that one program moved.
+    standard errors to either side, and never beyond the least and the most that one program moved. It is None where the length of a
+    tensor says how much all programs have to do (places.py).
     """
 
     kernel: str

@@ -131,17 +131,26 @@ class L1:
 
     def __init__(self, sectors: int, accesses: int, capacity_bytes: int):
         self.ages = _l1_ages(max(1, capacity_bytes // SECTOR_BYTES))
-        self.lru = Lru(sectors, accesses, int(self.ages.max()))
+        self.lru = Lru(sectors + sectors % 2, accesses, int(self.ages.max()))
+
+    def beside(self, sectors: np.ndarray) -> np.ndarray:
+        """Of which of the sectors the other one of their pair is there."""
+        others = sectors ^ 1
+        return self._young(others, self.lru.stamp[others] > self.lru.horizon)
 
     def read(self, sectors: np.ndarray) -> np.ndarray | None:
         """Which of the sectors were missing; None if all were."""
-        hit = self.lru.within(sectors)
-        if hit.any():
-            inside = sectors[hit]
-            kind = (inside // LINE_SECTORS * 0x9E3779B1 & 0xFFFFFFFF) >> 22  # neighbours are of different kinds
-            hit[hit] = self.lru.ages(inside) < self.ages[kind]
+        hit = self._young(sectors, self.lru.within(sectors))
         self.lru.use(sectors)
         return ~hit if hit.any() else None
+
+    def _young(self, sectors: np.ndarray, within: np.ndarray) -> np.ndarray:
+        """Which of the sectors are there, of those `within` the horizon."""
+        if within.any():
+            inside = sectors[within]
+            kind = (inside // LINE_SECTORS * 0x9E3779B1 & 0xFFFFFFFF) >> 22  # neighbours are of different kinds
+            within[within] = self.lru.ages(inside) < self.ages[kind]
+        return within
 
 
 def by_line(sectors: np.ndarray, filled: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -100,6 +100,9 @@ class Recording:
     extent: int = 0  # bytes of the imaginary memory in use
     whole: int = 0  # of a sampled launch: rows of programs that ran from beginning to end, the first ones
     cut: set[int] = field(default_factory=set)  # and the programs that did not
+    stands_for: dict[int, float] = field(
+        default_factory=dict
+    )  # how many programs each of them stands for that ran whole
 
     def __post_init__(self):
         self.answers: dict = {}  # of the cache model, by GPU
@@ -141,6 +144,10 @@ class Recording:
             base = self._bases[buffer.key] = self.extent
             self.extent += -(-max(buffer.nbytes, 1) // STORAGE_ALIGNMENT) * STORAGE_ALIGNMENT
         return base
+
+    def base_of(self, site: int) -> int:
+        """Where the storage begins in the imaginary memory on which a site's newest access was."""
+        return self.base(self._buffers[site])
 
     def add(self, access: Access, program: int, site: Site) -> None:
         """Note an access with at least one live lane."""

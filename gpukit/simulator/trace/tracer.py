@@ -19,7 +19,7 @@ from gpukit import hardware, launches
 from gpukit.simulator.interpreter import bounds
 from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
 from gpukit.simulator.interpreter.faults import UnwrittenFault, WarpFault, program_ids
-from gpukit.simulator.trace import caches
+from gpukit.simulator.trace import caches, places
 from gpukit.simulator.trace.launch import Access, Event, Launch, cell, html_table, text_table
 from gpukit.simulator.trace.recording import Recording, Site
 from gpukit.simulator.trace.torch_ops import CountOps, TorchOp
@@ -83,9 +83,24 @@ class _Recorder:
         self.rows: dict[tuple, tuple[Access, Site]] = {}
         self.role = "whole"
         self.counting = launch.sampled is None
-        self._moved: dict[int, int] = {}  # bytes of each program that runs whole, in a sampled launch
+        self._begun: list[
+            tuple[int, dict]
+        ] = []  # of a sampled launch: programs that ran whole, and what was counted before each
+        self._moved: dict[int, int] = {}  # bytes of each of them
         # The accesses of the running program: (what they are counted under, their lanes) -> where they began.
         self._program, self._made = -1, {}
+
+    def begins(self, linear: int) -> None:
+        """A program of a sampled launch that runs whole."""
+        self._begun.append((linear, self._counts()))
+
+    def _counts(self) -> dict[tuple[int, str], int]:
+        """Of the launch, -1, and of its accesses, by number: what is scaled to the whole grid."""
+        things = (
+            (-1, self.launch, _LAUNCH_COUNTS),
+            *((i, a, _ACCESS_COUNTS) for i, a in enumerate(self.launch.accesses)),
+        )
+        return {(i, name): getattr(thing, name) for i, thing, names in things for name in names}
 
     def access(self, access, linear: int, file: str, line: int) -> None:
         launch = self.launch
@@ -248,21 +263,23 @@ class _Recorder:
         if launch.sampled is None:
             return
         launch.sampled = launch.recording.call.sampled
-        moved = [*self._moved.values()]
-        moved += [0] * (launch.sampled - len(moved))  # of programs that moved nothing
-        if launch.sampled < launch.programs and max(moved) > 1.1 * min(moved) and self._reads_integers():
+        programs, before = zip(*self._begun, strict=True)
+        stands_for = launch.recording.stands_for = places.stand_for(launch.recording, programs)
+        moved = [self._moved.get(program, 0) for program in programs]
+        even = len({*stands_for.values()}) == 1  # else it is known how much all programs have to do
+        if even and launch.sampled < launch.programs and max(moved) > 1.1 * min(moved) and self._reads_integers():
             mean = sum(moved) / len(moved)
             # The mean of all programs is probably within two standard errors of the sample's; with two programs the range is what
             # they moved.
             error = 2 * statistics.stdev(moved) / len(moved) ** 0.5 / mean
             launch.spread = max(min(moved) / mean, 1 - error), min(max(moved) / mean, 1 + error)
-        scale = launch.programs / max(1, launch.sampled)
-        counts = [f"{kind}_{what}" for kind in ("load", "store", "atomic") for what in ("bytes", "sectors")]
-        for thing, names in ((launch, [*counts, "flops"]), *((a, _ACCESS_COUNTS) for a in launch.accesses)):
-            for name in names:
-                setattr(thing, name, round(getattr(thing, name) * scale))
+        for (number, name), last in self._counts().items():
+            own = np.diff([*(counts.get((number, name), 0) for counts in before), last]).tolist()
+            total = sum(stands_for[program] * count for program, count in zip(programs, own, strict=True))
+            setattr(launch if number < 0 else launch.accesses[number], name, round(total))
 
 
+_LAUNCH_COUNTS = *(f"{kind}_{what}" for kind in ("load", "store", "atomic") for what in ("bytes", "sectors")), "flops"
 _ACCESS_COUNTS = ("count", "lanes", "bytes", "sectors", "again_bytes")
 
 

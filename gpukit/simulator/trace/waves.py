@@ -18,6 +18,7 @@ from gpukit.hardware import Gpu
 from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
 from gpukit.simulator.trace.instructions import Forms, Way
 from gpukit.simulator.trace.levels import L1, L2, LINE_BYTES, LINE_SECTORS, by_line
+from gpukit.simulator.trace.places import places, sectors_read
 from gpukit.simulator.trace.recording import STORAGE_ALIGNMENT, Recording, Site, digit_places, digit_steps
 
 _SAMPLED_SMS = 4  # SMs whose L1 is followed in a sampled launch
@@ -341,7 +342,8 @@ class Play:
         self.wave = gpu.sms * programs_per_sm
         if self.known < self.programs:  # a window: two waves, or what there is
             self.wave = min(self.wave, max(1, -(-self.known // 2)))
-        self.waiting = np.zeros((4, len(self.kinds)))  # of loads' instructions, as SiteTraffic has them
+        self.places = places(recording) if self.sampled else {}
+        self.waiting = np.zeros((5, len(self.kinds)))  # of loads' instructions, as SiteTraffic has them
         self.l1_missed: dict[int, np.ndarray] = {}  # rows that found something in L1 -> which sectors they did not
 
     def are(self, kind: str) -> np.ndarray:
@@ -365,8 +367,10 @@ class Play:
                 cache.lru.forget()
             form = self.forms[self.which[i]]
             sectors, site = form.sectors + self.base[i], form.site
+            beside = cache.beside(sectors)
             missing = cache.read(sectors)
-            self.waiting[:, site] += form.instructions, form.new, form.new_pairs, form.late(missing)
+            late, fresh = form.late(missing), form.late(~beside if missing is None else missing & ~beside)
+            self.waiting[:, site] += form.instructions, form.new, form.new_pairs, late, fresh
             read[site] += sectors.size
             missed[site] += sectors.size if missing is None else np.count_nonzero(missing)
             if missing is not None:
@@ -425,6 +429,7 @@ class Play:
         completed = cache.dram_read - read.sum()
         if self.known == self.programs:
             pieces = cache.pieces, cache.piece_sectors
+            read = self._by_integers(read, cache.dirtied, cache.lru.capacity)
             return _Dram(read, halves, np.minimum(1, _share(read, asked)), completed, cache.dram_written, left, *pieces)
         in_wave, so_far = (np.bincount(self.sites, self.sizes * of, minlength=read.size) for of in (waves == wave, 1))
         rest = np.maximum(0, touched - so_far)
@@ -441,9 +446,20 @@ class Play:
         # A line that is not whole when the last known wave ends may be filled soon after.
         part = dirtied / max(1, cache.dirtied) * self._stays_in_pieces(cache.lru.capacity)
         pieces = cache.pieces * part, cache.piece_sectors * part
-        return _Dram(
-            read + later, halves, np.minimum(1, _share(read + later, asked)), completed, dirtied - left, left, *pieces
-        )
+        read = self._by_integers(read + later, dirtied, cache.lru.capacity)
+        return _Dram(read, halves, np.minimum(1, _share(read, asked)), completed, dirtied - left, left, *pieces)
+
+    def _by_integers(self, read: np.ndarray, written: float, capacity: int) -> np.ndarray:
+        """The same sectors that each site reads from DRAM, but where integers in memory say which lines all programs load."""
+        loads = [site for site in self.places if self.kinds[site] == "load"]
+        if not loads:
+            return read
+        others = np.delete(read, loads).sum() + written
+        found = sectors_read([self.places[site] for site in loads], others / LINE_SECTORS, capacity)
+        if found is not None:
+            read = read.copy()
+            read[loads] = found
+        return read
 
     def _stays_in_pieces(self, capacity: int) -> float:
         """Of what is stored in parts of lines, the share whose rest is not stored before the line has left L2, which holds `capacity`
