@@ -62,6 +62,8 @@ class OnePass(NamedTuple):
 
 # By the head size; 227 KiB of shared memory and 65,536 registers for the programs on an SM.
 FORWARD = {64: HopperConfig(1, 128, 2, 2), 128: HopperConfig(2, 128, 2, 1)}
+FORWARD_FIXED = {64: HopperConfig(2, 128, 4, 1), 128: HopperConfig(2, 128, 2, 1)}
+FIXED_FROM = {64: 2048, 128: 1024}  # queries and keys: before, the second launch costs what the first one gains
 BACKWARD_Q = {64: HopperConfig(1, 64, 4, 2), 128: HopperConfig(2, 64, 4, 1)}
 BACKWARD_KV = {64: HopperConfig(1, 64, 4, 2), 128: HopperConfig(2, 32, 8, 1)}
 BACKWARD = {64: OnePass(64, 2, 3, True, 512), 128: OnePass(64, 2, 2, False, 1024)}
@@ -99,12 +101,33 @@ def forward(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, left: int, 
     """Fill o and lse. All but lse are `describable` (gpukit.kernels._flash_descriptors), in 16 bits, with a head size of
     FORWARD."""
     B, H, T_q, D = q.shape
-    config = FORWARD[D]
+    if not reference_is_fixed(q, k, left, right):
+        _forward(FORWARD[D], False, None, q, k, v, o, lse, left, right, scale)
+        return
+    failed = torch.empty((B, H, -(-T_q // ROWS)), dtype=torch.int32, device=q.device)
+    _forward(FORWARD_FIXED[D], True, failed, q, k, v, o, lse, left, right, scale)
+    _forward(FORWARD[D], False, failed, q, k, v, o, lse, left, right, scale)
+
+
+def reference_is_fixed(q: Tensor, k: Tensor, left: int, right: int) -> bool:
+    """Whether the forward pass takes the first block's maxima as references: over long sequences where every query sees keys
+    of that block, as without a window, and in bfloat16, since float16 holds no number above 65,504."""
+    T_q, T_k = q.shape[2], k.shape[2]
+    near = left < T_k or (right < T_k and T_q > T_k)
+    return q.dtype == torch.bfloat16 and min(T_q, T_k) >= FIXED_FROM[q.shape[3]] and not near
+
+
+def _forward(
+    config: HopperConfig, fixed: bool, failed: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+    left: int, right: int, scale: float,
+) -> None:  # fmt: skip
+    B, H, T_q, D = q.shape
     programs, each = _programs(config.CONSUMERS, config.PER_SM, q)
     launch(
         flash_attention_fwd_hopper_kernel, programs,
-        lse, _descriptor(q, ROWS), _descriptor(k, config.BLOCK_N), _descriptor(v, config.BLOCK_N), _descriptor(o, ROWS),
-        B, H, H // k.shape[1], T_q, k.shape[2], left, right, each, scale, D=D, **_constants(config),
+        lse, failed,
+        _descriptor(q, ROWS), _descriptor(k, config.BLOCK_N), _descriptor(v, config.BLOCK_N), _descriptor(o, ROWS),
+        B, H, H // k.shape[1], T_q, k.shape[2], left, right, each, scale, D=D, FIXED=fixed, **_constants(config),
     )  # fmt: skip
 
 
