@@ -192,7 +192,7 @@ def _compute(
         l_row = gl.convert_layout(gl.sum(l, axis=1), OF_ROWS)
         if FIXED:
             finite = gl.convert_layout(gl.sum(acc * 0.0, axis=1), OF_ROWS) == 0.0  # inf * 0 is NaN
-            trusted = finite & (l_row >= 0.5) & (l_row <= LARGEST) | (offs_m >= T_q)
+            trusted = finite & (l_row >= 0.5) & (l_row <= LARGEST)  # also past the last query, where scores are 0
             failed = gl.max(gl.where(trusted, 0, 1), axis=0)
             gl.store(failed_ptr + row * gl.cdiv(T_q, ROWS) + start_m // ROWS, failed, mask=start_m < T_q)
         gl.store(lse_ptr + row.to(gl.int64) * T_q + offs_m, (m + gl.log2(l_row)) / LOG2E, mask=offs_m < T_q)
