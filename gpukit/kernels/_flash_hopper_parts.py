@@ -49,6 +49,19 @@ def _key(j, walk, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
+def _fetch_own(a_desc, b_desc, a_smem, b_smem, ready, free, phase, batch, head, block):
+    """For the block-th tile the rows of a and b that each consumer keeps, once it is done with those of the tile before."""
+    CONSUMERS: gl.constexpr = a_smem.shape[0]
+    ROWS: gl.constexpr = a_smem.shape[3]
+    for c in gl.static_range(CONSUMERS):
+        mbarrier.wait(free.index(c), phase)
+        mbarrier.expect(ready.index(c), 2 * a_desc.block_type.nbytes)
+        fetch(a_desc, [batch, head, (block * CONSUMERS + c) * ROWS, 0], ready.index(c), a_smem.index(c))
+        fetch(b_desc, [batch, head, (block * CONSUMERS + c) * ROWS, 0], ready.index(c), b_smem.index(c))
+    return phase ^ 1
+
+
+@gluon.jit
 def _fetch_pairs(
     given, walks,
     CONSUMERS: gl.constexpr, ROWS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
@@ -62,12 +75,7 @@ def _fetch_pairs(
     for i in range(0, _share(tiles, each)):
         row, block = _tile(i, each, gl.cdiv(reach[0], TILE))
         batch, head = row // H, row % H
-        for c in gl.static_range(CONSUMERS):
-            mbarrier.wait(own_free.index(c), own_phase)
-            mbarrier.expect(own_ready.index(c), 2 * a_desc.block_type.nbytes)
-            fetch(a_desc, [batch, head, block * TILE + c * ROWS, 0], own_ready.index(c), a_smem.index(c))
-            fetch(b_desc, [batch, head, block * TILE + c * ROWS, 0], own_ready.index(c), b_smem.index(c))
-        own_phase ^= 1
+        own_phase = _fetch_own(a_desc, b_desc, a_smem, b_smem, own_ready, own_free, own_phase, batch, head, block)
         total, walk = _walk(block * TILE, reach, TILE, BLOCK)
         for j in range(0, repeat * total):
             first = _key(j % total, walk, BLOCK)
@@ -111,12 +119,7 @@ def _fetch_with_rows(blocks, tensors, walks):
     for i in range(0, _share(tiles, each)):
         row, block = _tile(i, each, gl.cdiv(T_k, TILE))
         batch, head = row // H, row % H
-        for c in gl.static_range(GROUPS):
-            mbarrier.wait(kv_free.index(c), kv_phase)
-            mbarrier.expect(kv_ready.index(c), 2 * k_desc.block_type.nbytes)
-            fetch(k_desc, [batch, head, block * TILE + c * ROWS, 0], kv_ready.index(c), k_smem.index(c))
-            fetch(v_desc, [batch, head, block * TILE + c * ROWS, 0], kv_ready.index(c), v_smem.index(c))
-        kv_phase ^= 1
+        kv_phase = _fetch_own(k_desc, v_desc, k_smem, v_smem, kv_ready, kv_free, kv_phase, batch, head, block)
         start, end, _full_start, _full_end = _queries(block, reach, TILE, BLOCK_M)
         for group in range(0, groups):
             rows = (row * groups + group).to(gl.int64) * T_q

@@ -52,7 +52,7 @@ PIECES = gl.constexpr(8)  # of a group's block of dq: 16 bytes for each thread t
 @gluon.jit
 def _begin_dq(given, n, ME: gl.constexpr, BUFFERS: gl.constexpr):
     """Begins 64 of dq's columns for the n-th block, once both groups' ds are there."""
-    blocks, ds_smem, sent, _taken, _done, _to_add = given
+    blocks, ds_smem, sent, _done, _to_add = given
     buffer = n % BUFFERS
     mbarrier.wait(sent.index(buffer), n // BUFFERS & 1)
     return _dq_product(blocks[0], ds_smem, buffer, 64 * ME)
@@ -72,7 +72,7 @@ def _hand_over(to_add, dq, n, ME: gl.constexpr):
 def _add(given, sums_ptr, walks, BLOCK_M: gl.constexpr):
     """What two warps do: add each block of dq to its sums. A group that did so itself would wait until memory has taken the
     numbers from its registers."""
-    blocks, _ds_smem, _sent, _taken, _done, to_add = given
+    blocks, _ds_smem, _sent, _done, to_add = given
     dq_smem, dq_ready, dq_free = to_add
     ROWS: gl.constexpr = blocks[0].shape[3]
     D: gl.constexpr = blocks[0].shape[4]
@@ -105,7 +105,7 @@ def _step(
 ):  # fmt: skip
     """The queries from m on, the n-th block of this program. Matrices are [keys, queries]. Of the block before, dk's product
     still goes on, and dq's is begun here; FIRST: there is none."""
-    blocks, ds_smem, sent, taken, _done, to_add = given
+    blocks, ds_smem, sent, _done, to_add = given
     k_smem, v_smem, q_smem, do_smem, row_smem, _kv_ready, _kv_free, ready, free = blocks
     KEYS: gl.constexpr = k_smem.shape[3]
     D: gl.constexpr = k_smem.shape[4]
@@ -121,7 +121,6 @@ def _step(
         s = _scores(k, q)
         dk, dq = warpgroup_mma_wait(1, deps=(dk, dq))
         mbarrier.arrive(free.index((n - 1) % STAGES), count=1)
-        mbarrier.arrive(taken.index((n - 1) % BUFFERS), count=1)
         _hand_over(to_add, dq, n - 1, ME)
     dp = _scores(v, do)
     s = warpgroup_mma_wait(1, deps=(s,))
@@ -129,7 +128,7 @@ def _step(
     dv = _add_product(dv, p, do)
     dp = warpgroup_mma_wait(1, deps=(dp,))
     delta = row_smem.index(2 * slot + 1).load(gl.SliceLayout(0, dp.type.layout))
-    _send((p * (dp - delta[None, :])).to(q.dtype), n, ds_smem, sent, taken, ME)
+    _send((p * (dp - delta[None, :])).to(q.dtype), n, ds_smem, sent, free, ME)
     dk = warpgroup_mma(ds_smem.index(GROUPS * buffer + ME), q, dk, is_async=True)
     dv = warpgroup_mma_wait(1, deps=(dv,))
     return dk, dv
@@ -140,7 +139,7 @@ def _compute(
     given, tensors, walks, scale, ME: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr
 ):  # fmt: skip
     """What a group does: dk and dv of its 64 keys, and 64 columns of dq."""
-    blocks, _ds_smem, _sent, taken, done, to_add = given
+    blocks, _ds_smem, _sent, done, to_add = given
     k_smem, v_smem, _q_smem, _do_smem, _row_smem, kv_ready, kv_free, _ready, free = blocks
     tiles, each, H, groups, reach = walks
     T_k, T_q, right, left = reach
@@ -176,7 +175,6 @@ def _compute(
             dq = _begin_dq(given, n - 1, ME, BUFFERS)
             dk, dq = warpgroup_mma_wait(0, deps=(dk, dq))
             mbarrier.arrive(free.index((n - 1) % STAGES), count=1)
-            mbarrier.arrive(taken.index((n - 1) % BUFFERS), count=1)
             _hand_over(to_add, dq, n - 1, ME)
         mbarrier.arrive(done.index(0), count=1)
         mbarrier.wait(done.index(0), kv_phase)  # neither group's dq needs these keys any more
@@ -200,18 +198,20 @@ def flash_attention_bwd_two_groups_kernel(
     SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(min(2 * BLOCK_M, 128), 16, 2)
     ds_smem = gl.allocate_shared_memory(k_desc.dtype, [BUFFERS * GROUPS, ROWS, BLOCK_M], SWIZZLED)
     kv_ready, kv_free = barriers(GROUPS, 1), barriers(GROUPS, 1)
-    ready, free = barriers(STAGES, 2), barriers(STAGES, GROUPS)  # ready: the copies have come, and lse and delta
+    # ready: the copies have come, and lse and delta. free: both groups are done with them, and with their ds of this block.
+    gl.static_assert(STAGES == BUFFERS)
+    ready, free = barriers(STAGES, 2), barriers(STAGES, GROUPS)
     COUNT: gl.constexpr = 64 * BLOCK_M
     dq_smem = gl.allocate_shared_memory(
         gl.float32, [GROUPS, PIECES, COUNT // PIECES], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     )
     to_add = dq_smem, barriers(GROUPS, 1), barriers(GROUPS, 1)
-    sent, taken, done = barriers(BUFFERS, GROUPS), barriers(BUFFERS, GROUPS), barriers(1, GROUPS)
+    sent, done = barriers(BUFFERS, GROUPS), barriers(1, GROUPS)
     hopper.fence_async_shared()
     tiles = gl.cdiv(T_k, GROUPS * ROWS) * B * H
     walks = tiles, each, H, groups, (T_k, T_q, right, left)
     blocks = k_smem, v_smem, q_smem, do_smem, row_smem, kv_ready, kv_free, ready, free
-    given = blocks, ds_smem, sent, taken, done, to_add
+    given = blocks, ds_smem, sent, done, to_add
     fetched = lse_ptr, delta_ptr, k_desc, v_desc, q_desc, do_desc
     results = dk_desc, dv_desc
     gl.warp_specialize(

@@ -442,12 +442,29 @@ def test_all_gradients_in_one_pass(B, H, H_kv, T_q, T_k, D, causal, window, hopp
         pytest.skip("needs a Hopper GPU")
     inputs = inputs_of(B, H, H_kv, T_q, T_k, D, torch.bfloat16)
     check(inputs, device, causal=causal, window=window)
-    assert hopper[1:] == [ONE_PASS[D], "dq_from_sums_kernel"]
+    assert hopper[-2:] == [ONE_PASS[D], "dq_from_sums_kernel"]
     q, k, v, do = (x.to(device) for x in inputs)
     q, k = q.abs(), -k.abs()  # scores far below 0: the exponential of a missing key's score, 0, less the LSE overflows
     settings = *reach(causal, window), 30.0, "ieee"
     o, lse, _ = flash_attention_fwd(q, k, v, *settings)
     assert all(x.isfinite().all() for x in flash_attention_bwd(do, None, q, k, v, o, lse, *settings))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("factor", [1, 30], ids=["references of the first block do", "and do not"])
+def test_long_sequences_forward(D, causal, factor, hopper, device):
+    """The first block's maxima as references: the second launch computes again where scores rise far beyond them."""
+    if device == "cpu" or torch.cuda.get_device_capability() >= (10, 0):
+        pytest.skip("needs a Hopper GPU")
+    q, k, v, _ = (x.to(device) for x in inputs_of(2, 2, 1, 2111, 2203, D, torch.bfloat16))
+    q = q * factor
+    options = {"causal": causal}
+    o = flash_attention(q, k, v, **options)
+    assert hopper == 2 * for_hopper(device)[:1]
+    wide = q, *(x.expand(2, 2, -1, -1) for x in (k, v))
+    assert_close(o, OP.reference(*(x.double() for x in wide), **options), library(*wide, **options))
 
 
 @pytest.mark.gpu
@@ -477,6 +494,15 @@ for D, dtype in ((64, torch.bfloat16), (128, torch.float16)):
     for sums in (torch.zeros(1, 2, 4, 64 * D), None):
         hopper.backward(x, x, x, x, lse, lse, sums, x, x, x, 2**30, 0, 0.1)
 """
+FIXED_FOR_HOPPER = """
+from gpukit.kernels import _flash_hopper as hopper
+
+hopper.multiprocessors, hopper.launch = lambda device: 132, launch
+hopper.FIXED_FROM = dict.fromkeys(hopper.FIXED_FROM, 1)
+for D in (64, 128):
+    x, lse = torch.zeros(1, 2, 208, D, dtype=torch.bfloat16), torch.zeros(1, 2, 208)
+    hopper.forward(x, x, x, x, lse, 2**30, 0, 0.1)
+"""
 
 
 @pytest.mark.prove
@@ -488,6 +514,15 @@ def test_hopper_kernels_compile_without_a_gpu(tmp_path):
     assert not any(n for name, n in spilled.items() if "bwd" in name and "two_groups" not in name), spilled
     # Forward, the first product of a tile stands outside the loop, beside what the tile needs. A block of scores takes 64.
     assert max(spilled.values()) <= 16, spilled
+
+
+@pytest.mark.prove
+def test_references_of_the_first_block_compile_without_a_gpu(tmp_path):
+    compile_for_hopper(FIXED_FOR_HOPPER, tmp_path)
+    spilled = spilled_beside_products(tmp_path)
+    assert len(spilled) == 4, spilled
+    # Ten numbers in each of two groups, beside the last product of a tile.
+    assert max(spilled.values()) <= 20, spilled
 
 
 def test_where_descriptors_are_used(hopper, device):

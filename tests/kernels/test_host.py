@@ -52,6 +52,7 @@ def test_a_second_call_leaves_triton_alone(launches):
             "flash_attention, long",
             [
                 "flash_attention_fwd_hopper_kernel",
+                "flash_attention_fwd_hopper_kernel",
                 "flash_attention_delta_kernel",
                 "flash_attention_bwd_hopper_kernel",
                 "dq_from_sums_kernel",

@@ -89,6 +89,52 @@ def test_flash_attention_and_its_gradients(H, H_kv, T_q, T_k, D, left, right, on
         assert_close(actual, true, plain, gradient=True)
 
 
+@pytest.mark.parametrize(
+    ("D", "T_q", "T_k", "right", "factor", "largest", "again"),
+    [
+        (64, 200, 333, FAR, 1, 1, False),
+        (128, 200, 200, 0, 1, 1, False),
+        (64, 333, 200, FAR, 200, 1, True),  # scores that rise by more than 2^64 can hold
+        (128, 333, 333, 0, 200, 1, True),
+        (64, 200, 200, 0, 12, 1e37, True),  # sums that 2^64 holds, and their products with these values overflow
+    ],
+)
+def test_flash_attention_with_references_of_the_first_block(D, T_q, T_k, right, factor, largest, again, monkeypatch):
+    """And where they do not do, a second launch computes again; else that one changes nothing."""
+    noted, launch = [], _flash_hopper.launch
+
+    def noting(kernel, programs, lse, failed, *given, **constants):
+        launch(kernel, programs, lse, failed, *given, **constants)
+        noted.append((constants["FIXED"], failed.any().item()))
+
+    monkeypatch.setattr(_flash_hopper, "launch", noting)
+    monkeypatch.setitem(_flash_hopper.FIXED_FROM, D, 1)
+    q = (factor * torch.randn(1, 2, T_q, D)).bfloat16()
+    k, v = (torch.randn(1, 1, T_k, D).bfloat16() for _ in range(2))
+    v *= largest
+    o, lse = torch.full_like(q, float("nan")), torch.full((1, 2, T_q), float("nan"))
+    _flash_hopper.forward(q, k, v, o, lse, FAR, right, D**-0.5)
+    assert noted == [(True, again), (False, again)]
+    k, v = (x.expand(1, 2, T_k, D) for x in (k, v))
+    truth = reference.flash_attention(*(x.double() for x in (q, k, v)), causal=right == 0)
+    assert_close(o, truth, reference.flash_attention(q, k, v, causal=right == 0))
+    seen = torch.ones(T_q, T_k, dtype=torch.bool).tril(right if right == 0 else T_k)
+    s = (q.double() @ k.double().mT * D**-0.5).masked_fill(~seen, -float("inf"))
+    torch.testing.assert_close(lse.double(), s.logsumexp(-1), rtol=1e-5, atol=1e-5)
+
+
+def test_when_attention_takes_references_of_the_first_block():
+    def fixed(T_q, T_k, D=64, left=FAR, right=FAR, dtype=torch.bfloat16):
+        q, k = (torch.empty(1, 1, T, D, dtype=dtype, device="meta") for T in (T_q, T_k))
+        return _flash_hopper.reference_is_fixed(q, k, left, right)
+
+    assert fixed(2048, 2048) and fixed(2048, 2048, right=0) and fixed(4096, 2048) and fixed(1024, 1024, D=128)
+    assert not fixed(2047, 4096) and not fixed(4096, 2047), "short"
+    assert not fixed(4096, 4095, right=0) and fixed(4095, 4096, right=0), "queries that see nothing"
+    assert not fixed(4096, 4096, left=1000, right=0), "a window"
+    assert not fixed(4096, 4096, dtype=torch.float16)
+
+
 def test_a_trace_counts_what_the_tma_unit_moves():
     """Each tile of 128 queries reads all keys and values; nothing is read twice but these."""
     T, D = 256, 128
