@@ -120,6 +120,17 @@ REASONS: dict[tuple[str, str], str] = {
         "68.7 million sectors that are stored take 537 us at the rate at which L2 takes whole ones, 128,000 in a us; the model was fixed "
         "afterwards, and says 562.8 us"
     ),
+    (
+        "96 Ki bags of 1 to 60 of 3,000,000 rows of 128 bytes, a scale and an offset, to fp16, 4 rows at a time, 1 warp",
+        "h200",
+    ): (
+        "codes, scale and offset of a row share sectors and are loaded by three instructions, each of which asks L2 and device memory in the "
+        "model; L1 has them on the GPU. 880 MB are read from device memory in the model, and 419 were counted"
+    ),
+    ("12,000,001 points turned by quaternions of their own fp32, 64 per program of 1 warp", "h200"): (
+        "each lane stores three neighbors of 4 bytes one after another, which meet in L1 on the way to L2: 6.5 million sectors were counted, and "
+        "13.5 are in the model, in which none of them meet"
+    ),
     ("attention of 200,003 nodes to 1 to 300 neighbors, 4 heads of 32 fp16, 8 neighbors at a time, 1 warp", "h200"): (
         "two programs were looked at, alike because both have at most 8 neighbors, where the mean is 28. Programs that read integers are looked "
         "at 16 at least since then, and 64 where these differ; and the model reads in the indices how long all of them are, and how often "

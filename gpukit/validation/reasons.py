@@ -398,9 +398,6 @@ REASONS: dict[tuple[str, ...], str] = {
     ("one token, 64 rows of 8192 in pages, 8 parts", "dram_bytes"): _ONCE.format("268.4", "242.6"),
     ("persistent transposition of 8192 x 8192 bf16", "dram_read_bytes"): _ONCE.format("134.2", "108.6"),
     ("persistent transposition of 8192 x 8192 bf16", "dram_bytes"): _ONCE.format("134.2", "108.6"),
-    ("sparse matrix of 64 Ki rows of 1 to 511", "l2_read_sectors"): (
-        "the 64 rows that were looked at have 218 elements in the mean, and all rows 256"
-    ),
     ("1024 columns, drawn, of 32768 rows of 4096 fp32", "l2_read_sectors"): (
         "L1 has lost 5% of a row's sectors before another of their columns is asked for, and none in the model"
     ),
@@ -509,6 +506,49 @@ _FIRST_ONES = "what the first programs read was taken for what as many others do
 
 # (kernel, counters, reason)
 _ON_H200: list[tuple[str, tuple[str, ...], str]] = [
+    # ---- the tenth set
+    ("attention along 160 rows of 385, biases of pairs and gates, 8 heads of 32 bf16, 64x32, 2 warps, 1 stage", (_STORED,), "rows of 385 are stored by tiles of 32, and the programs that were looked at store whole ones, which most do, but not the last of a row"),
+    ("attention of pixels to 7 x 7 around them, 6 pictures of 60 x 60, 8 heads of 32 fp16, 32 pixels of a line, 4 warps", (_STORED,), "lines of 60 pixels are stored by 32 and 28, and both programs that were looked at store 32"),
+    ("300 rows fp16 by 12,288 x 8192 weights fp4, scales fp8 of 16, 64x128x64, 8 warps, 3 stages", (_STORED,), "300 rows are stored by tiles of 64, and the programs that were looked at store whole ones; the last of five has 44 rows"),
+    ("12,000,001 points turned by quaternions of their own fp32, 64 per program of 1 warp", (_STORED,), "each lane stores three neighbors of 4 bytes one after another. 22% of the stores that could meet in L1 on the way to L2 reach it alone, and all in the model"),
+    ("16 Mi keys int32 put in place by 4 of their bits, places known for each 1024, 8 warps", (_STORED,), "not known in part: keys of one digit go side by side, and what two warps store to one sector meets in the model, and not on the GPU"),
+    ("96 Ki bags of 1 to 60 of 3,000,000 rows of 128 bytes, a scale and an offset, to fp16, 4 rows at a time, 1 warp", (_ASKED,), "codes, scale and offset of a row are loaded by three instructions, which share sectors. L1 has these on the GPU; the model lets each of them ask L2: 7.6 sectors for a row, and 5.3 were counted"),
+    ("96 Ki bags of 1 to 60 of 3,000,000 rows of 128 bytes, a scale and an offset, to fp16, 4 rows at a time, 1 warp", (_READ, _BOTH,), "what L1 is wrongly said to lack is read from device memory for each of the three loads, too"),
+    ("200,000 pieces of lines of 1 to 4000 fp32 written one after another, one per program of 1 warp, 128 at a time", (_WRITTEN, _BOTH,), "the places to which programs write come from a tensor, and follow one another; the model has them all store to the same lines, which are in L2 when it ends"),
+    ("200,000 pieces of lines of 1 to 4000 fp32 written one after another, one per program of 1 warp, 128 at a time", (_READ,), "lengths and places have 2.4 MB, which is what was read; the model reads parts of the result, too, which programs share"),
+    ("checksums of 600,001 messages of 384 bytes, a table of 256 int32 for each byte in turn, 64 per program of 2 warps", (_ASKED,), "the table of 1 KiB is looked up by bytes of the message, and messages of 384 bytes are read word by word. Messages have 7.2 million sectors, and each of them is asked for 5.2 times: L1 loses it before its next word is read, and keeps it in the model"),
+    ("two steps of the game of life on 24,000 x 32,064 cells, 64 in a word, 256 words per program, two launches", (_ASKED,), "not known in part: the rows above and below are read by other programs, too, and L1 has them more often than in the model"),
+    ("a step with two means of gradients, 25,000,003 fp32 and bf16, 10 streams, 1024 per program", (_STORED,), "not known in part: more of the stores that could meet their neighbor's reach L2 alone than in the model"),
+    ("penalties of 6000 words each in 500 rows of 128,259 logits bf16 to fp32, counted by atomics, two launches", (_STORED,), "not known: 11.42 million sectors were counted, and 16.03 are in the model"),
+    ("gradients of group norm, 48 images of 320 channels of 63 x 63 bf16, 32 groups, atomics for scales, 8 warps", (_STORED,), "planes of 63 x 63 begin within a sector: 6% more of the stores that could meet their neighbor's reach L2 alone"),
+    ("sparse softmaxes of 16 Ki rows of 5000 fp16, 20 halvings, 8 warps", (_STORED,), "rows of 10,000 bytes begin within a sector: 6% more of the stores that could meet their neighbor's reach L2 alone"),
+    ("colors of 2160 x 3840 pixels of 3 bytes from a table of 33 x 33 x 33 x 3 fp32 to fp16, 512 per program", (_ASKED,), "not known in part: the table has 431 KB, and L1 has more of what is asked for than in the model"),
+    ("12 tracks of 2001 moments of 512 fp16 to 8 times as many of 256, 16 taps, 128x64x32, 4 warps, 4 stages", (_READ, _WRITTEN, _BOTH,), "not known in part: the result is stored in pieces that programs share, and the GPU reads and writes 41 and 27 MB more than the model, as if these left L2 before they were full"),
+    ("losses of 1000 lattices of up to 240 moments and 63 words fp32, diagonal by diagonal, 1 warp", (_ASKED,), "L1 loses what the diagonal before has read more often than in the model"),
+    ("losses of 1000 lattices of up to 240 moments and 63 words fp32, diagonal by diagonal, 1 warp", (_BOTH,), "10 MB that the kernel writes leave L2 while it runs, and stay there in the model"),
+    ("attention all in fp8, scales of blocks, 16 heads of 128, 4096 tokens, 128x64, 8 warps, 3 stages", (_BOTH,), "not known: 28.8 MB were counted, and 25.2 are in the model"),
+    ("causal attention, 16 heads of 128 and 64 that share keys, 6100 tokens bf16, 128x64, 8 warps, 2 stages", (_READ,), "not known: 88.3 MB were counted, and 70.9 are in the model"),
+    ("causal attention, 16 heads of 128 and 64 that share keys, 6100 tokens bf16, 128x64, 8 warps, 2 stages", (_BOTH,), "not known: 107.1 MB were counted, and 85.8 are in the model"),
+    ("attention along 160 rows of 385, biases of pairs and gates, 8 heads of 32 bf16, 64x32, 2 warps, 1 stage", (_ASKED,), "not known: 26.50 million sectors were counted, and 30.44 are in the model"),
+    ("attention of pixels to 7 x 7 around them, 6 pictures of 60 x 60, 8 heads of 32 fp16, 32 pixels of a line, 4 warps", (_READ,), "not known: 33.2 MB were counted, and 22.5 are in the model"),
+    ("attention of pixels to 7 x 7 around them, 6 pictures of 60 x 60, 8 heads of 32 fp16, 32 pixels of a line, 4 warps", (_BOTH,), "not known: 37.8 MB were counted, and 22.5 are in the model"),
+    ("2,500,000 products of rows of 128 of 400,000 fp16, rows in order and columns in any, 16 per program", (_READ,), "not known: 566.2 MB were counted, and 715.4 are in the model"),
+    ("2,500,000 products of rows of 128 of 400,000 fp16, rows in order and columns in any, 16 per program", (_BOTH,), "not known: 578.1 MB were counted, and 724.8 are in the model"),
+    ("gradients of group norm, 48 images of 320 channels of 63 x 63 bf16, 32 groups, atomics for scales, 8 warps", (_ASKED,), "not known: 14.67 million sectors were counted, and 13.80 are in the model"),
+    ("gradients of group norm, 48 images of 320 channels of 63 x 63 bf16, 32 groups, atomics for scales, 8 warps", (_READ,), "not known: 381.9 MB were counted, and 433.8 are in the model"),
+    ("gradients of group norm, 48 images of 320 channels of 63 x 63 bf16, 32 groups, atomics for scales, 8 warps", (_BOTH,), "not known: 490.5 MB were counted, and 545.9 are in the model"),
+    ("a step with two means of gradients, 25,000,003 fp32 and bf16, 10 streams, 1024 per program", (_ASKED,), "not known: 15.74 million sectors were counted, and 14.06 are in the model"),
+    ("3 x 3 x 3 convolution of 13 frames of 90 x 157, 128 to 128 channels bf16, bias and SiLU, 128x128x32, 8 warps, 4 stages", (_READ,), "not known: 48.0 MB were counted, and 70.8 are in the model"),
+    ("3 x 3 x 3 convolution of 13 frames of 90 x 157, 128 to 128 channels bf16, bias and SiLU, 128x128x32, 8 warps, 4 stages", (_BOTH,), "not known: 83.2 MB were counted, and 99.7 are in the model"),
+    ("64 planes of 1200 x 1600 bytes to 384 x 512 fp16, 15 taps across and 15 down by tables, two launches", (_ASKED,), "not known: 16.00 million sectors were counted, and 19.03 are in the model"),
+    ("64 planes of 1200 x 1600 bytes to 384 x 512 fp16, 15 taps across and 15 down by tables, two launches", (_WRITTEN,), "not known: 85.3 MB were counted, and 76.4 are in the model"),
+    ("complex matmul 3000 x 2008 x 1504 fp16 by three real products, 64x64x32, 4 warps, 3 stages", (_ASKED,), "not known: 36.24 million sectors were counted, and 38.45 are in the model"),
+    ("complex matmul 3000 x 2008 x 1504 fp16 by three real products, 64x64x32, 4 warps, 3 stages", (_BOTH,), "not known: 49.8 MB were counted, and 37.8 are in the model"),
+    ("96 products a @ b.T of 501 x 501 bf16 behind a gate, rows of odd length, 64x64x32, 4 warps, 2 stages", (_READ,), "not known: 144.6 MB were counted, and 159.8 are in the model"),
+    ("two of 32 experts for 8192 tokens, 2048 to 1024 pairs int8 and their gates, 64x64x128, 4 warps, 3 stages", (_READ,), "not known: 163.4 MB were counted, and 190.5 are in the model"),
+    ("two of 32 experts for 8192 tokens, 2048 to 1024 pairs int8 and their gates, 64x64x128, 4 warps, 3 stages", (_BOTH,), "not known: 193.6 MB were counted, and 218.0 are in the model"),
+    ("Fourier transforms of 12,000 rows of 4096 complex fp16, by 8 products of 64 x 64 x 64, 4 rows per program, 4 warps", (_ASKED,), "not known: 9.60 million sectors were counted, and 8.04 are in the model"),
+    ("kernel of 20,000 and 20,000 points of 50 fp32 times a vector, a tf32 product inside, 64x64x64, 4 warps, 1 stage", (_ASKED,), "not known: 17.01 million sectors were counted, and 16.09 are in the model"),
     # ---- the ninth set
     (_CHUNKS, (_STORED,), _LOOKED_AT.format("30", "4,928", "15% less")),
     (
