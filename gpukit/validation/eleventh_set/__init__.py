@@ -10,7 +10,7 @@ layers     margins, balances of experts, triangles that are inverted, bells, nor
 products   preconditioners, means of outer products, 16 levels, two of four, drawn words, sums in fp16, blocks
 pictures   convolutions in groups and of int8, gradients of taps, soft filters, perspectives, two views, pyramids
 science    long filters, small networks, mixtures, sparse blocks, paths by chance, long integers, series
-data       groups by keys, normals of meshes, packed differences, distinct keys, records, columns, trees, filtered lines
+data       groups by keys, normals of meshes, packed differences, distinct keys, records, trees, filtered lines
 """
 
 from gpukit.validation.eleventh_set import attention, data, layers, pictures, products, science  # noqa: F401

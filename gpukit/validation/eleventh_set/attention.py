@@ -255,8 +255,7 @@ def _(device, H, T, D):
         )
 
     def want():
-        return torch.stack(
-            [(a @ b.T * D**-0.5 + bias).sigmoid() @ c for a, b, c in zip(*(x.float() for x in (q, k, v)))]
-        )
+        heads = zip(q.float(), k.float(), v.float(), strict=True)
+        return torch.stack([(a @ b.T * D**-0.5 + bias).sigmoid() @ c for a, b, c in heads])
 
     return Work(run, o, want)

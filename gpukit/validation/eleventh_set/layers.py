@@ -91,7 +91,11 @@ def _(device, T, N):
             x, share, count, T, N=N, BN=triton.next_power_of_2(N), CHOICES=6, BLOCK=32, num_warps=4
         )
 
-    return Work(run, (share, count), lambda: (x.softmax(1).sum(0), x.topk(6).indices.flatten().bincount(minlength=N)))
+    def want():
+        chosen = x.sort(dim=1, descending=True, stable=True).indices[:, :6]
+        return x.softmax(1).sum(0), chosen.flatten().bincount(minlength=N)
+
+    return Work(run, (share, count), want)
 
 
 @triton.jit
@@ -197,14 +201,12 @@ def bend_waves(x_ptr, filter_ptr, bend_ptr, y_ptr, T, BLOCK: tl.constexpr):
     bend = tl.load(bend_ptr + track)
     y = tl.zeros((BLOCK,), tl.float32)
     for j in tl.static_range(12):
-        # New samples have places between -5 and 6 around 2 * t, of which every second is an old one's.
-        phase: tl.constexpr = (j + 1) % 2
-        middle: tl.constexpr = (j - 5 - phase) // 2
+        # New samples have places from -5 to 6 around 2 * t: an odd j has one that is even, at which an old one lies.
         new = tl.zeros((BLOCK,), tl.float32)
         for k in tl.static_range(6):
-            at = t + (middle + 3 - k)
+            at = t + ((j + 1) // 2 - k)
             x = tl.load(x_ptr + track * T + at, mask=(at >= 0) & (at < T), other=0.0).to(tl.float32)
-            new += x * tl.load(filter_ptr + 2 * k + phase)
+            new += x * tl.load(filter_ptr + 2 * k + (j + 1) % 2)
         sine = tl.sin(new * bend)
         y += tl.load(filter_ptr + j) * (new + sine * sine / bend)
     tl.store(y_ptr + track * T + t, (y / 2).to(y_ptr.dtype.element_ty), mask=t < T)

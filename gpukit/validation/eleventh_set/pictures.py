@@ -77,7 +77,7 @@ def tap_gradients(x_ptr, g_ptr, y_ptr, PIXELS, EACH, H, W, C: tl.constexpr, N: t
 
 
 @case(
-    "gradients of 3 x 3 taps of 128 x 128 weights, 100 pictures of 56 x 56 bf16, 58 parts by atomics, 128x128x64, 8 warps, "
+    "gradients of 3 x 3 taps of 128 x 128 weights, 100 pictures of 56 x 56 bf16, 58 parts by atomics, 128x128x64, 16 warps, "
     "3 stages",
     TAPS,
     dict(B=100, H=56, W=56, C=128, N=128, each=5440),
@@ -90,7 +90,7 @@ def _(device, B, H, W, C, N, each):
 
     def run():
         tap_gradients[(9, triton.cdiv(pixels, each))](
-            x, g, y, pixels, each, H, W, C=C, N=N, BK=64, num_warps=8, num_stages=3
+            x, g, y, pixels, each, H, W, C=C, N=N, BK=64, num_warps=16, num_stages=3
         )
 
     def want():
@@ -121,13 +121,14 @@ def convolve_bytes(
     m, n = tl.program_id(1) * BM + tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
     y, x = m // W % H, m % W
     total = tl.zeros((BM, BN), tl.int32)
-    for turn in range(0, 9 * C, BK):
-        tap, k = turn // C, turn % C + tl.arange(0, BK)
+    for tap in range(9):
         row, col = tap // 3 - 1, tap % 3 - 1
         inside = (m < PIXELS) & (y + row >= 0) & (y + row < H) & (x + col >= 0) & (x + col < W)
-        pixel = tl.load(x_ptr + (m + row * W + col)[:, None] * C + k[None, :], mask=inside[:, None], other=0)
-        w = tl.load(w_ptr + n[:, None] * (9 * C) + (tap * C + k)[None, :])
-        total = tl.dot(pixel, tl.trans(w), total, out_dtype=tl.int32)
+        for first in range(0, C, BK):
+            k = first + tl.arange(0, BK)
+            pixel = tl.load(x_ptr + (m + row * W + col)[:, None] * C + k[None, :], mask=inside[:, None], other=0)
+            w = tl.load(w_ptr + n[:, None] * (9 * C) + (tap * C + k)[None, :])
+            total = tl.dot(pixel, tl.trans(w), total, out_dtype=tl.int32)
     z = total.to(tl.float32) * tl.load(scale_ptr + n)[None, :] + tl.load(shift_ptr + n)[None, :]
     z = tl.minimum(tl.maximum(tl.floor(z + 0.5), 0.0), 127.0).to(tl.int8)
     tl.store(y_ptr + m[:, None] * N + n[None, :], z, mask=(m < PIXELS)[:, None])
@@ -168,8 +169,8 @@ def keep_edges(x_ptr, y_ptr, H, W, near, alike, SIDE: tl.constexpr, BLOCK: tl.co
     x_ptr += picture * H * W
     middle = tl.load(x_ptr + row * W + col, mask=col < W, other=0.0).to(tl.float32)
     total, weights = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    for place in range(SIDE * SIDE):
-        down, across = place // SIDE - SIDE // 2, place % SIDE - SIDE // 2
+    for tap in range(SIDE * SIDE):
+        down, across = tap // SIDE - SIDE // 2, tap % SIDE - SIDE // 2
         i, j = row + down, col + across
         inside = (i >= 0) & (i < H) & (j >= 0) & (j < W)
         x = tl.load(x_ptr + i * W + j, mask=inside, other=0.0).to(tl.float32)
@@ -227,8 +228,8 @@ def perspective(x_ptr, way_ptr, y_ptr, H, W, HIGH, WIDE, BLOCK: tl.constexpr):
     y = (tl.load(way + 3) * col + tl.load(way + 4) * row + tl.load(way + 5)) / depth
     left, top = tl.floor(x), tl.floor(y)
     red, green, blue = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    for place in tl.static_range(16):
-        j, i = left + (place % 4 - 1), top + (place // 4 - 1)
+    for tap in tl.static_range(16):
+        j, i = left + (tap % 4 - 1), top + (tap // 4 - 1)
         weight = cubic(x - j) * cubic(y - i)
         inside = (col < WIDE) & (i >= 0) & (i < H) & (j >= 0) & (j < W)
         at = x_ptr + ((picture * H + i.to(tl.int32)) * W + j.to(tl.int32)) * 3
@@ -265,8 +266,8 @@ def _(device, B, H, W, high, wide):
         at_x, at_y = ((way[:, k] * col + way[:, k + 1] * row + way[:, k + 2]) / depth for k in (0, 3))
         points = torch.stack([at_x, at_y], 3)
         out, image = 0, torch.arange(B, device=y.device)[:, None, None]
-        for place in range(16):
-            corner = points.floor() + torch.tensor([place % 4 - 1, place // 4 - 1], device=y.device)
+        for tap in range(16):
+            corner = points.floor() + torch.tensor([tap % 4 - 1, tap // 4 - 1], device=y.device)
             a = (points - corner).abs()
             weight = torch.where(
                 a <= 1, 1.5 * a**3 - 2.5 * a**2 + 1, torch.where(a < 2, -0.5 * a**3 + 2.5 * a**2 - 4 * a + 2, 0)
@@ -344,9 +345,8 @@ def half_as_large(x_ptr, y_ptr, H, W, HIGH, WIDE, BLOCK: tl.constexpr):
         line = tl.minimum(tl.maximum(2 * row + i - 1, 0), H - 1)
         for j in tl.static_range(4):
             at = tl.minimum(tl.maximum(2 * col + j - 1, 0), W - 1)
-            weight: tl.constexpr = (1 if i % 3 == 0 else 3) * (1 if j % 3 == 0 else 3) / 64
-            x = tl.load(x_ptr + (plane * H + line) * W + at, mask=col < WIDE, other=0.0)
-            total += weight * x.to(tl.float32)
+            x = tl.load(x_ptr + (plane * H + line) * W + at, mask=col < WIDE, other=0.0).to(tl.float32)
+            total += ((1 if i % 3 == 0 else 3) * (1 if j % 3 == 0 else 3) / 64) * x
     tl.store(y_ptr + (plane * HIGH + row) * WIDE + col, total.to(y_ptr.dtype.element_ty), mask=col < WIDE)
 
 

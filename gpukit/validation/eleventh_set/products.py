@@ -139,9 +139,9 @@ def levels_product(
 
 
 @case(
-    "200 rows fp16 by 8192 x 6144 weights of 16 levels from a table, scales of 64, 64x64x64, 4 warps, 2 stages",
+    "200 rows fp16 by 10,240 x 6144 weights of 16 levels from a table, scales of 64, 64x64x64, 4 warps, 2 stages",
     LEVELS,
-    dict(M=200, N=8 * KI, K=6 * KI),
+    dict(M=200, N=10 * KI, K=6 * KI),
     dict(M=70, N=128, K=128),
 )
 def _(device, M, N, K):
@@ -187,9 +187,9 @@ def two_of_four(x_ptr, w_ptr, place_ptr, y_ptr, M, N, K, BM: tl.constexpr, BN: t
 
 
 @case(
-    "1000 rows bf16 by 6144 x 4096 weights of which two in four are there, 128x128x64, 8 warps, 3 stages",
+    "2000 rows bf16 by 6144 x 4096 weights of which two in four are there, 128x128x64, 8 warps, 3 stages",
     TWO_OF_FOUR,
-    dict(M=1000, N=6 * KI, K=4 * KI),
+    dict(M=2000, N=6 * KI, K=4 * KI),
     dict(M=140, N=128, K=128),
 )
 def _(device, M, N, K):
@@ -241,7 +241,7 @@ def drawn_words(
 
 
 @case(
-    "logits of 8001 of 250,000 words fp8 that are drawn, for 6000 rows of 1024, 128x128x128, 8 warps, 3 stages",
+    "logits of 8001 of 250,000 words fp8 that are drawn, for 6000 rows of 1024, 128x256x128, 16 warps, 3 stages",
     DRAWN,
     dict(M=6000, N=8001, K=KI, words=250_000),
     dict(M=140, N=150, K=256, words=400),
@@ -254,8 +254,8 @@ def _(device, M, N, K, words):
     log, y = normal(device, N, dtype=FLOAT), empty(device, M, N)
 
     def run():
-        grid = triton.cdiv(M, 128), triton.cdiv(N, 128)
-        drawn_words[grid](x, w, name, log, label, y, 0.25, M, N, K, BM=128, BN=128, BK=128, num_warps=8, num_stages=3)
+        grid = triton.cdiv(M, 128), triton.cdiv(N, 256)
+        drawn_words[grid](x, w, name, log, label, y, 0.25, M, N, K, BM=128, BN=256, BK=128, num_warps=16, num_stages=3)
 
     def want():
         names = name.to(y.device)
