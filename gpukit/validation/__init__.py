@@ -2,8 +2,7 @@
 
 traffic            traced bytes and sectors beside Nsight Compute's, by kernel, with the bars; reasons says why where it is not
 counted_kernels    the kernels that are counted
-simulated_counts   the simulator's side of the table
-counters           Nsight Compute's side; under_ncu launches the kernels for it
+counters           Nsight Compute's side of the table, beside simulated_counts; under_ncu launches the kernels for it
 own_file           a file of one's own beside Nsight Compute: `gpukit trace --ncu FILE.py`
 times              predicted beside measured times; timed_kernels are the kernels, and what measures a machine's rates
 values             the interpreter's numbers beside a GPU's
