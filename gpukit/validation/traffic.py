@@ -28,6 +28,7 @@ KERNELS = {
     "eighth": ("gpukit.validation.eighth_set", "eighth_traffic.csv"),
     "ninth": ("gpukit.validation.ninth_set", "ninth_traffic.csv"),
     "tenth": ("gpukit.validation.tenth_set", "tenth_traffic.csv"),
+    "eleventh": ("gpukit.validation.eleventh_set", "eleventh_traffic.csv"),
 }
 # counter -> the deviation allowed on aligned and on unaligned kernels, and the least that is judged: below, a percentage
 # says little, as the kernel's own code is fetched too, some 10 KB of it.

@@ -11,6 +11,7 @@ from gpukit import cli
 from gpukit.lessons import start
 from gpukit.validation import counters, halves, report, simulated_counts, times, traffic, unseen
 from gpukit.validation.eighth_set import CASES as EIGHTH
+from gpukit.validation.eleventh_set import CASES as ELEVENTH
 from gpukit.validation.fifth_set import CASES as FIFTH
 from gpukit.validation.fourth_set import CASES as FOURTH
 from gpukit.validation.new_kernels import CASES as OLDER
@@ -29,6 +30,7 @@ CASES = {
     "eighth": EIGHTH,
     "ninth": NINTH,
     "tenth": TENTH,
+    "eleventh": ELEVENTH,
 }
 # What the model had seen when a set was written.
 SEEN = {
@@ -40,16 +42,17 @@ SEEN = {
     "eighth": OLDER | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH,
     "ninth": OLDER | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH,
     "tenth": OLDER | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH,
+    "eleventh": OLDER | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH | TENTH,
 }
 each = pytest.mark.parametrize("name", unseen.SETS)
 needs_the_interpreter = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
 
 
 @needs_the_interpreter
-@pytest.mark.parametrize("name", [*THIRD, *FOURTH, *FIFTH, *SIXTH, *SEVENTH, *EIGHTH, *NINTH, *TENTH])
+@pytest.mark.parametrize("name", [*THIRD, *FOURTH, *FIFTH, *SIXTH, *SEVENTH, *EIGHTH, *NINTH, *TENTH, *ELEVENTH])
 def test_a_kernel_computes_what_pytorch_does(name):
     torch.manual_seed(0)
-    case = (THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH | TENTH)[name]
+    case = (THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH | TENTH | ELEVENTH)[name]
     assert case.build("cpu", **case.small).wrong() == ""
 
 
@@ -113,9 +116,9 @@ def test_a_missing_measurement_is_said_in_one_line(results, capsys):
 
 
 def test_a_set_that_does_not_exist_is_refused(results, capsys):
-    assert cli.main(["validate", "--predict", "--set", "eleventh"]) == 2
+    assert cli.main(["validate", "--predict", "--set", "twelfth"]) == 2
     assert (
-        "--set must be one of tenth, ninth, eighth, seventh, sixth, fifth, fourth, third, got 'eleventh'"
+        "--set must be one of eleventh, tenth, ninth, eighth, seventh, sixth, fifth, fourth, third, got 'twelfth'"
         in capsys.readouterr().err
     )
     assert cli.main(["validate", "--set", "third"]) == 2
@@ -178,6 +181,7 @@ def test_one_command_measures_times_and_counters(results, monkeypatch, name):
         ("eighth", "dates of 64 Mi days int32, three columns of 16 and 8 bits", "dates"),
         ("ninth", "60,000,000 codes of 12 bits decoded by a table of 4096 int64, 1024 per program", "decode"),
         ("tenth", "12,000,001 points turned by quaternions of their own fp32, 64 per program of 1 warp", "rotate"),
+        ("eleventh", "2,000,001 records of 84 bytes in any other order, 8 per program of 1 warp", "order_records"),
     ],
 )
 def test_what_is_measured_is_predicted_afterwards_and_has_the_bars(results, capsys, monkeypatch, name, case, kernel):
@@ -240,6 +244,7 @@ def test_the_lesson_speaks_of_the_newest_set_that_was_predicted(results):
         ("eighth", 108.0),
         ("ninth", 109.0),
         ("tenth", 110.0),
+        ("eleventh", 111.0),
     ):
         row = times.Row("a case", us, 100.0, us / 100, "L2", "h100-sxm", "2.11", "3.6.0", "3.6.0", "2026-01-01")
         times.write([row], results / "h100-sxm" / times.KERNELS[name][1])
