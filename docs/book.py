@@ -51,8 +51,8 @@ suppress_warnings = ["misc.highlighting_failure", "myst.header"]  # kernels in C
 html_css_files = ["book.css"]
 """
 # Text that is laid out by hand wraps where the page is narrow. The columns of an output's
-# table keep apart, their titles wrap, and what is still wider than the page scrolls by itself. On a phone a picture keeps a
-# width at which its labels can be read. In the dark theme the white cards of the pictures turn dark as they do in JupyterLab
+# table keep apart, their titles wrap, and what is still wider than the page scrolls by itself. On a phone headings are smaller,
+# and a picture keeps a width at which its labels can be read. In the dark theme the white cards of the pictures turn dark as they do in JupyterLab
 # (gpukit/widgets/custom.css).
 _CSS = """
 .highlight-text pre, .api pre { white-space: pre-wrap }
@@ -63,6 +63,7 @@ _CSS = """
 .cell_output th { white-space: normal !important; vertical-align: bottom }
 details + .cell { margin-top: 1em }
 @media (max-width: 40em) {
+  article :is(h1, h2, h3) { font-size: 1.5em; overflow-wrap: anywhere }
   .cell_output img { width: 40em; max-width: none }
 }
 body[data-theme="dark"] .cell_output img { DARK }
