@@ -100,7 +100,8 @@ def ordered_kernel(
 
 
 def matmul_ordered(a: Tensor, b: Tensor, GROUP_M: int, BLOCK: int = 16) -> Tensor:
-    """Contiguous a [M, K] and b [K, N] -> c [M, N]. BLOCK divides M, N and K. GROUP_M need not divide the rows of tiles.
+    """Contiguous a [M, K] and b [K, N] -> c [M, N]. BLOCK divides M, N and K; GROUP_M need not divide the
+    number of rows of tiles.
 
     Bound: what the L2 of a small model of a GPU reads from memory. Programs start in the order of their ids.
     """
