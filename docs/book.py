@@ -57,7 +57,8 @@ html_css_files = ["book.css"]
 _CSS = """
 .highlight-text pre, .api pre { white-space: pre-wrap }
 .cell_output { overflow-x: auto }
-.cell_output > :last-child > :last-child { margin-bottom: 0 }
+.cell_output > p:first-child, .cell_output > :first-child > p:first-child { margin-top: 0 }
+.cell_output > p:last-child, .cell_output > :last-child > p:last-child { margin-bottom: 0 }
 .cell_output table { font-size: 0.85em }
 .cell_output :is(th, td) { padding: 0.15em 0.5em }
 .cell_output th { white-space: normal !important; vertical-align: bottom }
