@@ -50,10 +50,23 @@ myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure", "myst.header"]  # kernels in CUDA C++; cells that begin with ###
 html_css_files = ["book.css"]
 """
-# Text that is laid out by hand wraps where the page is narrow. In the dark theme the white cards of the pictures turn dark
-# as they do in JupyterLab (gpukit/widgets/custom.css).
+# Text that is laid out by hand wraps where the page is narrow. The columns of an output's table keep apart, their titles
+# wrap, and what is still wider than the page scrolls by itself. On a phone headings are smaller, and a picture keeps a width
+# at which its labels can be read. In the dark theme the white cards of the pictures turn dark as they do in JupyterLab
+# (gpukit/widgets/custom.css).
 _CSS = """
 .highlight-text pre, .api pre { white-space: pre-wrap }
+.cell_output { overflow-x: auto }
+.cell_output > p:first-child, .cell_output > :first-child > p:first-child { margin-top: 0 }
+.cell_output > p:last-child, .cell_output > :last-child > p:last-child { margin-bottom: 0 }
+.cell_output table { font-size: 0.8em }
+.cell_output :is(th, td) { padding: 0.15em 0.4em }
+.cell_output th { white-space: normal !important; vertical-align: bottom }
+details + .cell { margin-top: 1em }
+@media (max-width: 40em) {
+  article :is(h1, h2, h3) { font-size: 1.5em; overflow-wrap: anywhere }
+  .cell_output img { width: 40em; max-width: none }
+}
 body[data-theme="dark"] .cell_output img { DARK }
 @media (prefers-color-scheme: dark) { body[data-theme="auto"] .cell_output img { DARK } }
 """

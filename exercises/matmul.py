@@ -87,7 +87,7 @@ def ordered_kernel(
     rows = min(tiles_m - first, GROUP_M)
     pid_m = first + place // tiles_n % rows
     pid_n = place % tiles_n
-    # In 64 bits, because what a number of columns makes of it may be beyond 32.
+    # In 64 bits, because the number of a row times N or K may need more than 32.
     offs_m = pid_m.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None]
     offs_n = pid_n * BLOCK + tl.arange(0, BLOCK)[None, :]
     acc = tl.zeros((BLOCK, BLOCK), tl.float32)
@@ -100,7 +100,8 @@ def ordered_kernel(
 
 
 def matmul_ordered(a: Tensor, b: Tensor, GROUP_M: int, BLOCK: int = 16) -> Tensor:
-    """Contiguous a [M, K] and b [K, N] -> c [M, N]. BLOCK divides M, N and K. GROUP_M need not divide the rows of tiles.
+    """Contiguous a [M, K] and b [K, N] -> c [M, N]. BLOCK divides M, N and K; GROUP_M need not divide the
+    number of rows of tiles.
 
     Bound: what the L2 of a small model of a GPU reads from memory. Programs start in the order of their ids.
     """
@@ -157,7 +158,7 @@ def linear_gelu_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One program computes one tile of y. All tensors are contiguous."""
-    # In 64 bits, because what K or N makes of it may be beyond 32.
+    # In 64 bits, because the number of a row times N or K may need more than 32.
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     offs_n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -190,7 +191,7 @@ def int4_kernel(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One program computes one tile of y and takes GROUP rows of the weight at a time. All tensors are contiguous."""
-    # In 64 bits, because what K or N makes of it may be beyond 32.
+    # In 64 bits, because the number of a row times N or K may need more than 32.
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     offs_n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     offs_j = tl.arange(0, GROUP // 2).to(tl.int64)  # rows of packed in one group

@@ -236,7 +236,8 @@ def attention_causal(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """q [H, T_q, D], k and v [H, T_k, D], contiguous, of one dtype -> o [H, T_q, D] and LSE [H, T_q], float32.
 
     Query i sees the keys up to i + T_k - T_q: the last query sees all, whichever of the lengths is larger. A query that
-    sees no key gives o = 0 and LSE = -inf. Bound: a block of 16 keys of which none of 16 queries sees one is not loaded.
+    sees no key gives o = 0 and LSE = -inf. Bound: a program loads a block of 16 keys only if one of its 16 queries sees one
+    of these keys.
     """
     (H, T_q, D), T_k = q.shape, k.shape[1]
     o, lse = torch.empty_like(q), torch.empty(H, T_q, dtype=torch.float32, device=q.device)
@@ -283,8 +284,8 @@ def attention_window(q: Tensor, k: Tensor, v: Tensor, window: int) -> tuple[Tens
     """q [H, T_q, D], k and v [H, T_k, D], contiguous, of one dtype -> o [H, T_q, D] and LSE [H, T_q], float32.
 
     Query i lines up with key i + T_k - T_q and sees that key and the window - 1 keys before it, as far as there are such
-    keys; window >= 1. A query that sees no key gives o = 0 and LSE = -inf. Bound: a block of 16 keys of which none of 32
-    queries sees one is not loaded.
+    keys; window >= 1. A query that sees no key gives o = 0 and LSE = -inf. Bound: a program loads a block of 16 keys
+    only if one of its 32 queries sees one of these keys.
     """
     (H, T_q, D), T_k = q.shape, k.shape[1]
     o, lse = torch.empty_like(q), torch.empty(H, T_q, dtype=torch.float32, device=q.device)

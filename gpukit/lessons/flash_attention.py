@@ -229,12 +229,10 @@ def _by_length_said(rows: Mapping[Key, benchmark.Row]) -> str:
     text = (
         f"**What you saw.** At 512 tokens the three lines take {gains[512]:.1f} times as long as this course's kernel, and at "
         f"{best:,} tokens "
-        f"{gains[best]:.1f} times. Between the two there are 16 times as many scores. The kernel takes "
-        f"{growth['gpukit']:.0f} times as long. Reading q, k and v and writing o does not grow with the length; at the "
-        "rate "
-        f"of a copy it takes {fixed:.2f} ms, a large part of the kernel's {rows['gpukit', 'fwd', 512].median_ms:.2f} ms at "
-        "512 "
-        f"tokens.\n\nThe three lines take {growth['formula']:.0f} times as long. They send S and P "
+        f"{gains[best]:.1f} times. The longer texts have 16 times as many scores. The kernel takes "
+        f"{growth['gpukit']:.0f} times as long and not 16 times, because a part of its work does not grow with the length of a text: reading q, k "
+        f"and v and writing o. At the rate of a copy that takes {fixed:.2f} ms, a large part of the kernel's "
+        f"{rows['gpukit', 'fwd', 512].median_ms:.2f} ms at 512 tokens.\n\nThe three lines take {growth['formula']:.0f} times as long. They send S and P "
         "through memory in six trips, counting those of the division by √D, and the bytes of these trips grow 16 times "
         f"as well. But the kernels move them more slowly, too: at {rate[512]:.1f} TB/s for 512 tokens and at "
         f"{rate[best]:.1f} TB/s for {best:,} (bytes computed, times measured). "
@@ -276,7 +274,7 @@ def what_rounding_costs() -> Markdown:
     lines, kernel = rounding_errors()
     return Markdown(
         "The three lines are less accurate, too. They store S, S / √D and P in bfloat16, so every score is rounded twice "
-        "and every weight once. The kernel keeps its scores in float32. Before o it rounds only the exponentials, for the product "
+        "and every weight once. The kernel keeps its scores in float32. Besides o it rounds only the exponentials, for the product "
         f"with v. For one head of 512 tokens o is off by {lines:.2%} with the three lines and by {kernel:.2%} with the "
         "kernel (root mean square, computed with each rounding written out)."
     )
@@ -416,7 +414,7 @@ def what_blocks_cost() -> Markdown:
         f"{1e3 * blocks.median_ms / pairs:.0f} µs per pair. Every one of these kernels reads from memory and writes to it again, "
         "and most of the time the GPU probably waits for the next launch.\n\n"
         f"The course's kernel takes the whole walk in one launch, in {kernel.median_ms:.2f} ms. Here the three lines are still faster: in "
-        "float32 there are no tensor cores for the products, its blocks then have only 16 queries, and cuBLAS multiplies "
+        "float32 there are no tensor cores for the products, the course's blocks then have only 16 queries, and cuBLAS multiplies "
         "better. In bfloat16 the kernel wins, as the head of this notebook says."
     )
 
@@ -698,10 +696,10 @@ def what_the_times_say() -> Markdown:
         "with D = 64 there are half as many FLOPs of products to hide it behind.\n\nBackward, it reaches "
         f"{share['back']:.0%} of the peak at the same shape and takes {back['gpukit'].median_ms / peers.median_ms:.2f} times as long "
         f"as the best of the others; for D = 64, {small_back['gpukit'].median_ms / small_peers.median_ms:.2f} times. It computes "
-        "the five products that are needed: a program has a block of keys, and adds the part of dQ that comes from its keys to sums in "
+        "the five products that are needed: a program has a block of keys, and adds the part of dq that comes from its keys to sums in "
         "memory, by atomic additions. For D = 128 its blocks have 64 queries, as many as registers allow. With fewer the tensor cores "
-        f"would wait for shared memory, from which they fetch their operands.{_older(back)}\n\nKernels without atomics, yours among them, compute seven products, since the one for dQ and the one for "
-        "dK and dV each compute the scores and dP for themselves: at the same rate per product they take 1.4 times as long. "
+        f"would wait for shared memory, from which they fetch their operands.{_older(back)}\n\nKernels without atomics, yours among them, compute seven products, since the one for dq and the one for "
+        "dk and dv each compute the scores and dP for themselves: at the same rate per product they take 1.4 times as long. "
         "Atomic additions come in another order each time, and a floating-point sum depends on the order. With "
         "`torch.use_deterministic_algorithms(True)`, and for short sequences, the course's kernels compute seven products too.\n\nSDPA takes nearly the same "
         "times as cuDNN, which is the kernel that PyTorch chooses here. Compare only times of one table. In the table by length, "
@@ -742,9 +740,9 @@ def what_limits_it() -> Markdown:
         text
         + f"\n\n**And the clock?** On an {results.short(pointers)} the kernel with pointers takes {pointers.median_ms:.2f} ms, "
         f"and the kernel in Gluon {gluon.median_ms:.2f} ms in the same run (measured; an H100 has the SMs of an H200). The model's time "
-        f"is {found.time_us / 1e3 / pointers.median_ms:.2f} times the measured one. Its {found.limit} are busy for "
-        f"{busy_ms:.2f} ms, so at most {pointers.median_ms - busy_ms:.2f} ms can have gone into taking turns, and not the "
-        f"{turns_ms:.2f} ms of the report. The kernel in Gluon removes most of this waiting: one warp fetches, and two groups of "
+        f"is {found.time_us / 1e3 / pointers.median_ms:.2f} times the measured one. If the {found.limit} really are busy for "
+        f"{busy_ms:.2f} ms, as in the model, then at most {pointers.median_ms - busy_ms:.2f} ms of the measured time are left for "
+        f"taking turns, where the report says {turns_ms:.2f} ms. The kernel in Gluon removes most of this waiting: one warp fetches, and two groups of "
         "warps take turns on purpose, so that the exponentials of one run beside the products of the other."
     )
 

@@ -282,8 +282,8 @@ def what_precision_says() -> Markdown:
     took = {r.case: r.measured_us for r in timed.read("h200")}
     fp8 = 2 * 4096**3 / took["matmul 4096 fp8, 128x128x128"] / 1e6
     return Markdown(
-        f"What the bits buy, measured with cuBLAS at {N:,}: {fp32.tflops:,.0f} TFLOP/s in fp32, {tf32.tflops:,.0f} in tf32, "
-        f"{bf16.tflops:,.0f} in bf16. A Triton kernel with fp8 operands reached {fp8:,.0f} at 4,096."
+        f"Fewer bits buy speed. cuBLAS, measured at {N:,}, reaches {fp32.tflops:,.0f} TFLOP/s in fp32, {tf32.tflops:,.0f} in tf32 and "
+        f"{bf16.tflops:,.0f} in bf16. A Triton kernel with fp8 operands reached {fp8:,.0f} TFLOP/s at 4,096."
     )
 
 
@@ -370,11 +370,11 @@ def what_orders_say() -> Markdown:
     rows, groups = (_cached(group).dram_read_bytes / 2**30 for group in (1, 8))
     slow, fast = order_us("rows"), order_us("groups")
     return Markdown(
-        f"**What you saw.** Grouping saves {1 - groups / rows:.0%} of what is read from memory, {rows:.2f} against "
-        f"{groups:.2f} GiB, and the model of the caches is close to the strips, which you can count by hand. In time "
-        f"it saves {1 - fast / slow:.0%}: {slow:,.0f} against {fast:,.0f} µs. The time falls by less than the traffic "
-        "because reading from memory goes on while the tensor cores work. Only the part of it that they have to wait for is "
-        "saved."
+        f"**What you saw.** Grouping saves {1 - groups / rows:.0%} of what is read from memory: {groups:.2f} GiB are read "
+        f"instead of {rows:.2f}. The bytes of the strips, which you can count by hand, are close to what the model of the caches "
+        f"says. In time grouping saves {1 - fast / slow:.0%}: {fast:,.0f} µs instead of {slow:,.0f}. The time falls by less than "
+        "the traffic because memory is read while the tensor cores work. Only the time in which they have to wait for memory "
+        "can be saved."
     )
 
 
@@ -454,8 +454,8 @@ def what_tiles_say() -> str:
     return (
         f"**What you saw.** At 4,096 the large tile wins: it loads less, and the limit moves from L2 to the tensor cores. At "
         f"1,024 it loses, {few:.1f} against {small:.1f} µs: it has {tiles} tiles, and 100 of the 132 SMs have nothing to do. "
-        "Stages, the steps of a walk whose tiles are held in shared memory at a time ([07](07_tiling.ipynb)), matter as much as "
-        f"tiles: with one stage 128 x 128 takes {single.measured_us:.0f} µs, with three "
+        "The number of *stages*, the steps of a walk whose tiles are in shared memory at the same time ([07](07_tiling.ipynb)), matters "
+        f"as much as the tile: with one stage a tile of 128 x 128 takes {single.measured_us:.0f} µs, with three "
         f"{middle.measured_us:.0f}. The model ranks these tiles as the clock does. It is not always right: it gives both orders of "
         f"8,192 the same time, {rows.predicted_us:,.0f} µs, and the clock says {rows.measured_us:,.0f} and "
         f"{groups.measured_us:,.0f}. A model tells you what to try; a measurement decides."
@@ -581,8 +581,8 @@ def what_an_epilogue_saves() -> str:
     alone, theirs = (us(row("matmul", cube, name)) for name in ("gpukit", "library"))
     _, computed, _ = after_the_product(N)
     return (
-        "**What you saw.** The product grows with K, and what follows it does not: it has as many bytes as c, whatever K is. "
-        "So the shorter K is, the more an epilogue saves. At K = 512 the bias and GELU take longer than the product itself. "
+        "**What you saw.** The product takes longer with a longer K. The bias and GELU do not: they read and write tensors of c's "
+        "size, whatever K is. So the shorter K is, the larger is the share of the time that an epilogue saves. At K = 512 the bias and GELU take longer than the product itself. "
         f"At K = {N:,}, measured on an H200, three operations of PyTorch take {eager:,.0f} µs, and one kernel with an "
         f"epilogue takes {ours:,.0f} µs, where the product alone takes {alone:,.0f}. So the epilogue costs next to nothing. "
         f"PyTorch's bias and GELU cost {eager - theirs:.0f} µs on top of cuBLAS's product alone ({theirs:,.0f} µs), more than the "
@@ -651,8 +651,8 @@ def weights_table() -> Table:
     columns = {"bits": "", "group": "rows", "with scales": "bits", "error": "%", "read from memory in": "µs"}
     sixteen = results.copy_us("int4_matmul", 2 * K * columns_of)
     caption = (
-        "error of 4,096 x 256 random weights with outliers and times, both computed; times for "
-        f"{by(WEIGHT)}, at a copy's rate ({sixteen:.1f} µs in 16 bits)"
+        "errors computed for 4,096 x 256 random weights with outliers; times computed for "
+        f"{by(WEIGHT)} at a copy's rate ({sixteen:.1f} µs in 16 bits)"
     )
     formats = {"with scales": ".2f", "error": ".1f", "read from memory in": ".1f"}
     return style.table(columns, lines, caption=caption, formats=formats)
@@ -793,8 +793,8 @@ def what_sizes_say() -> Markdown:
     return Markdown(
         f"**What you saw.** One element more per row costs cuBLAS a factor of {min(theirs):.1f} to {max(theirs):.1f}, and this "
         f"course's kernel {min(ours):.1f} to {max(ours):.1f}. Rows of an odd length do not begin at multiples of 16 bytes: no wide "
-        "loads and no tensor descriptors ([07](07_tiling.ipynb)). The course's line of odd sizes jumps between "
-        f"{before:,} and {first:,}, from {us(odd[before]):.0f} to {us(odd[first]):.0f} µs. From there on the kernel first copies "
+        "loads and no tensor descriptors ([07](07_tiling.ipynb)). The course's line of odd sizes jumps up between "
+        f"{before:,} and {first:,}, where the time falls from {us(odd[before]):.0f} to {us(odd[first]):.0f} µs. From there on the kernel first copies "
         "both matrices into longer, aligned rows, and the copies cost less than the narrow loads: at "
         f"{max(odd):,} it takes {us(odd[max(odd)]):.0f} µs and cuBLAS {us(cublas[max(cublas)]):.0f}. Below that size it does "
         "not copy, because two more launches would cost a small product more than they save.\n\nAt multiples of 64 cuBLAS is "
@@ -844,8 +844,8 @@ def what_few_bits_say() -> Markdown:
         f"{part['int4']:.1f} and {part['16 bits']:.1f} µs. Its bytes alone need {part['bytes']:.1f} µs, so it reaches "
         f"{part['bytes'] / part['int4']:.0%} of the rate of a copy, where cuBLAS in 16 bits reaches "
         f"{part['bytes in 16 bits'] / part['16 bits']:.0%}.\n\nTwo things do not shrink with the bits. One is the work: a weight "
-        f"takes {UNPACKING} instructions to unpack (counted), and that many for {math.prod(WEIGHT) / 1e6:.0f} million weights "
-        f"keep all SMs busy for {part['unpacking']:.1f} µs (computed from the measured rate of multiply-adds). The other is what "
+        f"takes {UNPACKING} instructions to unpack (counted), and for {math.prod(WEIGHT) / 1e6:.0f} million weights these "
+        f"instructions keep all SMs busy for {part['unpacking']:.1f} µs (computed from the measured rate of multiply-adds). The other is what "
         "every launch pays before and after the stream of bytes: starting the programs, waiting for the first loads, adding "
         "the shares of K. Part of all this happens while the bytes arrive. How large the rest is was not measured.\n\nThere is an exception in "
         f"the table: with 8 bits a single row takes {us(row('int8_matmul', (1, *WEIGHT), 'gpukit')):.1f} µs and four rows "
@@ -884,16 +884,18 @@ def yours_in_the_chart() -> Picture | Markdown:
 # ---- the running story -----------------------------------------------------------------------------------------------
 
 
+LONG = (8192, 28_672, 8192)  # 8,192 tokens times a matrix of the MLP of Llama 3 70B
+
+
 def layer_products() -> Table:
     """The seven products of the layer at the rate that each kernel was measured at."""
     flops = 2 * layer.TOKENS * layer.weights()
-    long = (8192, 28_672, 8192)
     named: Sequence[tuple[str, Row]] = (
         ("cuBLAS, fp32", cublas(dtype="float32")),
         ("cuBLAS, tf32", cublas("library-tf32", "float32")),
-        ("pointers, bf16", row("matmul", long, "gpukit-pointers")),
-        ("cuBLAS, bf16", row("matmul", long, "library")),
-        ("this course, bf16", row("matmul", long, "gpukit")),
+        ("pointers, bf16", row("matmul", LONG, "gpukit-pointers")),
+        ("cuBLAS, bf16", row("matmul", LONG, "library")),
+        ("this course, bf16", row("matmul", LONG, "gpukit")),
     )
     lines = [(name, by(r.shape), r.tflops, flops / r.tflops / 1e9) for name, r in named]
     columns = {"products by": "", "measured at": "", "rate": "TFLOP/s", "seven products": "ms"}
@@ -908,6 +910,8 @@ def layer_line() -> Markdown:
     """The line of the layer's budget that this notebook is about, for many tokens and for four."""
     products, (whole, _) = layer.products_us(), layer.totals_us()
     rate = 2 * layer.TOKENS * layer.weights() / products / 1e6
+    slow, theirs, fast = (row("matmul", LONG, name).tflops for name in ("gpukit-pointers", "library", "gpukit"))
+    full = cublas(dtype="float32").tflops
     few = {
         bits: us(row(op, (4, *WEIGHT), name)) * layer.weights() / math.prod(WEIGHT)
         for bits, op, name in (
@@ -918,9 +922,10 @@ def layer_line() -> Markdown:
     }
     return Markdown(
         f"**What you saw.** The seven matrix products are {products / whole:.0%} of the layer's {whole:,.0f} µs with PyTorch "
-        "(sums of measured times). In that sum they run at the rate of the layer's own largest product, "
-        f"{rate:,.0f} TFLOP/s; the table has the rates of other sizes. The step that matters is the one from fp32 to bf16. After it a better kernel gains a few "
-        f"percent, and what is left is the peak itself. For four tokens, as in decoding, the same seven products take "
+        "(sums of measured times). That sum takes all seven at the rate that was measured for the largest of them, "
+        f"{rate:,.0f} TFLOP/s; the table has rates that were measured at other sizes. In bf16 cuBLAS is "
+        f"{theirs / full:.0f} times as fast as in fp32. After that a better kernel gains little: of the three in bf16 the fastest "
+        f"takes {1 - slow / fast:.0%} less time than the slowest. For four tokens, as in decoding, the same seven products take "
         f"{few[16]:.0f} µs in 16 bits with cuBLAS, {few[8]:.0f} µs with weights of 8 bits, and {few[4]:.0f} µs with weights of "
         f"4 bits (computed from the measured times of {by(WEIGHT)})."
     )
