@@ -653,6 +653,40 @@ rate(
 )(_tiles_in_turn(1024))
 
 
+@triton.jit
+def lines_in_turn(x_ptr, y_ptr, lines, turns, AT_ONCE: tl.constexpr, APART: tl.constexpr):
+    """One warp asks for AT_ONCE lines, all over x or APART from each other, and what they hold decides which ones come next."""
+    lane = tl.arange(0, 32)
+    number, seed = lane // (32 // AT_ONCE), 1
+    for _ in range(turns):
+        at = (seed + (0 if APART else number) * 40503).to(tl.uint32) * 747796405
+        at = (at ^ (at >> 15)) * 277803737
+        at = tl.umulhi(at ^ (at >> 13), tl.full((32,), lines, tl.uint32)).to(tl.int64)
+        at += number * APART
+        found = tl.load(x_ptr + at * 32 + lane % (32 // AT_ONCE), cache_modifier=".cg")
+        seed = seed * 1664525 + tl.sum(found, 0)
+    tl.store(y_ptr, seed)
+
+
+def _lines_in_turn(at_once: int, apart: int = 0):
+    def prepare(device):
+        x = _indices(device, 1 << 30, 512 * MI)
+        return lambda: lines_in_turn[(1,)](
+            x, x, 16 * MI - at_once * apart, 4096, AT_ONCE=at_once, APART=apart, num_warps=1
+        )  # fmt: skip
+
+    return prepare
+
+
+rate("a line of device memory", "ns", lambda us: us / 4096 * 1e3)(_lines_in_turn(1))
+rate("the last of 8 lines after one", "ns", lambda us: us / 4096 * 1e3, minus="a line of device memory")(
+    _lines_in_turn(8)
+)
+rate("the last of 8 lines in a row after one", "ns", lambda us: us / 4096 * 1e3, minus="a line of device memory")(
+    _lines_in_turn(8, 1)
+)
+
+
 @rate("launch after a launch", "us", lambda us: us / 32, minus="latency of L1")
 def _(device):
     """Behind a kernel of a millisecond, in which the CPU can issue them all."""

@@ -183,6 +183,30 @@ def test_of_stores_that_share_a_sector_most_meet_on_the_way():
 
 
 @triton.jit
+def interleaved(x_ptr, y_ptr, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """The PARTS numbers of each element, which lie side by side, one statement after another."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at)
+    for part in tl.static_range(PARTS):
+        tl.store(y_ptr + at * PARTS + part, x * part)
+
+
+@pytest.mark.parametrize(("parts", "block"), [(2, 128), (3, 256), (2, 1024)])
+def test_stores_of_several_statements_to_a_sector_meet_if_they_follow_soon(parts, block):
+    """Of re and im, or of the three coordinates of points. With 8 stores of a warp in between none meet."""
+    n = 4096
+    x, y = torch.zeros(n), torch.zeros(parts * n)
+    traffic = assumed(lambda: interleaved[(n // block,)](x, y, PARTS=parts, BLOCK=block))
+    distinct = parts * n * 4 // 32
+    assert traffic.l1_write_sectors == parts * distinct
+    share = instructions.ALONE if block < 1024 else 1.0
+    assert traffic.l2_write_sectors == pytest.approx(distinct + share * (parts - 1) * distinct, abs=parts)
+    # Those that have met are whole.
+    odd = sum(site.odd_sectors for site in traffic.sites if site.kind == "store")
+    assert odd < traffic.l2_write_sectors if block < 1024 else odd == traffic.l2_write_sectors
+
+
+@triton.jit
 def copy_rows(x_ptr, y_ptr, stride_m, n, BLOCK: tl.constexpr):
     row, offs = tl.program_id(0), tl.arange(0, BLOCK)
     tl.store(y_ptr + row * stride_m + offs, tl.load(x_ptr + row * stride_m + offs, mask=offs < n), mask=offs < n)

@@ -617,9 +617,9 @@ SASS = """
 .L_x_1:
 	//## File "/site/triton/language/standard.py", line 9 inlined at "/home/me/k.py", line 6
 	//## File "/home/me/k.py", line 6
-        /*0010*/              @!P0 LDG.E.128 R16, desc[UR6][R26.64] ; /* stall 4 */
+        /*0010*/              @!P0 LDG.E.128 R16, desc[UR6][R26.64] ; /* stall 4, sets 2, reads 0 */
 .L_x_2:
-        /*0020*/                   FADD R2, R2, R16 ; /* stall 5 */
+        /*0020*/                   FADD R2, R2, R16 ; /* stall 5, waits 0 2 */
         /*0030*/               @P1 BRA `(.L_x_2) ; /* stall 5 */
         /*0040*/               @P2 BRA `(.L_x_1) ; /* stall 5 */
         /*0050*/                   EXIT ; /* stall 5 */
@@ -632,6 +632,7 @@ SASS = """
 def test_sass_and_its_loops():
     found = assembly.sass(SASS)
     assert [(i.opcode, i.line, i.stall) for i in found[:3]] == [("MOV", 5, 2), ("LDG.E.128", 6, 4), ("FADD", 6, 5)]
+    assert [(i.sets, i.reads, i.waits) for i in found[:3]] == [(None, None, ()), (2, 0, ()), (None, None, (0, 2))]
     assert found[1].text.startswith("@!P0 LDG.E.128 R16") and found[1].base == "LDG" and found[-1].opcode == "BRA"
     loops = assembly.loops(found)
     assert [(loop.start, loop.end, loop.depth) for loop in loops] == [(1, 4, 1), (2, 3, 2)]

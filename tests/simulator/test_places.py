@@ -124,6 +124,15 @@ def test_what_both_halves_of_l2_read_is_in_both():
     assert places.sectors_read([again], 0, round(1.2 * lines))[0] > 4 * lines
 
 
+def test_a_row_and_its_scale_behind_it_are_read_once():
+    """Two sites go to the same lines, one right behind the other: the second finds them. In other lines it does not."""
+    lines = 4096
+    rows = 128 * numbers(1 << 20, 4 * lines).numpy().astype(np.int64)
+    row, scale, elsewhere = (places.Places(rows + moved, np.arange(0, 64, 4)) for moved in (0, 0, 1 << 40))
+    together, apart = (places.sectors_read([row, other], 0, lines) for other in (scale, elsewhere))
+    assert together[1] == 0 and together[0] == pytest.approx(apart[0], rel=0.01) and apart[1] == apart[0] > 0
+
+
 @triton.jit
 def sums_of_segments(x_ptr, start_ptr, y_ptr, BLOCK: tl.constexpr):
     start, stop = tl.load(start_ptr + tl.program_id(0)), tl.load(start_ptr + tl.program_id(0) + 1)

@@ -764,32 +764,52 @@ def test_the_scoreboard_agrees_with_what_was_measured(warps):
     )
 
 
+def assembled(*instructions: assembly.Instruction) -> list[assembly.Instruction]:
+    """With counters as the assembler gives them out: to what takes long one after another, and whoever names a register that such
+    an instruction writes waits for its counter."""
+    late, counter, of_register = ("LDG", "LDS", "LDSM", "MUFU", "ATOMG"), 0, {}
+    for each in instructions:
+        registers = re.findall(r"\bR\d+\b", each.text)
+        object.__setattr__(each, "waits", tuple(sorted({of_register[r] for r in registers if r in of_register})))
+        if each.base in late:
+            object.__setattr__(each, "sets", counter)
+            of_register[registers[0]] = counter
+            counter = (counter + 1) % 6
+    return list(instructions)
+
+
 def listing(*loads: str, then: str = "FADD R9, R0, R1") -> types.SimpleNamespace:
     """Loads on line 7, one after another, and an instruction that needs what two of them bring."""
     texts = [*((f"LDG.E {register}, [R4]", (("k.py", 7),)) for register in loads), (then, ())]
-    return types.SimpleNamespace(
-        instructions=[
-            assembly.Instruction(text.split()[0], text, (), i, (), own) for i, (text, own) in enumerate(texts)
-        ],
-        shared_turns={},
-    )
+    instructions = (assembly.Instruction(text.split()[0], text, (), i, (), own) for i, (text, own) in enumerate(texts))
+    return types.SimpleNamespace(instructions=assembled(*instructions), shared_turns={})
+
+
+def wait(late=1.0, at_once=1, within=1.0, from_dram=0.0, pieces=1.0, l2=600, dram=900, spread=0.0) -> scoreboard.Wait:
+    return scoreboard.Wait((late,), at_once, within, from_dram, pieces, scoreboard.Memory(40, l2, dram, spread))
 
 
 def test_what_is_waited_for_together_takes_as_long_as_the_slowest():
     """Of four loads one goes to memory, and three find the same line: waited for together, they take what the one takes."""
-    line = {("k.py", 7): scoreboard.Wait(0.25, 600, 40)}
+    line = {("k.py", 7): wait(at_once=5, within=0.25)}
     taken = scoreboard.cycles(listing("R0", "R1", "R2", "R3"), [1.0] * 5, {}, line)
     assert taken == 600 + 1  # the second is there when the first is; and a cycle for the addition
     assert scoreboard.cycles(listing("R0", "R1", "R2", "R3", then="FADD R9, R3, R3"), [1.0] * 5, {}, line) == 601
     # All of them late: the second one is the last that is waited for, a cycle after the first.
-    late = {("k.py", 7): scoreboard.Wait(1.0, 600, 40)}
+    late = {("k.py", 7): wait()}
     assert scoreboard.cycles(listing("R0", "R1", "R2", "R3"), [1.0] * 5, {}, late) == 602
     # None of them late.
-    there = {("k.py", 7): scoreboard.Wait(0.0, 600, 40)}
+    there = {("k.py", 7): wait(late=0.0)}
     assert scoreboard.cycles(listing("R0", "R1", "R2", "R3"), [1.0] * 5, {}, there) == 42
     # The fifth is late again.
     fifth = listing("R0", "R1", "R2", "R3", "R5", then="FADD R9, R5, R5")
     assert scoreboard.cycles(fifth, [1.0] * 6, {}, line) == 600 + 5
+    # Of two loads that are made at once both are late, or none: of eight the first two and the fifth and sixth.
+    pairs = {("k.py", 7): wait(late=0.5, at_once=2)}
+    for last, cycles in ((1, 602), (3, 601), (4, 605), (5, 606)):
+        kernel = listing(*(f"R{i}" for i in range(10, 18)), then=f"FADD R9, R{10 + last}, R9")
+        kernel.instructions[-1:] = assembled(*kernel.instructions)[-1:]
+        assert scoreboard.cycles(kernel, [1.0] * 9, {}, pairs) >= cycles
     # Of a line that is not known, all loads take what a load takes.
     assert scoreboard.cycles(listing("R0", "R1"), [1.0] * 3, {"load": 100}, {}) == 102
 
@@ -802,17 +822,52 @@ def test_a_loop_waits_as_often_as_a_load_comes_late():
         for i, (opcode, text) in enumerate(texts.items())
     ]
     assert len(assembly.loops(body)) == 1
-    line = {("k.py", 7): scoreboard.Wait(0.25, 600, 40)}
-    taken = scoreboard.cycles(types.SimpleNamespace(instructions=body, shared_turns={}), [1000.0] * 3, {}, line)
+    kernel = types.SimpleNamespace(instructions=assembled(*body), shared_turns={})
+    taken = scoreboard.cycles(kernel, [1000.0] * 3, {}, {("k.py", 7): wait(late=0.25)})
     assert taken == pytest.approx(250 * 600 + 750 * 40, rel=0.02)
+    # Each fifth of those that are late goes on to device memory.
+    taken = scoreboard.cycles(kernel, [1000.0] * 3, {}, {("k.py", 7): wait(late=0.5, from_dram=0.2)})
+    assert taken == pytest.approx(100 * 900 + 400 * 600 + 500 * 40, rel=0.03)
+    # Only those of the first eighth are late.
+    first = wait()._replace(late=(1.0, *[0.0] * 7))
+    taken = scoreboard.cycles(kernel, [1000.0] * 3, {}, {("k.py", 7): first})
+    assert taken == pytest.approx(125 * 600 + 875 * 40, rel=0.25), "of the later turns eight stand for all"
+
+
+def test_loads_from_device_memory_last_for_different_times():
+    """In the mean as long as one does, and the last of 8 as much longer as an exponential law says: 1/2 + ... + 1/8 of the spread."""
+    one, eight = (scoreboard._lasting(wait(from_dram=1.0, pieces=n, spread=100.0)) for n in (1.0, 8.0))
+    assert sum(one) / len(one) == pytest.approx(900, abs=5) and min(one) > 799 and len({*one}) == len(one)
+    assert sum(eight) / len(eight) == pytest.approx(900 + 100 * predict_module._LAST_OF_8, abs=8)
+    # Two loads that are waited for together take longer than one of them does.
+    line = {("k.py", 7): wait(from_dram=1.0, spread=100.0)}
+    body = [assembly.Instruction(t.split()[0], t, (), i, (".L_x_0",) * (i == 0), (("k.py", 7),) * (t[0] == "L"))
+            for i, t in enumerate(("LDG.E R0, [R4]", "LDG.E R1, [R4]", "FADD R9, R0, R1", "BRA `(.L_x_0)"))]  # fmt: skip
+    kernel = types.SimpleNamespace(instructions=assembled(*body), shared_turns={})
+    assert scoreboard.cycles(kernel, [10.0] * 4, {}, line) / 10 == pytest.approx(900 + 100 / 2, rel=0.03)
+
+
+def test_who_waits_for_a_counter_waits_for_all_that_are_counted_with_it():
+    """Two loads that the assembler counts together, of which only the first one's result is needed."""
+    own, texts = (("k.py", 7),), ("LDG.E R0, [R4]", "LDG.E R1, [R5]", "FADD R9, R0, R0")
+    one, apart = ([assembly.Instruction(t.split()[0], t, (), i, (), own, 100 if i == 0 else 1, counter, None, waits)
+                   for i, (t, counter, waits) in enumerate(zip(texts, counters, ((), (), (0,)), strict=True))]
+                  for counters in ((0, 0, None), (0, 1, None)))  # fmt: skip
+    for instructions, cycles in ((one, 100 + 600 + 1), (apart, 600 + 1)):
+        kernel = types.SimpleNamespace(instructions=instructions, shared_turns={})
+        assert scoreboard.cycles(kernel, [1.0] * 3, {}, {("k.py", 7): wait()}) == cycles
+    # And what changes the address of a load waits until that has read it, in the order in which L1 takes them up.
+    store = assembly.Instruction("STG.E", "STG.E [R4], R0", (), 0, (), (), 1, None, 3)
+    change = assembly.Instruction("IADD3", "IADD3 R4, R4, 0x80, RZ", (), 1, (), (), 1, None, None, (3,))
+    kernel = types.SimpleNamespace(instructions=[store, store, change], shared_turns={})
+    sm = scoreboard.Sm(1, 1, {0: 50.0, 1: 50.0})
+    assert scoreboard.cycles(kernel, [1.0] * 3, {}, None, None, sm) == 50 + scoreboard._READ + 1
 
 
 def background(*texts: str) -> types.SimpleNamespace:
     """Instructions without a stall, one after another."""
-    return types.SimpleNamespace(
-        instructions=[assembly.Instruction(text.split()[0], text, (), i, (), ()) for i, text in enumerate(texts)],
-        shared_turns={},
-    )
+    instructions = (assembly.Instruction(text.split()[0], text, (), i, (), ()) for i, text in enumerate(texts))
+    return types.SimpleNamespace(instructions=assembled(*instructions), shared_turns={})
 
 
 @pytest.mark.parametrize(
@@ -957,8 +1012,12 @@ def test_bulk_copies_are_waited_for_one_after_another():
     """One thread asks for two boxes, and all warps wait for the first and then for the second."""
     ask, arrival = "UTMALDG.2D [UR8], [UR4]", "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR8], R5"
     copies = {0: (200, 500), 1: (200, 500)}
-    assert together(ask, ask, BARRIER, arrival, warps=4, copies=copies) == pytest.approx(200 + 500, abs=5)
+    one_after_another = ask, BARRIER, arrival, ask, BARRIER, arrival
+    apart = {0: (200, 500), 3: (200, 500)}
+    assert together(*one_after_another, warps=4, copies=apart) == pytest.approx(2 * (200 + 500), abs=45)
     assert together(ask, ask, BARRIER, arrival, arrival, warps=4, copies=copies) == pytest.approx(400 + 500, abs=5)
+    # Two boxes behind one barrier.
+    assert together(ask, ask, BARRIER, arrival, warps=4, copies=copies) == pytest.approx(400 + 500, abs=5)
     # A loop that asks until it has arrived is no loop of the program's.
     texts = ["IADD3 R1, R1, 0x1, RZ", arrival, "@!P0 BRA `(.L_x_1)", "FADD R2, R3, R4", "@P1 BRA `(.L_x_0)"]
     labels = [(".L_x_0",), (".L_x_1",), (), (), ()]
@@ -973,16 +1032,17 @@ def test_bulk_copies_are_waited_for_one_after_another():
 def test_how_loads_wait():
     def site(**given):
         values = dict(
-            kind="load", tensor="x", line=7, via="lsu", l1_sectors=64, l2_sectors=64, dram_bytes=64 * 32, file="k.py"
-        )
-        return caches.SiteTraffic(
-            **{**values, "instructions": 8, "new": 4, "new_pairs": 4, "late": 4, "fresh": 4, **given}
-        )
+            kind="load", tensor="x", line=7, via="lsu", l1_sectors=64, l2_sectors=64, dram_bytes=64 * 32, file="k.py",
+            instructions=8, new=4, new_pairs=4, late=4, fresh=4, accesses=2, in_late=8, late_parts=(1.0,) * 8,
+        )  # fmt: skip
+        return caches.SiteTraffic(**{**values, **given})
 
     def ns(*sites, waves=1e9):
-        (wait,) = predict_module._waits(types.SimpleNamespace(sites=sites, waves=waves), REACHED, 1e3).values()
-        assert wait.again == REACHED.l1_ns
-        return wait.late, wait.cycles
+        found = types.SimpleNamespace(sites=sites, waves=waves)
+        (wait,) = predict_module._waits(found, REACHED, 1e3, num_warps=1).values()
+        l1, l2, dram, _ = wait.memory
+        assert l1 == REACHED.l1_ns
+        return wait.late[0] * wait.within, wait.from_dram * dram + (1 - wait.from_dram) * l2
 
     l2, dram = REACHED.l2_ns, REACHED.dram_ns
     assert ns(site()) == (0.5, pytest.approx(dram))
@@ -997,7 +1057,15 @@ def test_how_loads_wait():
     assert ns(site(), site(tensor="y", new=8, new_pairs=8, late=0, fresh=0)) == (0.25, pytest.approx(dram))
     often, seldom = site(dram_bytes=0), site(tensor="y", late=1, fresh=1)
     assert ns(often, seldom) == (5 / 16, pytest.approx(l2))  # what seldom comes late is waited for by few
-    assert not predict_module._waits(types.SimpleNamespace(sites=[site(new=0)], waves=1.0), REACHED, 1e3)
+    assert not predict_module._waits(types.SimpleNamespace(sites=[site(new=0)], waves=1.0), REACHED, 1e3, 1)
+    # Pieces of which many instructions ask for one follow one another; of others a late instruction waits for the last.
+    in_a_row, apart = site(late=8, pieces=1), site(late=8, pieces=32)
+    (row,), (last,) = (predict_module._waits(types.SimpleNamespace(sites=[each], waves=1e9), REACHED, 1e3, 1).values()
+                       for each in (in_a_row, apart))  # fmt: skip
+    assert row.pieces == 1 and last.pieces == 4 and row.memory.spread < last.memory.spread
+    # 8 instructions of 4 warps in two accesses: one of each warp at a time.
+    (four,) = predict_module._waits(types.SimpleNamespace(sites=[site()], waves=1e9), REACHED, 1e3, 4).values()
+    assert four.at_once == 1
     # Programs that begin together all wait for who asks first; those that follow them find it in L2.
     shared = site(dram_bytes=0, first=1.0)
     assert ns(shared, waves=1.0) == (0.5, pytest.approx(dram)) and ns(shared) == (0.5, pytest.approx(l2))
@@ -1070,14 +1138,17 @@ def test_the_longest_program_may_be_the_last_one(monkeypatch):
         rows_up_to_here[(99,)](x, y, BLOCK=128)
         softmax[(4,)](x, y, 128, 128, BLOCK=128)
     causal, alike = t.launches
-    assert predict_module._longest(causal) == pytest.approx(100 / 51) and predict_module._longest(alike) == 1
+    assert predict_module._ragged(causal, 132) == pytest.approx(100 / 51) and predict_module._ragged(alike, 132) == 1
+    # On 9 places: the long ones come last, and end 9 places later than programs of the mean length do.
+    ends = [sum(range(2 + place, 101, 9)) for place in range(9)]
+    assert predict_module._ragged(causal, 9) == pytest.approx(max(ends) / (51 * 11))
     x, y = meta(99 * 128, dtype=torch.float32), meta(99 * 128, dtype=torch.float32)
     with trace(sample=4) as t:
         rows_up_to_here[(99,)](x, y, BLOCK=128)
     compiled = compile(t.launches[0], gpu="h200")
     step = predict_module.launch_step(t.launches[0], compiled, None)
-    longest = predict_module._longest(t.launches[0])
-    monkeypatch.setattr(predict_module, "_longest", lambda launch: 1.0)
+    longest = predict_module._ragged(t.launches[0], 132)
+    monkeypatch.setattr(predict_module, "_ragged", lambda launch, slots: 1.0)
     without = predict_module.launch_step(t.launches[0], compiled, None)
     busy, least = (each.time_us - each.resources[predict_module.LAUNCH] for each in (step, without))
     assert busy == pytest.approx(least * longest) and longest > 1.2, "one program on each SM at most"

@@ -29,6 +29,8 @@ class Instruction:
     position    line in the listing
     labels      names of the addresses here (jump targets)
     stall       SASS: cycles that the warp waits before its next instruction, as the assembler decided
+    sets, reads, waits   SASS: of a warp's six counters of what is under way, the one that falls back when its result is
+                there, the one when it has read its registers (None for neither), and those for which it waits to be zero
     """
 
     opcode: str
@@ -38,6 +40,9 @@ class Instruction:
     labels: tuple[str, ...] = ()
     own_frames: tuple[tuple[str, int], ...] = field(repr=False, default=())
     stall: int = 1
+    sets: int | None = None
+    reads: int | None = None
+    waits: tuple[int, ...] = ()
 
     @property
     def file(self) -> str | None:
@@ -106,7 +111,7 @@ def _frames(place, outer, files) -> tuple:
 
 
 _SASS_INSTRUCTION = re.compile(
-    r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?((?:@!?U?P\w+\s+)?)([A-Z][\w.]*)(.*?)\s*;(?: /\* stall (\d+) \*/)?"
+    r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?((?:@!?U?P\w+\s+)?)([A-Z][\w.]*)(.*?)\s*;(?: /\* stall (\d+)(?:, sets (\d))?(?:, reads (\d))?(?:, waits ([\d ]+))? \*/)?"
 )
 _SASS_FILE = re.compile(r'\s*//## File "([^"]*)", line (\d+)')
 
@@ -126,7 +131,10 @@ def sass(text: str) -> list[Instruction]:
                 continue
             printed = f"{m[2]}{m[3]}{m[4]}"
             own = _own(here) or own
-            found.append(Instruction(m[3], printed, tuple(here), position, tuple(labels), own, int(m[5] or 1)))
+            counters = m[6] and int(m[6]), m[7] and int(m[7]), tuple(map(int, (m[8] or "").split()))
+            found.append(
+                Instruction(m[3], printed, tuple(here), position, tuple(labels), own, int(m[5] or 1), *counters)
+            )
             labels = []
     return found
 

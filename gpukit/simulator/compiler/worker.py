@@ -200,8 +200,7 @@ _ENCODED = re.compile(r";\s*/\* 0x[0-9a-f]{16} \*/\n\s*/\* 0x([0-9a-f]{16}) \*/"
 
 
 def _disassemble(cubin: bytes) -> str:
-    """SASS with source lines. Of the encoding only the scheduler's part is kept: the cycles that the warp waits after an
-    instruction, in bits 105 to 108 on Volta and later (https://arxiv.org/abs/1804.06826, triton/tools/disasm.py)."""
+    """SASS with source lines. Of the encoding only the scheduler's part is kept, as a comment (`_scheduled`)."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -211,7 +210,19 @@ def _disassemble(cubin: bytes) -> str:
         options = ["--print-code", "--print-line-info-inline", "--print-instruction-encoding"]
         command = [knobs.nvidia.nvdisasm.path, *options, file.name]
         listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return _ENCODED.sub(lambda m: f"; /* stall {int(m[1], 16) >> 41 & 15} */", listing)
+    return _ENCODED.sub(lambda m: f"; /* {_scheduled(int(m[1], 16))} */", listing)
+
+
+def _scheduled(upper: int) -> str:
+    """What the upper half of an instruction's 128 bits says to the scheduler, on Volta and later: the cycles that the warp
+    pauses after it; of six counters the one that is taken back when its result is there, and the one when its operands have
+    been read (7 for none of them); and those for which it waits, a bit each. https://arxiv.org/abs/1804.06826,
+    triton/tools/disasm.py"""
+    sets, reads, waits = upper >> 46 & 7, upper >> 49 & 7, upper >> 52 & 63
+    parts = f"stall {upper >> 41 & 15}", f"sets {sets}" * (sets < 7), f"reads {reads}" * (reads < 7)
+    return ", ".join(
+        [*filter(None, parts), *(["waits " + " ".join(str(n) for n in range(6) if waits >> n & 1)] * bool(waits))]
+    )
 
 
 def _run(job: dict) -> dict:

@@ -28,6 +28,8 @@ ROWS = {
     "pieces_per_us": ("sectors of lines that leave L2 in part", "memory"),
     "single_reads_per_us": ("loads all over 2 GiB", "memory"),
     "dram_ns": ("latency of device memory", None),
+    "last_of_8_ns": ("the last of 8 lines after one", None),
+    "last_in_a_row_ns": ("the last of 8 lines in a row after one", None),
     "tile_ns": ("a tile of device memory after one of L2", None),
     "l2_ns": ("latency of L2", None),
     "l1_ns": ("latency of L1", "1 / clock"),
@@ -60,6 +62,8 @@ class Machine:
     starts_per_us                programs that begin, on all SMs together
     copy, read, write_gbps       device memory; a copy reads and writes by turns, which costs time
     dram, l2, l1_ns              one load whose address the one before has found
+    last_of_8_ns                 by so much later than one line comes the last of 8 that a warp asks for at once, all over the memory
+    last_in_a_row_ns             the same of 8 lines that follow one another
     tile_ns                      by so much later than from L2 comes from device memory the last of 128 rows of 64 bytes, which
                                  are copied to shared memory together
     pieces_per_us                parts of lines that L2 writes to device memory without the rest, in no order
@@ -85,6 +89,8 @@ class Machine:
     pieces_per_us: float
     single_reads_per_us: float
     dram_ns: float
+    last_of_8_ns: float
+    last_in_a_row_ns: float
     tile_ns: float
     l2_ns: float
     l1_ns: float

@@ -49,20 +49,24 @@ https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#arithmetic-inst
 from __future__ import annotations
 
 import contextlib
+import heapq
 import html
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from gpukit import dispatch, hardware, tables
 from gpukit.simulator.compiler.compile import Compiled, begin, compile
 from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
 from gpukit.simulator.prediction import mix, scoreboard
+from gpukit.simulator.prediction.between import Between, warmed
 from gpukit.simulator.prediction.machine import Machine, machine
 from gpukit.simulator.trace.contention import Contention, unknown
 from gpukit.simulator.trace.launch import Launch
@@ -78,6 +82,7 @@ MEMORY, L2, L1, TENSOR = "device memory", "L2", "L1 and shared memory", "tensor 
 FP32, INTEGER, SPECIAL, ISSUE = "fp32 arithmetic", "integers and logic", "special functions", "instruction issue"
 STARTING, WAITING, LAUNCH, TURNS = "starting programs", "waiting for results", "launch", "taking turns"
 RESOURCES = (MEMORY, L2, L1, TENSOR, FP32, INTEGER, SPECIAL, ISSUE, STARTING, WAITING, LAUNCH, TURNS)
+_MANY_WAVES = 16  # programs on each place of an SM, one after another, of which the last ones show how a launch ends
 _COMPUTING = FP32, INTEGER, SPECIAL, ISSUE
 
 L2_BYTES_PER_CLOCK_AND_SM = 64  # what one SM takes at most; machine.csv, "L2, one SM"
@@ -247,6 +252,7 @@ def predict(
     numbers = {id(launch): number for number, launch in enumerate(t.launches)}
     reached = machine(target)
     steps: list[Step] = []
+    between = Between(target)
     for position, event in enumerate(t.events):
         overhead = reached.next_launch_us if steps else reached.launch_us
         if isinstance(event, Launch) and event.programs:
@@ -258,9 +264,10 @@ def predict(
                 else lines.executions(number, event.recording.stands_for)
             )
             executions = {statement: n / event.programs for statement, n in ran.items()}
-            steps.append(launch_step(event, compile(event, gpu=target), executions, overhead))
+            steps.append(launch_step(event, compile(event, gpu=target), executions, overhead, between.launched(event)))
         elif isinstance(event, TorchOp) and event.bytes and torch_ops:
             steps.append(_op_step(event, facts.of.get(position), target, overhead))
+            between.moved(event.bytes)
     if not steps:
         raise ValueError("predict: nothing was launched and no PyTorch op moved anything; pass a function that does")
     return Prediction(target, reached, tuple(steps))
@@ -288,10 +295,14 @@ def _refuse_what_does_not_fit(launch: Launch, gpu: hardware.Gpu) -> None:
 
 
 def launch_step(
-    launch: Launch, compiled: Compiled, executions: mix.Executions | None, overhead_us: float | None = None
+    launch: Launch,
+    compiled: Compiled,
+    executions: mix.Executions | None,
+    overhead_us: float | None = None,
+    in_l2: dict[str, float] | None = None,
 ) -> Step:
     """The model of the module's docstring for one launch: what was traced, what was compiled, how often lines ran.
-    `overhead_us` None stands for a launch on an idle stream."""
+    `overhead_us` None stands for a launch on an idle stream; `in_l2`: of its tensors, by name, the bytes that L2 has when it begins."""
     gpu, reached = compiled.gpu, machine(compiled.gpu)
     clock = _mhz(compiled)  # cycles per µs
     fit = compiled.occupancy
@@ -309,7 +320,7 @@ def launch_step(
     per_sm = -(-launch.programs // gpu.sms)  # on the busiest SM
     together = min(fit.programs, per_sm)
     warp = mix.mix(compiled, executions)
-    traffic = _traffic(launch, compiled)
+    traffic = warmed(_traffic(launch, compiled), launch, in_l2 or {})
 
     # 1. Each resource alone, in µs.
     work = _per_program(launch, compiled, warp, traffic)
@@ -337,9 +348,10 @@ def launch_step(
         compiled.num_warps, 1, _in_l1(launch, compiled, times, traffic), _multiplying(compiled, times, multiplies)
     )
 
+    @cache
     def simulated(programs: int, loads_wait: bool = False, copies_wait: bool = False) -> float:
         """µs that programs take which share an SM and begin together, of what is in device memory and L2 only what is said."""
-        waits = (late, _waits(traffic, reached, clock)) if loads_wait else ({}, None)
+        waits = (late, _waits(traffic, reached, clock, compiled.num_warps)) if loads_wait else ({}, None)
         goes_on = scoreboard.Background(products, copies if copies_wait else dict.fromkeys(copies, (0.0, 0.0)))
         return scoreboard.cycles(compiled, times, *waits, goes_on, shared._replace(programs=programs)) / clock
 
@@ -354,20 +366,27 @@ def launch_step(
     of_a_warp = scoreboard.cycles(compiled, times, {}) / clock
     alone[WAITING] = (waits + max(0.0, of_a_warp - compute)) * per_sm / together
     waves, rest = divmod(per_sm, together)
-    turns = 0.0
+    turns, share = 0.0, 1.0
     for programs, times_over in ((together, waves), (rest, 1)):
         if programs and times_over:
             computing = max(nothing_is_late if programs == 1 else simulated(programs) / programs, compute)
-            takes_turns = _in_turn(programs, computing + waited + waits, (computing, max(memory, copied)))
-            turns += times_over * max(nothing_is_late + waited + waits, takes_turns)
+            staggered = _in_turn(programs, computing + waited + waits, (computing, max(memory, copied)))
+            if programs == together:  # fewer programs of the last round, if there is one, gain as much
+                in_step = simulated(programs, True)
+                if copies:
+                    in_step = max(in_step, simulated(programs, True, True) - waited)
+                in_step = _in_turn(programs, max(in_step, programs * compute) + waited, (max(memory, copied),))
+                share = min(1.0, in_step / staggered)
+            turns += times_over * max(nothing_is_late + waited + waits, share * staggered)
 
     # 4. Together.
     busy_share = per_sm * multiplies / clock / max(turns, *alone.values())
     turns *= clock / _mhz_while(busy_share, compiled)
     longest = max(alone.values())
     busy = max(longest, turns)
-    # The last programs begin when others end, and the longest of them go on for so much longer.
-    busy *= 1 + (_longest(launch) - 1) * together / per_sm
+    # The last programs begin when others end, and long ones among them go on alone.
+    ragged = _ragged(launch, gpu.sms * together)
+    busy *= 1 + (ragged - 1) * min(1.0, _MANY_WAVES * together / per_sm)
     alone[TURNS] = busy - longest
     alone[LAUNCH] = (reached.launch_us if overhead_us is None else overhead_us) + 2e-3 * reached.dram_ns
     resources = {name: alone[name] for name in RESOURCES if alone.get(name)}
@@ -477,7 +496,7 @@ def _begun_together(traffic: Traffic | SimpleNamespace, first: float, from_dram:
 
 
 def _waits(
-    traffic: Traffic | SimpleNamespace, reached: Machine, clock: float
+    traffic: Traffic | SimpleNamespace, reached: Machine, clock: float, num_warps: int
 ) -> dict[tuple[str, int], scoreboard.Wait]:
     """How the loads of each line of the source wait. Of several tensors on one line, which are waited for together, for the
     slowest of those that L1 lacks."""
@@ -485,32 +504,74 @@ def _waits(
     for site in traffic.sites:
         if site.kind == "load" and site.new:
             lines.setdefault((site.file, site.line), []).append(site)
-    again = reached.l1_ns * 1e-3 * clock
     found = {}
     for line, sites in lines.items():
         share = sum(site.late for site in sites) / sum(site.instructions for site in sites)
-        slow = [_missed_ns(site, traffic, reached) for site in sites if 2 * site.late >= share * site.instructions]
-        found[line] = scoreboard.Wait(share, max(slow) * 1e-3 * clock, again)
+        accesses, in_late = sum(site.accesses for site in sites), sum(site.in_late for site in sites)
+        parts = [
+            sum(late * site.accesses for late, site in zip(column, sites, strict=True)) / accesses
+            for column in zip(*(site.late_parts for site in sites), strict=True)
+        ]
+        within = sum(site.late for site in sites) / in_late if in_late else 0.0
+        at_once = sum(max(1, round(site.instructions / site.accesses / num_warps)) for site in sites)
+        slow = [site for site in sites if 2 * site.late >= share * site.instructions]
+        from_dram, last = max(((_from_dram(site, traffic), site) for site in slow), key=lambda pair: pair[0])
+        found[line] = scoreboard.Wait(tuple(parts), at_once, within, from_dram, *_last_piece(last, reached, clock))
     return found
 
 
-def _missed_ns(site: SiteTraffic, traffic: Traffic | SimpleNamespace, reached: Machine) -> float:
-    """How long a load lasts that L1 lacks, in the mean of those that find their line in L2 and those that do not."""
+def _last_piece(site: SiteTraffic, reached: Machine, clock: float) -> tuple[float, scoreboard.Memory]:
+    """For how many pieces of device memory a late instruction waits, and what they last. Of pieces in which many instructions
+    follow one another, the lines come one soon after the other."""
+    pieces = site.pieces / site.late if site.late else 1.0
+    last = reached.last_of_8_ns if pieces >= 0.5 else reached.last_in_a_row_ns
+    each = reached.l1_ns, reached.l2_ns, reached.dram_ns, last / _LAST_OF_8
+    return max(1.0, pieces), scoreboard.Memory(*(ns * 1e-3 * clock for ns in each))
+
+
+# By so many times the spread comes the last of 8 later than one, where what one lasts beyond the least is exponentially
+# distributed: 1/2 + 1/3 + ... + 1/8.
+_LAST_OF_8 = sum(1 / n for n in range(2, 9))
+
+
+def _from_dram(site: SiteTraffic, traffic: Traffic | SimpleNamespace) -> float:
+    """Of a site's loads that L1 lacks, the share that L2 lacks, too."""
     from_dram = min(1.0, site.dram_bytes / (site.l2_sectors * SECTOR_BYTES)) if site.l2_sectors else 0.0
     from_dram = _begun_together(traffic, site.first, from_dram)
     # The other sector of a pair comes to L2 with the first, which this load asks for or one before it.
-    from_dram *= site.new_pairs / site.new * (site.fresh / site.late if site.late else 1.0)
-    return from_dram * reached.dram_ns + (1 - from_dram) * reached.l2_ns
+    return from_dram * site.new_pairs / site.new * (site.fresh / site.late if site.late else 1.0)
 
 
-def _longest(launch: Launch) -> float:
-    """Accesses of the longest program by those of the mean, of the programs that were looked at from beginning to end."""
-    recording = launch.recording
-    program = recording.program if launch.sampled is None else recording.program[: recording.whole]
-    counts = Counter(program)
-    stand_for = {own: recording.stands_for.get(own, 1.0) for own in counts}
-    total = sum(stand_for[own] * count for own, count in counts.items())
-    return max(counts.values()) * sum(stand_for.values()) / total if counts else 1.0
+def _ragged(launch: Launch, slots: int) -> float:
+    """By how many times longer a launch takes because its programs differ in length: they begin in the order of their numbers, each
+    where one has ended, on so many places of the SMs. A program is as long as the nearest of those that were looked at from
+    beginning to end, along the axis of the grid on which their lengths change least."""
+    recording, programs = launch.recording, launch.programs
+    numbers = recording.program if launch.sampled is None else recording.program[: recording.whole]
+    counts = Counter(numbers)
+    if len({*counts.values()}) < 2:
+        return 1.0
+    known, lengths = np.array(sorted(counts)), np.array([counts[number] for number in sorted(counts)], dtype=float)
+    x, y = (*launch.grid, 1)[:2]
+
+    def roughness(axis: Callable) -> float:
+        order = np.lexsort((known, axis(known)))
+        return float(np.abs(np.diff(lengths[order])).sum())
+
+    axes = (lambda n: n), (lambda n: n % x), (lambda n: n // x % y), (lambda n: n // (x * y))
+    axis = min(axes, key=roughness)
+    order = np.argsort(axis(known), kind="stable")
+    places, last = axis(known)[order], axis(np.arange(programs))
+    at = np.clip(np.searchsorted(places, last), 1, places.size - 1)
+    at -= last - places[at - 1] < places[at] - last
+    every = lengths[order][at]
+    waves = -(-programs // slots)
+    if waves > _MANY_WAVES:  # so many begin with those that show how it ends
+        every = every[-slots * _MANY_WAVES :]
+    ends = [0.0] * min(slots, every.size)
+    for length in every.tolist():
+        heapq.heapreplace(ends, ends[0] + length)
+    return max(1.0, max(ends) / (every.mean() * -(-every.size // slots)))
 
 
 def _in_turn(users: float, alone: float, needs: Sequence[float]) -> float:

@@ -2,9 +2,11 @@
 
 A warp issues its instructions in order. After each it pauses as many cycles as the assembler wrote into it (`stall`): so
 long until an addition or a multiplication is done. What takes longer, and how long is not known when the code is written,
-marks its registers in a scoreboard, and the first instruction that names one of them waits. Copies from global to shared memory
-(cp.async, TMA) and the products of a warp group (wgmma) go on in the background, in groups, and an instruction waits for all
-groups but the last few. At a barrier all warps of a program wait for one another.
+is counted: a warp has six counters, and of an instruction the assembler says which one it raises until its result is there, or
+until it has read its registers, and which ones must be zero before it is issued. As there are only six, whoever waits for a load
+waits for all that are counted with it. Copies from global to shared memory (cp.async, TMA) and the products of a warp group
+(wgmma) go on in the background, in groups, and an instruction waits for all groups but the last few. At a barrier all warps of a
+program wait for one another.
 
 Warps share what an SM has. Each of its four schedulers issues one instruction in a cycle, and has units that take one after
 another, each for some cycles (PIPES). L1 and shared memory serve all four. Tensor cores multiply in the background, one product
@@ -29,6 +31,7 @@ from gpukit.simulator.compiler.compile import Compiled
 from gpukit.simulator.prediction import mix
 
 SCHEDULERS = 4
+# "view": of the fence behind which tensor cores see what was stored to shared memory. (On an H200 it and MEMBAR take 27 cycles.)
 # "product": from when tensor cores are through with it until a warp that waits for it goes on.
 LATENCY = {
     "shared": 21,
@@ -38,6 +41,7 @@ LATENCY = {
     "convert": 20,
     "tensor": 33,
     "barrier": 20,
+    "view": 16,
     "product": 45,
 }
 # Unit of mix.UNITS -> the unit of a scheduler that executes it, and for how many cycles it takes no other.
@@ -54,6 +58,10 @@ _BURST = 4
 _JOINS = {"BSYNC": 9}
 # Turns of a loop that stand for themselves alone, and turns that are followed: the later ones of these stand for the rest.
 _FIRST, _TURNS = 2, 10
+# Cycles from when L1 or shared memory takes up an instruction until it has read its registers, which others may then change:
+# https://arxiv.org/abs/2503.20481, table 2.
+_READ = 11
+_COUNTERS = 6
 _LOADS = {"LDG": "load", "LD": "load", "ATOMG": "atomic", "ATOM": "atomic", "LDS": "shared", "LDSM": "shared",
           "ATOMS": "shared", "LDL": "local"}  # fmt: skip
 _OTHERS = ("shuffle", "special", "convert", "tensor")  # units of mix.UNITS with latencies of their own
@@ -66,20 +74,40 @@ class _Step(NamedTuple):
         str | None
     )  # of LATENCY, or "load", "store" to shared memory, "copy", "bulk copy", "arrival" of one, "atomic", "fence"
     stall: int
+    waits: tuple[int, ...]  # counters that must be zero
+    sets: int | None  # the one that it raises until its result is there
+    reads: int | None  # and until it has read its registers
     names: tuple[str, ...]  # registers that it reads or writes
-    result: tuple[str, ...]  # those that it writes late
+    result: tuple[str, ...]  # those that it writes late, which nobody counts: of tensor cores
     ends: str | None = None  # "copies" or "products": it completes a group of them
     leaves: tuple[str, int] | None = None  # (which, n): it waits until at most n groups of them are unfinished
 
 
-class Wait(NamedTuple):
-    """How long a load lasts. Of its instructions a share `late`, spread evenly from the first on, asks for lines that L1 lacks,
-    and gets them after so many cycles. The others ask for what is on its way already, or there: they last as long as that, and
-    `again` cycles at least."""
+class Memory(NamedTuple):
+    """Cycles that a load lasts: one that L1 has, one that L2 has, and the mean of those from device memory. These last for
+    different times. What one lasts beyond the shortest is taken to be distributed exponentially, with `spread` for its mean:
+    of 2, 4 and 8 lines all over the memory of an H200 the last one comes then as late as was measured, and of single ones a tenth,
+    half and nine tenths."""
 
-    late: float
-    cycles: float
-    again: float
+    l1: float
+    l2: float
+    dram: float
+    spread: float
+
+
+class Wait(NamedTuple):
+    """How the loads of a line of the source last, which a warp makes `at_once` at a time. Of the first of equal parts of them a share
+    late[0] asks for lines that L1 lacks, of the second late[1], and so on: of their instructions a share `within`, from the first
+    one on as evenly as can be. In a share `from_dram` of these times, for all warps of a program the same ones, each of them waits for
+    the last of so many `pieces` of device memory, else for L2: they are given the mean of both. All others ask for what is on its way
+    already, or there: they last as long as that, and as a load that L1 has at least."""
+
+    late: Sequence[float]
+    at_once: int
+    within: float
+    from_dram: float
+    pieces: float
+    memory: Memory
 
 
 class Background(NamedTuple):
@@ -117,20 +145,50 @@ def cycles(
 
 
 class _Warp:
-    __slots__ = ("asked", "changed", "coming", "copied", "copies", "now", "number", "order", "product", "products", "ready",
-                 "stored", "total", "waited")  # fmt: skip
+    __slots__ = (
+        "changed",
+        "copied",
+        "copies",
+        "counters",
+        "loads",
+        "now",
+        "number",
+        "order",
+        "product",
+        "products",
+        "ready",
+        "stored",
+        "total",
+        "waited",
+    )  # fmt: skip
 
     def __init__(self, number: int):
         self.number = number
         self.order = 0  # the next instruction's place in the order in which they run
         self.now = self.total = 0.0  # cycles; and with each instruction counted for as many runs as it stands for
+        self.counters = [0.0] * _COUNTERS  # when each will be zero
         self.ready: dict[str, float] = {}  # by register: when it is there
         self.stored = self.changed = 0.0  # when its last store to shared memory, and its last atomic, will be done
-        self.asked: dict[tuple[str, int], float] = {}  # by line: how much of a late instruction is due
-        self.coming: dict[tuple[str, int], float] = {}  # by line: when the last late one is there
+        self.loads: dict[tuple[str, int], _Loads] = {}  # by line of the source
         self.copied, self.copies = 0.0, []  # when the last copy is there; and the last of each group
         self.product, self.products = None, []  # likewise
         self.waited = 0  # bulk copies that it has waited for
+
+
+class _Loads:
+    """A warp's loads of a line of the source: how many there were, and how many these stand for; whether those made at once are late;
+    when the last late one is there; how much is due of late ones, and of late ones among those made at once."""
+
+    __slots__ = ("begun", "coming", "count", "due", "due_within", "late")
+
+    def __init__(self, wait: Wait):
+        self.count, self.begun, self.late, self.coming = 0, 0.0, False, 0.0
+        self.due, self.due_within = math.ceil(wait.late[0]), 0.0
+
+
+def _due(due: float, share: float) -> tuple[bool, float]:
+    """Whether the next one is among a share that is spread evenly, and how much is due after it."""
+    return (True, due - 1 + share) if share and due > 1 - 1e-6 else (False, due + share)
 
 
 class _Product:
@@ -149,6 +207,12 @@ class _Simulation:
         in_shared = [_TURN * mix.shared_turns(compiled, instruction)[0] for instruction in instructions]
         self.late = [latency.get(s.kind, 0.0) + turns for s, turns in zip(self.steps, in_shared, strict=True)]
         self.loads = [_wait(i, step, loads) for i, step in zip(instructions, self.steps, strict=True)]
+        self.made_of: dict[tuple[str, int], float] = {}  # how many loads of a line of the source a warp makes
+        for each, n in zip(self.loads, times, strict=True):
+            if each:
+                self.made_of[each[0]] = self.made_of.get(each[0], 0.0) + n
+        self.lasting = {line: _lasting(wait) for line, wait in loads.items()}
+        self.drawn = 0
         units = [PIPES.get(mix.unit(i)) if not _ASYNCHRONOUS.match(i.base) else None for i in instructions]
         self.pipes = [(unit[0], sm.mma.get(i, unit[1])) if unit else None for i, unit in enumerate(units)]
         self.order = [(i, runs, min(1.0, runs)) for i, runs in _order(instructions, times) if runs > 0]
@@ -156,6 +220,14 @@ class _Simulation:
             background and (i in background.products or i in background.copies or step.ends or step.kind == "arrival")
             for i, step in enumerate(self.steps)
         ]
+        # Who finds that a copy has not arrived asks again, in a loop of its own behind the program's end.
+        again = {i for loop in assembly.loops(instructions) for i in range(loop.start, loop.end + 1)
+                 if _asks(instructions[loop.start : loop.end + 1])}  # fmt: skip
+        asks, waits = (
+            sum(n for i, n in enumerate(times) if self.steps[i].kind == kind and i not in again)
+            for kind in ("bulk copy", "arrival")
+        )
+        self.at_a_barrier = max(1, round(asks / waits)) if waits else 1  # bulk copies that are waited for together
         self.after_product = latency["product"]
         self.background, self.sm = background, sm
         self.warps = [_Warp(n) for n in range(sm.warps * sm.programs)]
@@ -206,10 +278,12 @@ class _Simulation:
     def _may_begin(self, warp: _Warp, now: float, i: int) -> float | None:
         """When a warp may issue an instruction; None where that depends on warps of its group that have not come yet."""
         step, scheduler = self.steps[i], warp.number % SCHEDULERS
-        ready = warp.ready
-        for name in step.names:
-            if name in ready and ready[name] > now:
-                now = ready[name]
+        for counter in step.waits:
+            if warp.counters[counter] > now:
+                now = warp.counters[counter]
+        if warp.ready:
+            for name in step.names:
+                now = max(now, warp.ready.get(name, 0.0))
         if step.kind is None:
             pass
         elif step.kind == "fence":  # waits for all that the warp has changed
@@ -218,8 +292,9 @@ class _Simulation:
             now = max(now, warp.stored)
         elif step.kind == "arrival":
             bulk = self.bulk[warp.number // self.sm.warps]
-            if warp.waited < len(bulk):
-                now = max(now, bulk[warp.waited])
+            last = (warp.waited + 1) * self.at_a_barrier
+            if last <= len(bulk):
+                now = max(now, bulk[last - 1])
         if step.leaves is not None and self.background:
             whose, left = step.leaves
             groups = warp.copies if whose == "copies" else warp.products
@@ -255,14 +330,11 @@ class _Simulation:
         if i in self.sm.l1:
             done = self.l1 if self.l1 > now else now
             self.l1 = done + self.sm.l1[i] * share
+        if step.reads is not None:
+            warp.counters[step.reads] = max(warp.counters[step.reads], done + _READ)
         done += self.late[i]
         if self.loads[i]:
-            line, wait = self.loads[i]
-            due = warp.asked.get(line, math.ceil(wait.late))
-            if due > 1 - 1e-6:
-                due, warp.coming[line] = due - 1, done - self.late[i] + wait.cycles
-            warp.asked[line] = due + wait.late
-            done = max(done - self.late[i] + wait.again, warp.coming.get(line, 0.0))
+            done = self._loaded(warp, done - self.late[i], *self.loads[i])
         if self.goes_on[i]:
             self._goes_on(warp, now, i, share)
         if step.kind == "fence":
@@ -273,9 +345,29 @@ class _Simulation:
             warp.stored = done
         elif step.kind == "atomic":
             warp.changed = done
+        if step.sets is not None:
+            warp.counters[step.sets] = max(warp.counters[step.sets], done)
         for name in step.result:
             warp.ready[name] = done
         return now + step.stall
+
+    def _loaded(self, warp: _Warp, now: float, line: tuple[str, int], wait: Wait) -> float:
+        """When a load is there that L1 takes up now."""
+        load = warp.loads.get(line)
+        if load is None:
+            load = warp.loads[line] = _Loads(wait)
+        if load.count % wait.at_once == 0:
+            part = min(len(wait.late) - 1, int(len(wait.late) * load.begun / self.made_of[line] + 1e-6))
+            load.late, load.due = _due(load.due, wait.late[part])
+            load.due_within = math.ceil(wait.within)
+        load.count += 1
+        load.begun += self.order[warp.order][1]
+        if load.late:
+            late, load.due_within = _due(load.due_within, wait.within)
+            if late:
+                self.drawn += 1
+                load.coming = now + self.lasting[line][self.drawn % _DRAWS]
+        return max(now + wait.memory.l1, load.coming)
 
     def _goes_on(self, warp: _Warp, now: float, i: int, share: float) -> None:
         """What an instruction begins or ends in the background."""
@@ -337,6 +429,19 @@ def _wait(instruction, step: _Step, loads: Mapping[tuple[str, int], Wait]) -> tu
     return next(((line, loads[line]) for line in instruction.own_frames if line in loads), None)
 
 
+_DRAWS = 89
+_GOLDEN = 0.6180339887498949  # its multiples, without their whole part, are spread evenly
+
+
+def _lasting(wait: Wait) -> list[float]:
+    """Cycles that late loads last, one after another: those from device memory as evenly distributed as chance would have them in the
+    long run."""
+    chances = [(n * _GOLDEN + 0.5) % 1 for n in range(_DRAWS)]  # that one of them is there by then
+    last = [-math.log(1 - chance ** (1 / wait.pieces)) for chance in chances]
+    memory, share = wait.memory, wait.from_dram
+    return [(1 - share) * memory.l2 + share * (memory.dram + memory.spread * (each - 1)) for each in last]
+
+
 def _order(instructions, times) -> Iterator[tuple[int, float]]:
     """Indices of instructions in the order in which they run, and for how many runs each stands. Of innermost loops the
     first turns stand for themselves, and those followed after them for the rest: not in each of them a load comes late. A loop
@@ -376,15 +481,15 @@ def _step(instruction: assembly.Instruction) -> _Step:
         kind = "store"
     elif instruction.base == "SYNCS" and "TRYWAIT" in instruction.opcode:
         kind = "arrival"
+    elif instruction.opcode.startswith("FENCE.VIEW"):
+        kind = "view"
     elif instruction.base == "MEMBAR" and ".GPU" in instruction.opcode:
         kind = "fence"
     operands = re.sub(r"c\[[^]]*\]\[[^]]*\]|desc\[[^]]*\]|^@!?U?P\w+\s", " ", instruction.text).split(None, 1)[1:]
     found = re.findall(r"\b(U?R)(\d+)\b(\.64)?", operands[0] if operands else "")
     names = [f"{file}{int(n) + k}" for file, n, wide in found for k in range(2 if wide else 1)]
-    vectors = [int(n) for file, n, _ in found if file == "R"]
-    unread = kind == "atomic" and re.match(r"P\w+, RZ", operands[0])  # nobody asked for the old value
-    late = (kind in _OTHERS or instruction.base in _LOADS) and vectors and not unread
-    result = [f"R{vectors[0] + k}" for k in range(_width(instruction, kind))] if late else []
+    result = [name for name in names if name[0] == "R"][:1]
+    result = [f"R{int(result[0][1:]) + k}" for k in range(4)] if kind == "tensor" and result else []
     ends = leaves = None
     if instruction.base == "LDGDEPBAR":
         ends = "copies"
@@ -393,11 +498,5 @@ def _step(instruction: assembly.Instruction) -> _Step:
     elif _ASYNCHRONOUS.match(instruction.base) and _PRODUCTS in instruction.text:
         ends = "products"
     stall = instruction.stall + _JOINS.get(instruction.base, 0)
-    return _Step(kind, stall, tuple(names), tuple(result), ends, leaves)
-
-
-def _width(instruction: assembly.Instruction, kind: str) -> int:
-    """Registers that it writes."""
-    if kind == "tensor":
-        return 4
-    return max(1, mix.thread_bytes(instruction) // 4) if kind in ("load", "shared", "local") else 1
+    counters = instruction.waits, instruction.sets, instruction.reads
+    return _Step(kind, stall, *counters, tuple(names), tuple(result), ends, leaves)

@@ -22,6 +22,8 @@ https://docs.nvidia.com/cuda/hopper-tuning-guide/index.html#unified-shared-memor
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,7 +35,7 @@ from gpukit.simulator.compiler.occupancy import occupancy, reserved_shared_bytes
 from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
 from gpukit.simulator.trace import coalesce
 from gpukit.simulator.trace.contention import Contention, answers, contention, is_floating, merges
-from gpukit.simulator.trace.instructions import ALONE, Forms, alone_among_warps, ways_of
+from gpukit.simulator.trace.instructions import ALONE, Form, Forms, alone_among_warps, ways_of
 from gpukit.simulator.trace.levels import LINE_SECTORS
 from gpukit.simulator.trace.recording import Recording
 from gpukit.simulator.trace.spills import spills
@@ -52,7 +54,9 @@ class SiteTraffic:
     that L1 takes for its instructions, whose lanes may meet in a bank or ask for many lines. Of a load's `instructions`, counted on the SMs
     whose L1 is followed, so many ask for something `new`, for which their warp has not asked before in this load: of so many it is in
     pairs of sectors that are new too, and of so many `late`, since L1 lacks it; of these so many are `fresh`: L1 has nothing of the
-    pair of sectors that it is in. Of what was read from DRAM `dram_half_bytes`
+    pair of sectors that it is in. What the late ones of an access ask for lies in so many `pieces`, whose lines do not follow one another or those of the access before. There are so many
+    `accesses`, and those with late instructions have `in_late` instructions; `late_parts` are the shares of such accesses in the first
+    eighth of a program's, in the second, and so on. Of what was read from DRAM `dram_half_bytes`
     came as one half of a line, without the other. L2 gets so many `requests`, one for what an instruction moves of a line. Of
     a store's l2_sectors so many `odd_sectors` come in `odd_requests`, which fill some of them only in part. In so many lines a
     program's stores leave `parts` of sectors to others to fill, and in `small_parts` more they are smaller than a sector. Of what
@@ -72,6 +76,9 @@ class SiteTraffic:
     new_pairs: float = 0.0
     late: float = 0.0
     fresh: float = 0.0
+    pieces: float = 0.0
+    accesses: float = 0.0
+    in_late: float = 0.0
     dram_half_bytes: int = 0
     requests: int = 0
     odd_sectors: int = 0
@@ -79,6 +86,7 @@ class SiteTraffic:
     parts: int = 0
     small_parts: int = 0
     first: float = 0.0
+    late_parts: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -237,6 +245,59 @@ def _left_in_part(recording: Recording, forms: Forms, rows: np.ndarray) -> np.nd
     return counts
 
 
+# A store of a warp meets the one before to its sector if no more than so many stores are between. (On an H200, of those with none, one and
+# seven in between all, 57 and 78%, and none were seen to meet.)
+_SOON = 4
+_AT_ONCE = 16  # statements that are looked at together
+
+
+def _stored_again(recording: Recording, forms: Forms, rows: np.ndarray, weights: np.ndarray | None):
+    """What stores that follow one another, as those of the parts of complex numbers, store to sectors of those before them. The
+    first site of each site's like, or itself; and [3, sites]: sectors of their warps' instructions, distinct ones, and those that
+    are filled in part by each and as a whole by all. The programs of rows stand for so many (`weights`)."""
+    sites = recording.sites
+    like, again = np.arange(len(sites)), np.zeros((3, len(sites)))
+    kept, which, _ = forms.of(rows, forms.starts[rows])
+    program, begin = np.array(recording.program, dtype=np.int64)[rows], forms.starts[rows] // SECTOR_BYTES
+    stores = np.array([site.kind == "store" for site in sites], dtype=bool)[forms.sites[rows]]
+    first = np.flatnonzero(~stores | np.diff(program, prepend=-1).astype(bool) | ~np.roll(stores, 1))
+    groups: Counter = Counter()
+    for begins, end in itertools.pairwise([*first.tolist(), rows.size]):
+        for i in range(begins, end, _AT_ONCE):
+            members = tuple((int(which[r]), int(begin[r] - begin[i])) for r in range(i, min(end, i + _AT_ONCE)))
+            if len(members) > 1:
+                groups[members] += 1.0 if weights is None else float(weights[i])
+    for members, weight in groups.items():
+        by_tensor: dict[str, list[tuple[Form, np.ndarray]]] = {}
+        for number, moved in members:
+            form = kept[number]
+            way = forms.ways[sites[form.site]].of(0)
+            in_between = np.inf if way is None else len(way) / forms.ways[sites[form.site]].warps
+            if form.asked < form.lanes and in_between <= _SOON:
+                by_tensor.setdefault(sites[form.site].tensor, []).append((form, form.sectors + moved))
+        for those in by_tensor.values():
+            all_sectors, place = np.unique(np.concatenate([sectors for _, sectors in those]), return_inverse=True)
+            filled = np.bincount(place, np.concatenate([form.filled for form, _ in those]))
+            seen = np.zeros(all_sectors.size, dtype=bool)
+            for form, sectors in those:
+                at = np.searchsorted(all_sectors, sectors)
+                before = np.count_nonzero(seen[at])
+                if before:
+                    like[form.site] = like[those[0][0].site]
+                partial = form.filled < SECTOR_BYTES
+                gone = partial & (seen[at] | (filled[at] >= SECTOR_BYTES))
+                share = before / max(1, sectors.size)
+                again[:, form.site] += weight * np.array([share * form.warps, before, np.count_nonzero(gone)])
+                seen[at] = True
+    return like, again
+
+
+def _shares(late: np.ndarray, each: np.ndarray) -> tuple[float, ...]:
+    """Part by part. Where a program has fewer accesses than there are parts, one is for the parts without any behind it, too."""
+    last = np.maximum.accumulate(np.where(each > 0, np.arange(each.size), 0))
+    return tuple((late[last] / np.maximum(each[last], 1)).tolist())
+
+
 def _still_odd(asked: float, distinct: float, partly: float, to_l2: float) -> float:
     """Of the stores that fill sectors only in part, how many reach L2 and still do. Of the sectors that several fill together, those
     become whole where all of these meet."""
@@ -280,6 +341,14 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
             of_one_warp[form.site] += count * (form.asked - form.warps)
             of_others[form.site] += count * (form.warps - form.sectors.size)
 
+    like, (warps_again, distinct_again, completed) = _stored_again(recording, forms, ran, stand_for)
+    of_one_warp += warps_again
+    of_others *= 1 - np.divide(distinct_again, distinct, out=np.zeros_like(distinct), where=distinct > 0)
+
+    def together(column: np.ndarray) -> np.ndarray:
+        """Of all sites that store to the same sectors, one behind the other."""
+        return np.bincount(like, column, minlength=len(like))[like]
+
     through_l1 = sum(
         n for n, site in zip(distinct, recording.sites, strict=True) if site.kind == "load" and ways[site].through_l1
     )
@@ -288,18 +357,27 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
     missed = play.l1(round(l1 * local.left))
     dram = play.l2(gpu.l2_bytes, distinct)
 
+    each, late = play.late_parts
     parts = _left_in_part(recording, forms, ran)
     others_alone = alone_among_warps(compiled)
+    all_asked, all_distinct, all_partly = (
+        together(column) for column in (asked, distinct - distinct_again, partly - completed)
+    )
+    arriving = all_asked - (1 - ALONE) * together(of_one_warp) - (1 - others_alone) * together(of_others)
     sites = []
     for number, site in enumerate(recording.sites):
         to_l2 = updated[number]  # of atomics
         if site.kind == "load":
             to_l2 = distinct[number] * missed[number]
         elif site.kind == "store":
-            to_l2 = asked[number] - (1 - ALONE) * of_one_warp[number] - (1 - others_alone) * of_others[number]
+            to_l2 = asked[number] * arriving[number] / all_asked[number] if asked[number] else 0.0
         from_dram = round(dram.read[number] * SECTOR_BYTES)
         arrive = to_l2 / asked[number] if asked[number] else 0.0  # of the requests
-        still_odd = _still_odd(asked[number], distinct[number], partly[number], to_l2) if odd[number] else 0.0
+        still_odd = (
+            _still_odd(all_asked[number], all_distinct[number], all_partly[number], arrive * all_asked[number])
+            if odd[number]
+            else 0.0
+        )
         l1_sectors, l2_sectors = round(asked[number]), round(to_l2)
         sites.append(
             SiteTraffic(
@@ -307,6 +385,7 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
                 site.file, *play.waiting[:, number].tolist(), round(from_dram * dram.halves[number]),
                 round(requests[number] * arrive), round(odd_sectors[number] * still_odd), round(odd[number] * still_odd),
                 *(round(n) for n in parts[:, number]), float(dram.first[number]),
+                _shares(late[number], each[number]),
             )
         )  # fmt: skip
 

@@ -165,7 +165,7 @@ def _law(
 
 def _each_once(recording: Recording, sites: np.ndarray, source: int, size: int) -> bool:
     """Whether the programs of the launch together seem to have each of the `size` elements of a tensor once, and later programs what
-    comes later: those that ran have no element twice, and so many that all programs would have `size` of them, within two standard
+    comes later: those that ran have no element twice, and so many that all programs would have `size` of them, within four standard
     errors of a sample whose programs differ."""
     of_program: dict[int, list[int]] = {}
     for row in np.flatnonzero(sites == source).tolist():
@@ -174,7 +174,7 @@ def _each_once(recording: Recording, sites: np.ndarray, source: int, size: int) 
     counts = np.array([sum(_lanes(recording, row) for row in rows) for rows in of_program.values()])
     counts = np.append(counts, np.zeros(call.sampled - counts.size, dtype=np.int64))  # programs that have none
     of_all = counts.sum() * call.programs / call.sampled
-    error = 2 * counts.std() * counts.size**0.5 * call.programs / call.sampled
+    error = 4 * counts.std() * counts.size**0.5 * call.programs / call.sampled
     if abs(of_all - size) > error + 0.05 * size:
         return False
     last = -1
@@ -222,21 +222,18 @@ def sectors_read(found: Sequence[Places], others: float, capacity: int) -> list[
     the part of the launch that is known uses fewer."""
     uses = sum(each.starts.size * np.unique(each.offsets // _PAIR_BYTES).size for each in found)
     some = 1 << max(0, (uses // _MOST_USES).bit_length())  # of so many lines one is followed
-    followed = [_uses(each, some) for each in found]
-    lines = [_since(line, time, 1 + len(_AGAIN)) for line, _, time in followed]
+    line, pair, time, of = _all_uses(found, some)
+    since = _since(line, time, 1 + len(_AGAIN))
+    part = np.array([each.part for each in found])
 
     def taken(window: float) -> float:
         """Lines of L2 that are taken by what is used in a window of the launch, in the mean of all that there are."""
-        total = others * window
-        for places, (_, _, time), since in zip(found, followed, lines, strict=True):
-            begins = max(1e-9, places.part - window)  # the windows begin from 0 to here
-            seen = [np.minimum(time, begins) - np.maximum(0, time - np.minimum(each, window)) for each in since]
-            total += sum(
-                w * some * np.maximum(0, each).sum() / begins for w, each in zip(_weights(), seen, strict=True)
-            )
-        return total
+        begins = np.maximum(1e-9, part - window)[of]  # the windows begin from 0 to here
+        seen = [np.minimum(time, begins) - np.maximum(0, time - np.minimum(each, window)) for each in since]
+        each = sum(w * np.maximum(0, own) / begins for w, own in zip(_weights(), seen, strict=True))
+        return others * window + some * float(np.sum(each))
 
-    low, high = 0.0, min(places.part for places in found)
+    low, high = 0.0, float(part.min())
     if taken(high) < capacity:
         if high < 1:
             return None
@@ -244,12 +241,20 @@ def sectors_read(found: Sequence[Places], others: float, capacity: int) -> list[
     for _ in range(16):
         middle = (low + high) / 2
         low, high = (middle, high) if taken(middle) < capacity else (low, middle)
-    read = []
-    for places, (_, pair, time) in zip(found, followed, strict=True):
-        missed = _since(pair, time, 1)[0] > low
-        rest = np.count_nonzero(missed & (time > low)) / max(1e-9, places.part - low) * (1 - places.part)
-        read.append(2.0 * some * (np.count_nonzero(missed) + rest))
-    return read
+    missed = _since(pair, time, 1)[0] > low
+    counts, later = (np.bincount(of[those], minlength=len(found)) for those in (missed, missed & (time > low)))
+    rest = later / np.maximum(1e-9, part - low) * (1 - part)
+    return (2.0 * some * (counts + rest)).tolist()
+
+
+def _all_uses(found: Sequence[Places], some: int) -> tuple[np.ndarray, ...]:
+    """The lines, the pairs of sectors and the times of the uses by all of `found`, in the order of time, and which makes each. What one
+    asks for another may have brought just before: a row and its scale behind it."""
+    columns = [_uses(each, some) for each in found]
+    of = np.repeat(np.arange(len(found)), [own[0].size for own in columns])
+    line, pair, time = (np.concatenate(each) for each in zip(*columns, strict=True))
+    order = np.lexsort((of, time))
+    return line[order], pair[order], time[order], of[order]
 
 
 def _weights() -> list[float]:

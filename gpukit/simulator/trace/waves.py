@@ -22,6 +22,7 @@ from gpukit.simulator.trace.places import places, sectors_read
 from gpukit.simulator.trace.recording import STORAGE_ALIGNMENT, Recording, Site, digit_places, digit_steps
 
 _SAMPLED_SMS = 4  # SMs whose L1 is followed in a sampled launch
+LATE_PARTS = 8  # of a program's accesses by one site, of which each is counted for itself
 _FAR = 8  # a gather from so small a part of its tensor lies where the program does
 _GOLDEN = 0.6180339887498949  # its multiples, without their whole part, are spread evenly
 WHOLE = np.uint8(SECTOR_BYTES)
@@ -65,12 +66,13 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
             firsts.setdefault(site, []).append(int(starts[row]))
     shared = {site for site, found in firsts.items() if len(found) > 1 and len({*found}) == 1}
     beyond = recording.extent
-    gathered: dict[int, tuple[int, int]] = {}  # site -> where the tensor of its gathers begins, and its size
+    gathered: dict[int, int] = {}  # where gathers from a tensor begin -> how far these are moved first
     extents: dict[int, tuple[int, int]] = {}  # of these sites: where what they touch begins, and over how many bytes
     for site in np.unique(sites[tiles < 0]).tolist():
         low = int(starts[sites == site].min()) // STORAGE_ALIGNMENT * STORAGE_ALIGNMENT
         ends = starts[sites == site] + reach[1, tiles[sites == site]]
         extents[site] = low, int(ends.max()) - low + recording.sites[site].width
+    extents = _overlapping(extents)  # a row and its scale behind it move as one
     of_tensor = {
         name: {i for i, s in enumerate(recording.sites) if s.tensor == name}
         for name in {s.tensor for s in recording.sites}
@@ -106,13 +108,12 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
             tensor = recording.sites[site].tensor
             elsewhere = site in gathers or not shifts.get(site, shifts.get(tensor))
             if lost.any() and recording.sites[site].kind != "store" and elsewhere:
-                if site not in gathered:
-                    low, size = extents[site]
-                    gathered[site] = beyond - low, size
+                low, size = extents[site]
+                if low not in gathered:
+                    gathered[low] = beyond - low
                     beyond += -(-2 * size // STORAGE_ALIGNMENT) * STORAGE_ALIGNMENT
-                first, size = gathered[site]
                 steps = np.array([_lattice(recording.irregular[-1 - tile].offsets, size) for tile in tiles[rows[lost]]])
-                moved[lost] += first + int(program * _GOLDEN % 1 * size) // steps * steps
+                moved[lost] += gathered[low] + int(program * _GOLDEN % 1 * size) // steps * steps
                 lost[:] = False
             if not (regular | lost).any():
                 continue
@@ -137,6 +138,16 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
         columns.append([np.full(rows.size, program), np.arange(rows.size), rows, moved])
     nothing = [np.zeros(0, dtype=np.int64)] * 4  # a launch may make no accesses
     return _Rows(*(np.concatenate(column) for column in zip(nothing, *columns, strict=True)))
+
+
+def _overlapping(extents: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    """For each site, where those that overlap with it begin, and how many bytes they have together."""
+    found, those, end = {}, [], 0
+    for site, (low, size) in sorted(extents.items(), key=lambda each: each[1]):
+        those, end = ([*those, site], max(end, low + size)) if those and low < end else ([site], low + size)
+        begin = extents[those[0]][0]
+        found.update(dict.fromkeys(those, (begin, end - begin)))
+    return found
 
 
 def _lattice(offsets: np.ndarray, size: int) -> int:
@@ -222,6 +233,11 @@ def _changes(numbers: np.ndarray) -> np.ndarray:
     found = np.ones(numbers.size, dtype=bool)
     np.not_equal(numbers[1:], numbers[:-1], out=found[1:])
     return found
+
+
+def _pieces(lines: np.ndarray) -> int:
+    """Into how many pieces lines fall, whose lines follow one another."""
+    return 1 + np.count_nonzero(np.diff(lines) > 1) if lines.size else 0
 
 
 def _order(*columns: np.ndarray) -> np.ndarray:
@@ -343,7 +359,8 @@ class Play:
         if self.known < self.programs:  # a window: two waves, or what there is
             self.wave = min(self.wave, max(1, -(-self.known // 2)))
         self.places = places(recording) if self.sampled else {}
-        self.waiting = np.zeros((5, len(self.kinds)))  # of loads' instructions, as SiteTraffic has them
+        self.waiting = np.zeros((8, len(self.kinds)))  # of loads' instructions, as SiteTraffic has them
+        self.late_parts = np.zeros((2, len(self.kinds), LATE_PARTS))  # accesses, and those with late instructions
         self.l1_missed: dict[int, np.ndarray] = {}  # rows that found something in L1 -> which sectors they did not
 
     def are(self, kind: str) -> np.ndarray:
@@ -360,6 +377,7 @@ class Play:
         followed = self.through_l1 & (sm % self.spacing == 0)
         order = _order(self.program, self.step, self.program // self.wave, sm)
         cache, current = L1(self.sectors_in_memory, order.size, capacity), -1
+        parts, ended = self._parts(), {}
         read, missed = np.zeros((2, len(self.kinds)))
         for i in order[followed[order]].tolist():
             if sm[i] != current:
@@ -370,12 +388,37 @@ class Play:
             beside = cache.beside(sectors)
             missing = cache.read(sectors)
             late, fresh = form.late(missing), form.late(~beside if missing is None else missing & ~beside)
-            self.waiting[:, site] += form.instructions, form.new, form.new_pairs, late, fresh
+            lines = (sectors if missing is None else sectors[missing]) // LINE_SECTORS
+            pieces = _pieces(lines)
+            if lines.size:  # what begins where the last one ended is no new piece
+                own = self.program[i], site
+                pieces -= 0 <= lines[0] - ended.get(own, -2) <= 1
+                ended[own] = lines[-1]
+            self.waiting[:, site] += (
+                form.instructions,
+                form.new,
+                form.new_pairs,
+                late,
+                fresh,
+                pieces,
+                1,
+                form.instructions * (late > 0),
+            )
+            self.late_parts[:, site, parts[i]] += 1, late > 0
             read[site] += sectors.size
             missed[site] += sectors.size if missing is None else np.count_nonzero(missing)
             if missing is not None:
                 self.l1_missed[i] = missing
         return np.divide(missed, read, out=np.ones_like(read), where=read > 0)
+
+    def _parts(self) -> np.ndarray:
+        """In which of LATE_PARTS equal parts of its program's accesses by one site each row is."""
+        order = np.lexsort((self.step, self.sites, self.program))
+        first = np.flatnonzero(_changes(self.sites[order]) | _changes(self.program[order]))
+        counts = np.diff(first, append=order.size)
+        parts = np.empty(order.size, dtype=np.int64)
+        parts[order] = (np.arange(order.size) - np.repeat(first, counts)) * LATE_PARTS // np.repeat(counts, counts)
+        return parts
 
     def _alike(self) -> np.ndarray:
         """For each row, that of the nearest SM whose L1 was followed: of a program as far on, at the same step, with an
