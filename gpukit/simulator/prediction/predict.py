@@ -35,10 +35,12 @@ execute (SASS, with loop counts from the interpreter), registers and shared memo
    Nobody waits for the stores of a program that has ended. What runs in the background (cp.async, TMA) takes no turn; what such
    a program stores, or loads itself, does, and so does the wait for a copy that is still on its way where the code needs it,
    and for device memory that the copies of others keep busy. Programs that begin together load the same at the same time, and
-   all wait for who asked first.
+   all wait for who asked first. That bound is for programs at different points. Programs in step take what the simulation of 2.
+   says of all of them with their waits, and then memory by turns; the time is the lesser of both.
 4. The kernel's time is the largest of these, plus the launch, the wait for the first load and for the last store. Where
-   programs differ in length, as under a causal mask, it is longer by what the longest takes more than the mean: it may be
-   the last one that begins.
+   programs differ in length, as under a causal mask, they begin in their order, each where another has ended, and the last ones
+   go on alone.
+5. A launch finds in L2 what the launches before it used, if all of that fits there (between.py).
 
 Nothing is fitted to kernels.
 
