@@ -63,17 +63,6 @@ REASONS: dict[str, str] = {
         "all programs add to the same 2,048 numbers, each behind a fence. The model takes for a fence what it takes where nobody else "
         "changes its lines"
     ),
-    "6,000,001 rows by 500,000 keys, sums fp32, counts and last times int32 by atomics, some keys popular, 256 per program": (
-        "each of three tensors has a slice of L2 that popular keys keep busy for 517 us, and the model adds these up. They are different "
-        "slices, and work at the same time; on small tensors, of which most kernels have several, adding up is closer to what was measured"
-    ),
-    "inverses of 8000 triangles of 64 x 64 fp32 by 10 tf32 products each, 4 warps": (
-        "not known: products of tf32 by one warp each, one after another, of which each waits for the one before by way of shared memory"
-    ),
-    "layer norm over 192 channels of 160 pictures of 57 x 55 bf16, planes, tiles of 192 x 32, 8 warps": (
-        "rows of 64 bytes are stored that begin within a sector. The model takes for each what such rows take that lie apart; here "
-        "the program beside completes them at the same time"
-    ),
 }
 
 

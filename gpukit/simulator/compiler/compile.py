@@ -43,7 +43,7 @@ STRINGS_FOR_ANNOTATIONS = annotations.compiler_flag  # of a file that imports an
 OLDEST = (7, 5)  # Triton's own minimum is older, but nothing older is tested by anybody
 OLDEST_TRITON = (3, 6)
 TIMEOUT_S = 300
-_FORMAT = 2  # of what the worker returns: counts up when that changes, so that no old file is read
+_FORMAT = 3  # of what the worker returns: counts up when that changes, so that no old file is read
 
 
 class CompileError(Exception):
