@@ -307,20 +307,9 @@ def launch_step(
     `overhead_us` None stands for a launch on an idle stream; `in_l2`: of its tensors, by name, the bytes that L2 has when it begins."""
     gpu, reached = compiled.gpu, machine(compiled.gpu)
     clock = _mhz(compiled)  # cycles per µs
-    fit = compiled.occupancy
-    if not fit.programs:
-        raise ValueError(
-            f"{launch.kernel} cannot run on {gpu.name}: a program asks for {compiled.shared_bytes:,} bytes of shared "
-            f"memory and {compiled.registers} registers in each of {compiled.threads} threads, and {fit.limit} do not "
-            f"suffice (at most {gpu.smem_per_block_bytes:,} bytes and {gpu.registers_per_sm:,} registers)"
-        )
-    if any(use.instruction == "tcgen05" for use in compiled.tensor_core):
-        raise ValueError(
-            f"{launch.kernel}: no time is predicted on {gpu.name}, where products run on tcgen05, in the background and with a "
-            "memory of their own: nothing here was measured on such a GPU (gpukit.trace and gpukit.compile count all the same)"
-        )
+    _refuse_what_cannot_run(launch, compiled)
     per_sm = -(-launch.programs // gpu.sms)  # on the busiest SM
-    together = min(fit.programs, per_sm)
+    together = min(compiled.occupancy.programs, per_sm)
     warp = mix.mix(compiled, executions)
     traffic = warmed(_traffic(launch, compiled), launch, in_l2 or {})
 
@@ -337,7 +326,51 @@ def launch_step(
     products = _products(compiled, times, multiplies)
     alone[TENSOR] = max(alone[TENSOR], sum(times[i] * each for i, each in products.items()) * per_sm / clock)
 
-    # 2. Sharing an SM.
+    # 2. and 3. Sharing an SM, and taking turns.
+    turns, alone[WAITING] = _shared_us(launch, compiled, warp, traffic, work, times, multiplies, products)
+
+    # 4. Together.
+    busy_share = per_sm * multiplies / clock / max(turns, *alone.values())
+    turns *= clock / _mhz_while(busy_share, compiled)
+    longest = max(alone.values())
+    busy = max(longest, turns)
+    # The last programs begin when others end, and long ones among them go on alone.
+    ragged = _ragged(launch, gpu.sms * together)
+    busy *= 1 + (ragged - 1) * min(1.0, _MANY_WAVES * together / per_sm)
+    alone[TURNS] = busy - longest
+    alone[LAUNCH] = (reached.launch_us if overhead_us is None else overhead_us) + 2e-3 * reached.dram_ns
+    resources = {name: alone[name] for name in RESOURCES if alone.get(name)}
+    in_waves = launch.programs / (gpu.sms * together)
+    met = [_contention_us(each, gpu) for each in traffic.contention]
+    most = max(busy, alone[L2] + sum(at_most - least for least, at_most in met)) + alone[LAUNCH]
+    return Step(launch.kernel, busy + alone[LAUNCH], resources, launch, compiled, warp, together, in_waves, most)
+
+
+def _refuse_what_cannot_run(launch: Launch, compiled: Compiled) -> None:
+    gpu, fit = compiled.gpu, compiled.occupancy
+    if not fit.programs:
+        raise ValueError(
+            f"{launch.kernel} cannot run on {gpu.name}: a program asks for {compiled.shared_bytes:,} bytes of shared "
+            f"memory and {compiled.registers} registers in each of {compiled.threads} threads, and {fit.limit} do not "
+            f"suffice (at most {gpu.smem_per_block_bytes:,} bytes and {gpu.registers_per_sm:,} registers)"
+        )
+    if any(use.instruction == "tcgen05" for use in compiled.tensor_core):
+        raise ValueError(
+            f"{launch.kernel}: no time is predicted on {gpu.name}, where products run on tcgen05, in the background and with a "
+            "memory of their own: nothing here was measured on such a GPU (gpukit.trace and gpukit.compile count all the same)"
+        )
+
+
+def _shared_us(
+    launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traffic | SimpleNamespace, work: dict[str, float],
+    times: list[float], multiplies: float, products: dict[int, float],
+) -> tuple[float, float]:  # fmt: skip
+    """µs for which the busiest SM takes turns at its programs, and for how much of it these wait for results. `work`: µs for which
+    one program keeps each unit busy; `times`: how often each instruction runs; the tensor cores multiply for so many cycles of a
+    program, and for each instruction of `products`."""
+    reached, clock = machine(compiled.gpu), _mhz(compiled)
+    per_sm = -(-launch.programs // compiled.gpu.sms)
+    together = min(compiled.occupancy.programs, per_sm)
     waits_for_loads = not _asynchronous(launch, compiled)
     in_turn = traffic if waits_for_loads else _in_the_open(traffic, compiled)
     memory = max(_memory_us(launch, compiled, warp, in_turn).values()) / per_sm
@@ -366,7 +399,7 @@ def launch_step(
     copied = 0.0 if waits_for_loads else min(coming, loads[MEMORY])
     compute = max(units)
     of_a_warp = scoreboard.cycles(compiled, times, {}) / clock
-    alone[WAITING] = (waits + max(0.0, of_a_warp - compute)) * per_sm / together
+    waiting = (waits + max(0.0, of_a_warp - compute)) * per_sm / together
     waves, rest = divmod(per_sm, together)
     turns, share = 0.0, 1.0
     for programs, times_over in ((together, waves), (rest, 1)):
@@ -380,22 +413,7 @@ def launch_step(
                 in_step = _in_turn(programs, max(in_step, programs * compute) + waited, (max(memory, copied),))
                 share = min(1.0, in_step / staggered)
             turns += times_over * max(nothing_is_late + waited + waits, share * staggered)
-
-    # 4. Together.
-    busy_share = per_sm * multiplies / clock / max(turns, *alone.values())
-    turns *= clock / _mhz_while(busy_share, compiled)
-    longest = max(alone.values())
-    busy = max(longest, turns)
-    # The last programs begin when others end, and long ones among them go on alone.
-    ragged = _ragged(launch, gpu.sms * together)
-    busy *= 1 + (ragged - 1) * min(1.0, _MANY_WAVES * together / per_sm)
-    alone[TURNS] = busy - longest
-    alone[LAUNCH] = (reached.launch_us if overhead_us is None else overhead_us) + 2e-3 * reached.dram_ns
-    resources = {name: alone[name] for name in RESOURCES if alone.get(name)}
-    in_waves = launch.programs / (gpu.sms * together)
-    met = [_contention_us(each, gpu) for each in traffic.contention]
-    most = max(busy, alone[L2] + sum(at_most - least for least, at_most in met)) + alone[LAUNCH]
-    return Step(launch.kernel, busy + alone[LAUNCH], resources, launch, compiled, warp, together, in_waves, most)
+    return turns, waiting
 
 
 def _products(compiled: Compiled, times: list[float], cycles: float) -> dict[int, float]:

@@ -3,10 +3,10 @@
 A warp issues its instructions in order. After each it pauses as many cycles as the assembler wrote into it (`stall`): so
 long until an addition or a multiplication is done. What takes longer, and how long is not known when the code is written,
 is counted: a warp has six counters, and of an instruction the assembler says which one it raises until its result is there, or
-until it has read its registers, and which ones must be zero before it is issued. As there are only six, whoever waits for a load
-waits for all that are counted with it. Copies from global to shared memory (cp.async, TMA) and the products of a warp group
-(wgmma) go on in the background, in groups, and an instruction waits for all groups but the last few. At a barrier all warps of a
-program wait for one another.
+until it has read its registers, and which ones must be zero before it is issued. As there are only six, an instruction that waits
+for a load waits for all that are counted with it. Copies from global to shared memory (cp.async, TMA) and the products of a warp
+group (wgmma) go on in the background, in groups, and an instruction waits for all groups but the last few. At a barrier all warps
+of a program wait for one another.
 
 Warps share what an SM has. Each of its four schedulers issues one instruction in a cycle, and has units that take one after
 another, each for some cycles (PIPES). L1 and shared memory serve all four. Tensor cores multiply in the background, one product
