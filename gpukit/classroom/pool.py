@@ -248,10 +248,12 @@ class Cluster:
             while True:
                 with contextlib.suppress(queue.Empty):
                     future = self._done.get(timeout=1)
-                    break
+                    if future.status != "lost":
+                        break
+                    self.submit(self._work.pop(future))  # the worker that had the answer is gone
                 if self._client.status not in ("running", "connecting"):
                     raise ConnectionError("it is gone")
-            if future.status in ("cancelled", "lost"):
+            if future.status == "cancelled":
                 raise ConnectionError("it is gone, and has forgotten what it was to do")
             work = self._work.pop(future)
             if future.status == "finished":

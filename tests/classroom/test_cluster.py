@@ -114,3 +114,18 @@ def test_a_scheduler_without_workers_is_a_sentence(cluster, monkeypatch):
     until(lambda: "Lost all workers" in (cluster.folder / "scheduler.log").read_text())
     with pytest.raises(course.CourseError, match=r"the Dask scheduler at \S+ has no worker"):
         pool.Cluster(cluster.address)
+
+
+def test_an_answer_that_is_gone_with_its_worker_is_asked_for_again(cluster, monkeypatch):
+    """Dask says of a future that was done that it is lost, and the grader submits its work once more."""
+    grader = pool.Cluster(cluster.address)
+    try:
+        lost, done = (grader._client.submit(lambda answer: answer, answer, pure=False) for answer in ("lost", "answer"))
+        until(lambda: lost.done() and done.done())
+        lost._state.lose()
+        grader._work = {lost: "work"}
+        monkeypatch.setattr(grader, "submit", lambda work: (grader._work.update({done: work}), grader._done.put(done)))
+        grader._done.put(lost)
+        assert grader.next() == ("work", "answer") and not grader._work
+    finally:
+        grader.close()
