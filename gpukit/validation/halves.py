@@ -32,11 +32,12 @@ REASONS: dict[tuple[str, str], str] = {
         "6,000,001 rows by 500,000 keys, sums fp32, counts and last times int32 by atomics, some keys popular, 256 per program",
         "h200",
     ): (
-        "each of three tensors has a slice of L2 that popular keys keep busy for 517 us, and the model adds these up. They are different "
-        "slices, and work at the same time; on small tensors, of which most kernels have several, adding up is closer to what was measured"
+        "each of three tensors has a slice of L2 that popular keys keep busy for 517 us, and the model added these up. They are different "
+        "slices, and work at the same time; it was fixed afterwards, and the model says 646 us"
     ),
     ("inverses of 8000 triangles of 64 x 64 fp32 by 10 tf32 products each, 4 warps", "h200"): (
-        "not known: products of tf32 by one warp each, one after another, of which each waits for the one before by way of shared memory"
+        "the compiler moved stores to shared memory of what lines before the loop load into the loop, where they run five times as often as "
+        "their lines do. The model counts them once: a warp has 22,586 cycles to do, and 14,682 in the model"
     ),
     ("layer norm over 192 channels of 160 pictures of 57 x 55 bf16, planes, tiles of 192 x 32, 8 warps", "h200"): (
         "rows of 64 bytes are stored that begin within a sector. The model takes for each what such rows take that lie apart; here "

@@ -1258,6 +1258,27 @@ def test_where_slices_were_counted_neighbors_share_one_by_stretches_of_512_bytes
     assert us(n, n / 4, 512) == pytest.approx(n / one)
 
 
+def test_popular_elements_of_large_tensors_are_in_different_slices():
+    """Three tensors with a popular element each: their slices work at the same time, beside what goes to all slices. Small tensors are
+    in a few slices, where the atomics on one wait for those on another."""
+
+    def of(stretches):
+        return Contention("y", False, 6e6, 6e6, 1, 1, 4 * stretches, stretches, fullest=7e5)
+
+    def alone(contention):
+        return predict_module._slices_us(contention, H200)
+
+    large, small = of(4000), of(16)
+    even = large.updates / REACHED.atomics_per_us
+    assert even < alone(large) == alone(of(1001)) and alone(small) >= alone(large)
+    assert predict_module._all_slices_us([large], H200) == pytest.approx(alone(large))
+    assert predict_module._all_slices_us([large] * 3, H200) == pytest.approx(alone(large) + 2 * even)
+    assert predict_module._all_slices_us([small] * 3, H200) == pytest.approx(3 * alone(small))
+    both = predict_module._all_slices_us([large, small], H200)
+    assert both == pytest.approx(alone(large) + alone(small)), "the few slices may be the busy one"
+    assert predict_module._all_slices_us([], H200) == 0.0
+
+
 @triton.jit
 def latest(who_ptr, last_ptr, BLOCK: tl.constexpr):
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

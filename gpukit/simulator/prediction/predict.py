@@ -89,6 +89,7 @@ _COMPUTING = FP32, INTEGER, SPECIAL, ISSUE
 
 L2_BYTES_PER_CLOCK_AND_SM = 64  # what one SM takes at most; machine.csv, "L2, one SM"
 L2_SLICES = {"h100-sxm": 80}  # as Nsight Compute counts them, and what goes to which (contention.py)
+_MANY_STRETCHES = 1000  # of a tensor that is spread over all slices
 L1_BYTES_PER_CLOCK = 128  # and shared memory, per SM; "L1, one SM"
 # PyTorch's own kernels reach 0.78 (layer norm) to 1.0 (add) of what the model allows on an H200: the middle.
 TORCH_OP = 0.87
@@ -637,7 +638,7 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
     one_sm = L2_BYTES_PER_CLOCK_AND_SM * min(gpu.sms, launch.programs) * gpu.boost_mhz
     l2 = max(0, loaded) / min(reached.l2_gbps * 1e3, one_sm)
     if traffic.l2_atomic_sectors:
-        l2 += sum(_slices_us(each, gpu) for each in traffic.contention)
+        l2 += _all_slices_us(traffic.contention, gpu)
         fences = sum(n for opcode, n in warp.opcodes.items() if opcode.startswith("MEMBAR") and ".GPU" in opcode)
         fences *= compiled.num_warps
         asked = sum(each.requests for each in traffic.contention) / launch.programs
@@ -704,6 +705,18 @@ def _dram_us(read: float, written: float, reached: Machine) -> float:
     both = 2 * min(read, written)
     rest = reached.read_gbps if read > written else reached.write_gbps
     return (both / reached.copy_gbps + (read + written - both) / rest) * 1e-3
+
+
+def _all_slices_us(contention: Sequence[Contention], gpu: hardware.Gpu) -> float:
+    """For which atomics on several tensors keep the busiest slice of L2 busy. Those on small tensors, which are in a few slices, wait
+    for one another. Of large ones the popular elements are in different slices, and to the fullest the others add what they add to
+    every slice."""
+    full = [_slices_us(each, gpu) for each in contention]
+    even = [
+        min(us, each.updates / machine(gpu).atomics_per_us) if each.stretches > _MANY_STRETCHES else us
+        for us, each in zip(full, contention, strict=True)
+    ]
+    return max((us - own for us, own in zip(full, even, strict=True)), default=0.0) + sum(even)
 
 
 def _slices_us(of: Contention, gpu: hardware.Gpu) -> float:
