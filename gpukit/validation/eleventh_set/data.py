@@ -189,7 +189,7 @@ def _(device, n, bits):
         z = (z * (0xC2B2AE35 >> 16) << 16) + z * (0xC2B2AE35 & 0xFFFF) & full
         z = z ^ z >> 16
         rest = z << bits & full | 1 << bits - 1
-        place = 32 - rest.double().log2().floor().long()
+        place = 33 - torch.frexp(rest.double())[1].long()  # log2 of a power of two is not always whole on a GPU
         return torch.zeros_like(y).scatter_reduce_(0, z >> 32 - bits, place.int(), "amax")
 
     return Work(run, y, want)
