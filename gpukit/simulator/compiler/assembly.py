@@ -111,7 +111,8 @@ def _frames(place, outer, files) -> tuple:
 
 
 _SASS_INSTRUCTION = re.compile(
-    r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?((?:@!?U?P\w+\s+)?)([A-Z][\w.]*)(.*?)\s*;(?: /\* stall (\d+)(?:, sets (\d))?(?:, reads (\d))?(?:, waits ([\d ]+))? \*/)?"
+    r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?((?:@!?U?P\w+\s+)?)([A-Z][\w.]*)(.*?)\s*;"
+    r"(?: /\* stall (\d+)(?:, sets (\d))?(?:, reads (\d))?(?:, waits ([\d ]+))? \*/)?"
 )
 _SASS_FILE = re.compile(r'\s*//## File "([^"]*)", line (\d+)')
 

@@ -218,11 +218,15 @@ def _scheduled(upper: int) -> str:
     pauses after it; of six counters the one that is taken back when its result is there, and the one when its operands have
     been read (7 for none of them); and those for which it waits, a bit each. https://arxiv.org/abs/1804.06826,
     triton/tools/disasm.py"""
-    sets, reads, waits = upper >> 46 & 7, upper >> 49 & 7, upper >> 52 & 63
-    parts = f"stall {upper >> 41 & 15}", f"sets {sets}" * (sets < 7), f"reads {reads}" * (reads < 7)
-    return ", ".join(
-        [*filter(None, parts), *(["waits " + " ".join(str(n) for n in range(6) if waits >> n & 1)] * bool(waits))]
+    sets, reads = upper >> 46 & 7, upper >> 49 & 7
+    waits = " ".join(str(n) for n in range(6) if upper >> 52 + n & 1)
+    said = (
+        f"stall {upper >> 41 & 15}",
+        f"sets {sets}" * (sets < 7),
+        f"reads {reads}" * (reads < 7),
+        f"waits {waits}" * bool(waits),
     )
+    return ", ".join(filter(None, said))
 
 
 def _run(job: dict) -> dict:

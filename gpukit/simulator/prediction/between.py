@@ -4,6 +4,7 @@ a row of launches, tensors that fit in L2 together are read from there after the
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -37,11 +38,13 @@ class Between:
                 storages[name] = storage._cdata
                 mine[storage._cdata] = min(storage.nbytes(), mine.get(storage._cdata, 0) + moved)
         found: dict[object, float] = {}
+        since = 0.0
         for used in reversed(self.used):
-            since = {**used, **found}
-            if sum(since.values()) > self.room:  # others have taken the place of what was used earlier
+            earlier = {storage: size for storage, size in used.items() if storage not in found}
+            since += sum(earlier.values())
+            if since > self.room:  # others have taken the place of what was used earlier
                 break
-            found = since
+            found |= earlier
         self.used.append(mine)
         return {name: found[storage] for name, storage in storages.items() if storage in found}
 
@@ -55,14 +58,16 @@ def warmed(traffic: Traffic | SimpleNamespace, launch: Launch, found: dict[str, 
     all its tensors are there, what it writes takes the place of nothing that would have to be written there before."""
     if not found or not traffic.sites:
         return traffic
+    on_tensor: Counter = Counter()
+    for site in traffic.sites:
+        on_tensor[site.tensor] += site.dram_bytes
     sites = []
     for site in traffic.sites:
-        left = 1.0
         if site.dram_bytes and site.tensor in found:
-            on_tensor = sum(other.dram_bytes for other in traffic.sites if other.tensor == site.tensor)
-            left = max(0.0, on_tensor - found[site.tensor]) / on_tensor
-        changed = (round(left * site.dram_bytes), round(left * site.dram_half_bytes), left * site.first)
-        sites.append(dataclasses.replace(site, dram_bytes=changed[0], dram_half_bytes=changed[1], first=changed[2]))
+            left = max(0.0, on_tensor[site.tensor] - found[site.tensor]) / on_tensor[site.tensor]
+            read, halves = round(left * site.dram_bytes), round(left * site.dram_half_bytes)
+            site = dataclasses.replace(site, dram_bytes=read, dram_half_bytes=halves, first=left * site.first)
+        sites.append(site)
     read = sum(site.dram_bytes for site in traffic.sites) - sum(site.dram_bytes for site in sites)
     tensors = {access.tensor for access in launch.accesses}
     dirty = 0 if tensors <= {*found} else traffic.dirty_bytes

@@ -379,6 +379,7 @@ def _shared_us(
     loading = max(loads.values())
     units = [max(0.0, work[L1] - _copied_us(launch, compiled, traffic)), *(work[name] for name in _COMPUTING)]
     late = {name: ns * 1e-3 * clock for name, ns in _latencies(traffic, reached).items()}
+    loaded = _waits(traffic, reached, clock, compiled.num_warps)
     copies = _copying(compiled, times, traffic, loading * clock, reached)
     shared = scoreboard.Sm(
         compiled.num_warps, 1, _in_l1(launch, compiled, times, traffic), _multiplying(compiled, times, multiplies)
@@ -387,7 +388,7 @@ def _shared_us(
     @cache
     def simulated(programs: int, loads_wait: bool = False, copies_wait: bool = False) -> float:
         """µs that programs take which share an SM and begin together, of what is in device memory and L2 only what is said."""
-        waits = (late, _waits(traffic, reached, clock, compiled.num_warps)) if loads_wait else ({}, None)
+        waits = (late, loaded) if loads_wait else ({}, None)
         goes_on = scoreboard.Background(products, copies if copies_wait else dict.fromkeys(copies, (0.0, 0.0)))
         return scoreboard.cycles(compiled, times, *waits, goes_on, shared._replace(programs=programs)) / clock
 
@@ -586,9 +587,7 @@ def _ragged(launch: Launch, slots: int) -> float:
     at = np.clip(np.searchsorted(places, last), 1, places.size - 1)
     at -= last - places[at - 1] < places[at] - last
     every = lengths[order][at]
-    waves = -(-programs // slots)
-    if waves > _MANY_WAVES:  # so many begin with those that show how it ends
-        every = every[-slots * _MANY_WAVES :]
+    every = every[-slots * _MANY_WAVES :]  # the last ones show how it ends
     ends = [0.0] * min(slots, every.size)
     for length in every.tolist():
         heapq.heapreplace(ends, ends[0] + length)

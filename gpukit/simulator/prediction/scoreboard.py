@@ -29,6 +29,7 @@ from typing import NamedTuple
 from gpukit.simulator.compiler import assembly
 from gpukit.simulator.compiler.compile import Compiled
 from gpukit.simulator.prediction import mix
+from gpukit.simulator.trace.waves import GOLDEN
 
 SCHEDULERS = 4
 # "view": of the fence behind which tensor cores see what was stored to shared memory. (On an H200 it and MEMBAR take 27 cycles.)
@@ -59,7 +60,7 @@ _JOINS = {"BSYNC": 9}
 # Turns of a loop that stand for themselves alone, and turns that are followed: the later ones of these stand for the rest.
 _FIRST, _TURNS = 2, 10
 # Cycles from when L1 or shared memory takes up an instruction until it has read its registers, which others may then change:
-# https://arxiv.org/abs/2503.20481, table 2.
+# https://arxiv.org/abs/2503.20481.
 _READ = 11
 _COUNTERS = 6
 _LOADS = {"LDG": "load", "LD": "load", "ATOMG": "atomic", "ATOM": "atomic", "LDS": "shared", "LDSM": "shared",
@@ -145,22 +146,8 @@ def cycles(
 
 
 class _Warp:
-    __slots__ = (
-        "changed",
-        "copied",
-        "copies",
-        "counters",
-        "loads",
-        "now",
-        "number",
-        "order",
-        "product",
-        "products",
-        "ready",
-        "stored",
-        "total",
-        "waited",
-    )  # fmt: skip
+    __slots__ = ("changed", "copied", "copies", "counters", "loads", "now", "number", "order", "product", "products", "ready",
+                 "stored", "total", "waited")  # fmt: skip
 
     def __init__(self, number: int):
         self.number = number
@@ -332,9 +319,7 @@ class _Simulation:
             self.l1 = done + self.sm.l1[i] * share
         if step.reads is not None:
             warp.counters[step.reads] = max(warp.counters[step.reads], done + _READ)
-        done += self.late[i]
-        if self.loads[i]:
-            done = self._loaded(warp, done - self.late[i], *self.loads[i])
+        done = self._loaded(warp, done, *self.loads[i]) if self.loads[i] else done + self.late[i]
         if self.goes_on[i]:
             self._goes_on(warp, now, i, share)
         if step.kind == "fence":
@@ -430,13 +415,12 @@ def _wait(instruction, step: _Step, loads: Mapping[tuple[str, int], Wait]) -> tu
 
 
 _DRAWS = 89
-_GOLDEN = 0.6180339887498949  # its multiples, without their whole part, are spread evenly
 
 
 def _lasting(wait: Wait) -> list[float]:
     """Cycles that late loads last, one after another: those from device memory as evenly distributed as chance would have them in the
     long run."""
-    chances = [(n * _GOLDEN + 0.5) % 1 for n in range(_DRAWS)]  # that one of them is there by then
+    chances = [(n * GOLDEN + 0.5) % 1 for n in range(_DRAWS)]  # that one of them is there by then
     last = [-math.log(1 - chance ** (1 / wait.pieces)) for chance in chances]
     memory, share = wait.memory, wait.from_dram
     return [(1 - share) * memory.l2 + share * (memory.dram + memory.spread * (each - 1)) for each in last]

@@ -22,7 +22,6 @@ https://docs.nvidia.com/cuda/hopper-tuning-guide/index.html#unified-shared-memor
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -39,7 +38,7 @@ from gpukit.simulator.trace.instructions import ALONE, Form, Forms, alone_among_
 from gpukit.simulator.trace.levels import LINE_SECTORS
 from gpukit.simulator.trace.recording import Recording
 from gpukit.simulator.trace.spills import spills
-from gpukit.simulator.trace.waves import WHOLE, Play
+from gpukit.simulator.trace.waves import WHOLE, Play, share
 
 if TYPE_CHECKING:
     from gpukit.simulator.compiler.compile import Compiled
@@ -54,9 +53,9 @@ class SiteTraffic:
     that L1 takes for its instructions, whose lanes may meet in a bank or ask for many lines. Of a load's `instructions`, counted on the SMs
     whose L1 is followed, so many ask for something `new`, for which their warp has not asked before in this load: of so many it is in
     pairs of sectors that are new too, and of so many `late`, since L1 lacks it; of these so many are `fresh`: L1 has nothing of the
-    pair of sectors that it is in. What the late ones of an access ask for lies in so many `pieces`, whose lines do not follow one another or those of the access before. There are so many
-    `accesses`, and those with late instructions have `in_late` instructions; `late_parts` are the shares of such accesses in the first
-    eighth of a program's, in the second, and so on. Of what was read from DRAM `dram_half_bytes`
+    pair of sectors that it is in. What the late ones of an access ask for lies in so many `pieces`, whose lines do not follow one
+    another or those of the access before. There are so many `accesses`, and those with late instructions have `in_late` instructions;
+    `late_parts` are the shares of such accesses in the first eighth of a program's, in the second, and so on. Of what was read from DRAM `dram_half_bytes`
     came as one half of a line, without the other. L2 gets so many `requests`, one for what an instruction moves of a line. Of
     a store's l2_sectors so many `odd_sectors` come in `odd_requests`, which fill some of them only in part. In so many lines a
     program's stores leave `parts` of sectors to others to fill, and in `small_parts` more they are smaller than a sector. Of what
@@ -251,7 +250,9 @@ _SOON = 4
 _AT_ONCE = 16  # statements that are looked at together
 
 
-def _stored_again(recording: Recording, forms: Forms, rows: np.ndarray, weights: np.ndarray | None):
+def _stored_again(
+    recording: Recording, forms: Forms, rows: np.ndarray, weights: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
     """What stores that follow one another, as those of the parts of complex numbers, store to sectors of those before them. The
     first site of each site's like, or itself; and [3, sites]: sectors of their warps' instructions, distinct ones, and those that
     are filled in part by each and as a whole by all. The programs of rows stand for so many (`weights`)."""
@@ -262,11 +263,12 @@ def _stored_again(recording: Recording, forms: Forms, rows: np.ndarray, weights:
     stores = np.array([site.kind == "store" for site in sites], dtype=bool)[forms.sites[rows]]
     first = np.flatnonzero(~stores | np.diff(program, prepend=-1).astype(bool) | ~np.roll(stores, 1))
     groups: Counter = Counter()
-    for begins, end in itertools.pairwise([*first.tolist(), rows.size]):
+    ends = np.append(first[1:], rows.size)[: first.size]
+    follow = ends - first > 1
+    for begins, end in zip(first[follow].tolist(), ends[follow].tolist(), strict=True):
         for i in range(begins, end, _AT_ONCE):
             members = tuple((int(which[r]), int(begin[r] - begin[i])) for r in range(i, min(end, i + _AT_ONCE)))
-            if len(members) > 1:
-                groups[members] += 1.0 if weights is None else float(weights[i])
+            groups[members] += 1.0 if weights is None else float(weights[i])
     for members, weight in groups.items():
         by_tensor: dict[str, list[tuple[Form, np.ndarray]]] = {}
         for number, moved in members:
@@ -286,8 +288,8 @@ def _stored_again(recording: Recording, forms: Forms, rows: np.ndarray, weights:
                     like[form.site] = like[those[0][0].site]
                 partial = form.filled < SECTOR_BYTES
                 gone = partial & (seen[at] | (filled[at] >= SECTOR_BYTES))
-                share = before / max(1, sectors.size)
-                again[:, form.site] += weight * np.array([share * form.warps, before, np.count_nonzero(gone)])
+                met = form.warps * before / max(1, sectors.size)
+                again[:, form.site] += weight * np.array([met, before, np.count_nonzero(gone)])
                 seen[at] = True
     return like, again
 
@@ -343,7 +345,7 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
 
     like, (warps_again, distinct_again, completed) = _stored_again(recording, forms, ran, stand_for)
     of_one_warp += warps_again
-    of_others *= 1 - np.divide(distinct_again, distinct, out=np.zeros_like(distinct), where=distinct > 0)
+    of_others *= 1 - share(distinct_again, distinct)
 
     def together(column: np.ndarray) -> np.ndarray:
         """Of all sites that store to the same sectors, one behind the other."""

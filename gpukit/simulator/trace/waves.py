@@ -24,7 +24,7 @@ from gpukit.simulator.trace.recording import STORAGE_ALIGNMENT, Recording, Site,
 _SAMPLED_SMS = 4  # SMs whose L1 is followed in a sampled launch
 LATE_PARTS = 8  # of a program's accesses by one site, of which each is counted for itself
 _FAR = 8  # a gather from so small a part of its tensor lies where the program does
-_GOLDEN = 0.6180339887498949  # its multiples, without their whole part, are spread evenly
+GOLDEN = 0.6180339887498949  # its multiples, without their whole part, are spread evenly
 WHOLE = np.uint8(SECTOR_BYTES)
 
 
@@ -113,7 +113,7 @@ def _reconstructed(recording: Recording, reach: np.ndarray) -> _Rows:
                     gathered[low] = beyond - low
                     beyond += -(-2 * size // STORAGE_ALIGNMENT) * STORAGE_ALIGNMENT
                 steps = np.array([_lattice(recording.irregular[-1 - tile].offsets, size) for tile in tiles[rows[lost]]])
-                moved[lost] += gathered[low] + int(program * _GOLDEN % 1 * size) // steps * steps
+                moved[lost] += gathered[low] + int(program * GOLDEN % 1 * size) // steps * steps
                 lost[:] = False
             if not (regular | lost).any():
                 continue
@@ -215,7 +215,7 @@ class _Dram(NamedTuple):
     piece_sectors: float
 
 
-def _share(of: np.ndarray, total: np.ndarray) -> np.ndarray:
+def share(of: np.ndarray, total: np.ndarray) -> np.ndarray:
     """Element by element; 0 where there is nothing."""
     return np.divide(of, total, out=np.zeros_like(of), where=total > 0)
 
@@ -394,16 +394,8 @@ class Play:
                 own = self.program[i], site
                 pieces -= 0 <= lines[0] - ended.get(own, -2) <= 1
                 ended[own] = lines[-1]
-            self.waiting[:, site] += (
-                form.instructions,
-                form.new,
-                form.new_pairs,
-                late,
-                fresh,
-                pieces,
-                1,
-                form.instructions * (late > 0),
-            )
+            in_late = form.instructions * (late > 0)
+            self.waiting[:, site] += form.instructions, form.new, form.new_pairs, late, fresh, pieces, 1, in_late
             self.late_parts[:, site, parts[i]] += 1, late > 0
             read[site] += sectors.size
             missed[site] += sectors.size if missing is None else np.count_nonzero(missing)
@@ -467,13 +459,13 @@ class Play:
                 fetched, in_halves = cache.play(asks.sizes[part], asks.writes[part], *asks.lines(part))
                 read += np.bincount(asks.sites[part], fetched, minlength=read.size)
                 halves += np.bincount(asks.sites[part], in_halves, minlength=read.size)
-        halves = _share(halves, read)
+        halves = share(halves, read)
         left = cache.finish()
         completed = cache.dram_read - read.sum()
         if self.known == self.programs:
             pieces = cache.pieces, cache.piece_sectors
             read = self._by_integers(read, cache.dirtied, cache.lru.capacity)
-            return _Dram(read, halves, np.minimum(1, _share(read, asked)), completed, cache.dram_written, left, *pieces)
+            return _Dram(read, halves, np.minimum(1, share(read, asked)), completed, cache.dram_written, left, *pieces)
         in_wave, so_far = (np.bincount(self.sites, self.sizes * of, minlength=read.size) for of in (waves == wave, 1))
         rest = np.maximum(0, touched - so_far)
         stores = np.array([kind != "load" for kind in self.kinds], dtype=bool)
@@ -490,7 +482,7 @@ class Play:
         part = dirtied / max(1, cache.dirtied) * self._stays_in_pieces(cache.lru.capacity)
         pieces = cache.pieces * part, cache.piece_sectors * part
         read = self._by_integers(read + later, dirtied, cache.lru.capacity)
-        return _Dram(read, halves, np.minimum(1, _share(read, asked)), completed, dirtied - left, left, *pieces)
+        return _Dram(read, halves, np.minimum(1, share(read, asked)), completed, dirtied - left, left, *pieces)
 
     def _by_integers(self, read: np.ndarray, written: float, capacity: int) -> np.ndarray:
         """The same sectors that each site reads from DRAM, but where integers in memory say which lines all programs load."""
