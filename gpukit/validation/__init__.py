@@ -8,8 +8,8 @@ times              predicted beside measured times; timed_kernels are the kernel
 values             the interpreter's numbers beside a GPU's
 new_kernels        kernels that the simulator was not built with, to be timed and counted like the others
 halves             the split of these in two: on one half the model is improved, the one held back has the bars
-unseen             measured first: eleventh_set, tenth_set, ninth_set, eighth_set, seventh_set, sixth_set, fifth_set, fourth_set,
-                   third_set
+unseen             measured first: twelfth_set, eleventh_set, tenth_set, ninth_set, eighth_set, seventh_set, sixth_set, fifth_set,
+                   fourth_set, third_set
 report             what `gpukit validate` prints of all this
 
 `python -m gpukit.validation` prints and measures traffic and values, `python -m gpukit.validation.times` times.

@@ -8,8 +8,8 @@ python -m gpukit.validation --again DIR      trace again, without a GPU, and hol
 python -m gpukit.validation --again          the same against what the table itself holds
 
 With --kernels new all of them are about gpukit.validation.new_kernels, and the table is halves_traffic.csv; with --kernels
-third about third_set, and it is third_traffic.csv; the same holds for fourth, fifth, sixth, seventh, eighth, ninth, tenth and
-eleventh.
+third about third_set, and it is third_traffic.csv; the same holds for fourth, fifth, sixth, seventh, eighth, ninth, tenth,
+eleventh and twelfth.
 Then --measure only runs ncu: measured.json is to be traced with --again DIR.
 
 What is traced depends a little on the compiler: trace again with the Triton that measured.

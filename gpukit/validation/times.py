@@ -6,9 +6,10 @@ python -m gpukit.validation.times --again FILE.csv    predict each case of FILE.
                                                       times.csv and machine.csv among the results
 
 With --kernels new all of them are about gpukit.validation.new_kernels, and the table is halves.csv; with --kernels third
-about gpukit.validation.third_set, and it is third.csv; with --kernels fourth, fifth, sixth, seventh, eighth, ninth, tenth or
-eleventh about fourth_set, fifth_set, sixth_set, seventh_set, eighth_set, ninth_set, tenth_set or eleventh_set, and it is
-fourth.csv, fifth.csv, sixth.csv, seventh.csv, eighth.csv, ninth.csv, tenth.csv or eleventh.csv.
+about gpukit.validation.third_set, and it is third.csv; with --kernels fourth, fifth, sixth, seventh, eighth, ninth, tenth,
+eleventh or twelfth about fourth_set, fifth_set, sixth_set, seventh_set, eighth_set, ninth_set, tenth_set, eleventh_set or
+twelfth_set, and it is fourth.csv, fifth.csv, sixth.csv, seventh.csv, eighth.csv, ninth.csv, tenth.csv, eleventh.csv or
+twelfth.csv.
 
 Times are medians with a cold L2 (gpukit.timing), inputs random, the GPU at whatever clock it chooses. Where the CPU takes longer
 to launch everything than the GPU to run it, a CUDA graph of it is timed.
@@ -50,6 +51,7 @@ KERNELS = {
     "ninth": ("gpukit.validation.ninth_set", "ninth.csv"),
     "tenth": ("gpukit.validation.tenth_set", "tenth.csv"),
     "eleventh": ("gpukit.validation.eleventh_set", "eleventh.csv"),
+    "twelfth": ("gpukit.validation.twelfth_set", "twelfth.csv"),
 }
 LEAST_US = 50  # shorter ones are shown and not judged: launching is too much of them
 MEDIAN_BAR, WORST_BAR = 0.15, 0.35  # of |predicted / measured - 1|

@@ -29,6 +29,7 @@ KERNELS = {
     "ninth": ("gpukit.validation.ninth_set", "ninth_traffic.csv"),
     "tenth": ("gpukit.validation.tenth_set", "tenth_traffic.csv"),
     "eleventh": ("gpukit.validation.eleventh_set", "eleventh_traffic.csv"),
+    "twelfth": ("gpukit.validation.twelfth_set", "twelfth_traffic.csv"),
 }
 # counter -> the deviation allowed on aligned and on unaligned kernels, and the least that is judged: below, a percentage
 # says little, as the kernel's own code is fetched too, some 10 KB of it.

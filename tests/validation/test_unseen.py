@@ -20,6 +20,7 @@ from gpukit.validation.seventh_set import CASES as SEVENTH
 from gpukit.validation.sixth_set import CASES as SIXTH
 from gpukit.validation.tenth_set import CASES as TENTH
 from gpukit.validation.third_set import CASES as THIRD
+from gpukit.validation.twelfth_set import CASES as TWELFTH
 
 CASES = {
     "third": THIRD,
@@ -31,6 +32,7 @@ CASES = {
     "ninth": NINTH,
     "tenth": TENTH,
     "eleventh": ELEVENTH,
+    "twelfth": TWELFTH,
 }
 # What the model had seen when a set was written.
 SEEN = {
@@ -43,16 +45,19 @@ SEEN = {
     "ninth": OLDER | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH,
     "tenth": OLDER | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH,
     "eleventh": OLDER | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH | TENTH,
+    "twelfth": OLDER | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH | TENTH | ELEVENTH,
 }
 each = pytest.mark.parametrize("name", unseen.SETS)
 needs_the_interpreter = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
 
 
 @needs_the_interpreter
-@pytest.mark.parametrize("name", [*THIRD, *FOURTH, *FIFTH, *SIXTH, *SEVENTH, *EIGHTH, *NINTH, *TENTH, *ELEVENTH])
+@pytest.mark.parametrize(
+    "name", [*THIRD, *FOURTH, *FIFTH, *SIXTH, *SEVENTH, *EIGHTH, *NINTH, *TENTH, *ELEVENTH, *TWELFTH]
+)
 def test_a_kernel_computes_what_pytorch_does(name):
     torch.manual_seed(0)
-    case = (THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH | TENTH | ELEVENTH)[name]
+    case = (THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH | TENTH | ELEVENTH | TWELFTH)[name]
     assert case.build("cpu", **case.small).wrong() == ""
 
 
@@ -116,9 +121,9 @@ def test_a_missing_measurement_is_said_in_one_line(results, capsys):
 
 
 def test_a_set_that_does_not_exist_is_refused(results, capsys):
-    assert cli.main(["validate", "--predict", "--set", "twelfth"]) == 2
+    assert cli.main(["validate", "--predict", "--set", "thirteenth"]) == 2
     assert (
-        "--set must be one of eleventh, tenth, ninth, eighth, seventh, sixth, fifth, fourth, third, got 'twelfth'"
+        "--set must be one of twelfth, eleventh, tenth, ninth, eighth, seventh, sixth, fifth, fourth, third, got 'thirteenth'"
         in capsys.readouterr().err
     )
     assert cli.main(["validate", "--set", "third"]) == 2
@@ -182,6 +187,11 @@ def test_one_command_measures_times_and_counters(results, monkeypatch, name):
         ("ninth", "60,000,000 codes of 12 bits decoded by a table of 4096 int64, 1024 per program", "decode"),
         ("tenth", "12,000,001 points turned by quaternions of their own fp32, 64 per program of 1 warp", "rotate"),
         ("eleventh", "2,000,001 records of 84 bytes in any other order, 8 per program of 1 warp", "order_records"),
+        (
+            "twelfth",
+            "240,000,000 bytes as 64 letters, 3 bytes to an int32, 512 int32 per program, 4 warps",
+            "bytes_as_letters",
+        ),
     ],
 )
 def test_what_is_measured_is_predicted_afterwards_and_has_the_bars(results, capsys, monkeypatch, name, case, kernel):
@@ -245,6 +255,7 @@ def test_the_lesson_speaks_of_the_newest_set_that_was_predicted(results):
         ("ninth", 109.0),
         ("tenth", 110.0),
         ("eleventh", 111.0),
+        ("twelfth", 112.0),
     ):
         row = times.Row("a case", us, 100.0, us / 100, "L2", "h100-sxm", "2.11", "3.6.0", "3.6.0", "2026-01-01")
         times.write([row], results / "h100-sxm" / times.KERNELS[name][1])
