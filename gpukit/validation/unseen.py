@@ -9,7 +9,7 @@ eleventh.csv and eleventh_traffic.csv. `gpukit validate` shows these sets before
 
 A set's rows are those that were predicted first, by a model that had not seen its kernels on any GPU (the third's and the fourth's of an
 H200: by one that had seen them on an H100). What each set showed is not told here but in design/validation.md, so that the author of the
-next one can read this without knowing what the model gets wrong.
+next set can read this without knowing what the model gets wrong.
 """
 
 from __future__ import annotations
