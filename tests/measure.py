@@ -1,4 +1,4 @@
-"""How fast: prints the table in CONTRIBUTING.md. `make measure`; with ARGS=--quick it leaves out the long runs."""
+"""How fast: prints the table in design/measuring.md. `make measure`; with ARGS=--quick it leaves out the long runs."""
 
 from __future__ import annotations
 

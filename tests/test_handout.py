@@ -38,7 +38,7 @@ def test_wheel_holds_the_checks_and_their_prose_and_no_answers(wheel):
 
 
 def test_course_without_solutions_holds_no_answers(tmp_path):
-    for name in ("notebooks", "exercises", "gpukit", "README.md", "CONTRIBUTING.md"):
+    for name in ("notebooks", "exercises", "gpukit", "design", "README.md", "CONTRIBUTING.md"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)
     _as_committed(tmp_path)

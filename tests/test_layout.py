@@ -234,13 +234,6 @@ def test_readme_lists_the_notebooks_that_exist():
     assert listed == {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
 
 
-def test_documents_name_only_make_targets_that_exist():
-    targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for name in ("README.md", "CONTRIBUTING.md"):
-        named = set(re.findall(r"`make ([\w-]+)", (ROOT / name).read_text()))
-        assert named <= targets, f"{name}: no such target: {sorted(named - targets)}"
-
-
 def test_files_stay_small():
     """Notebooks 1 MB (the pictures in them are small PNGs), anything else 200 kB."""
     tops = [".ci", "exercises", "gpukit", "notebooks", "solutions", "tests"]

@@ -58,16 +58,43 @@ def test_binder_installs_this_course_on_a_python_that_it_supports():
     assert tuple(map(int, low.split("."))) <= python < tuple(map(int, high.split(".")))
 
 
-@pytest.mark.parametrize("name", ["README.md", "INSTRUCTOR.md", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md"])
-def test_commands_that_documents_name_exist(name):
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("design/*.md")])
+documents = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+
+
+@documents
+def test_commands_that_documents_name_exist(path):
     _, commands = cli._parser()
-    text = (ROOT / name).read_text()
+    text = path.read_text()
     named = set(re.findall(r"`(?:\.venv/bin/)?gpukit ([a-z]+)", text))
     assert named - {*commands} == set()
     actions = commands_of_a_class()
     assert set(re.findall(r"gpukit class ([a-z]+)", text)) <= actions
     targets = set(re.findall(r"`make ([a-z-]+)", text))
     assert targets <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@documents
+def test_links_of_documents_lead_to_files_and_headings(path):
+    for link in re.findall(r"\]\(([^()\s]+)\)", path.read_text()):
+        if "://" in link:
+            continue
+        name, _, place = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        assert target.exists(), link
+        headings = re.findall(r"(?m)^#+ (.*)$", target.read_text()) if place else ()
+        assert not place or place in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in headings}, (
+            link
+        )
+
+
+@pytest.mark.parametrize("path", [ROOT / "CONTRIBUTING.md", *ROOT.glob("design/*.md")], ids=lambda path: path.stem)
+def test_files_that_pages_for_contributors_name_exist(path):
+    """In backticks with their folder, from the root of the project."""
+    for name in re.findall(
+        r"`((?:gpukit|tests|docs|design|solutions|notebooks|exercises)/[\w./-]*)`", path.read_text()
+    ):
+        assert (ROOT / name).exists(), name
 
 
 def commands_of_a_class() -> set[str]:

@@ -32,7 +32,7 @@ def test_texts_of_checks(path):
     assert not habits(text)
 
 
-@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.*")], ids=named)
+@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *ROOT.glob("design/*.md"), *ROOT.glob("docs/*.*")], ids=named)
 def test_documents(path):
     assert not habits(path.read_text(encoding="utf-8"))
 

@@ -7,64 +7,9 @@ gpukit validate --predict    afterwards, on any machine: the model's times and t
 Of the twelfth set, the first writes twelfth_raw.csv and twelfth_counters.json into gpukit/results/<gpu>/, and the second
 twelfth.csv and twelfth_traffic.csv. `gpukit validate` shows these sets before all else, the newest first.
 
-The third set's rows of the H100 were predicted once it was measured (2026-11-27), and are kept as they were. They showed two
-mistakes in how often instructions of a loop run (those of tl.max, and those for what an inner loop leaves over), which were
-fixed afterwards (gpukit/simulator/prediction/mix.py): predicting again writes what the fixed model says, and that model has
-seen the set.
-
-The fourth set's rows are those of the day on which it was measured, too (2026-11-28). What samples of both sets took to be read
-from DRAM again, or to be stored in places of its own, was fixed afterwards (gpukit/simulator/trace/waves.py), and so was how
-long loads are waited for, and what takes its turn beside a loop whose loads run ahead (gpukit/simulator/prediction/).
-
-The fifth set tested the model as it was after these fixes, on both GPUs. It showed that what a sine does with large numbers
-was counted as run, a function's calls in a loop as turns of it, and answers of L2 to atomics that the compiler had made
-reductions, which was fixed afterwards (gpukit/simulator/prediction/mix.py, gpukit/simulator/trace/contention.py). So was how
-often loads are waited for that L1 lacks, that few warps do not keep the units of an SM busy (gpukit/simulator/prediction/), what
-it takes to read halves of lines from DRAM, and which lanes meet in L1 (gpukit/simulator/trace/).
-
-The rows of the third and the fourth set on an H200 are of 2026-11-28, too: predicted after they were measured, by a model that
-had been fixed after both sets had been seen on an H100.
-
-The sixth set tested the model as it was after what the fifth set showed had been fixed. Its rows of an H200 are those that were
-predicted first, on the day on which it was measured (2026-11-28): off by 15.9% in the median and 70.7% at worst, with 36 of 42
-times within 35%, and 144 of 192 rows of traffic inside their bars. It showed that words which a loop spills were counted once,
-that L1 was taken to be larger than it is beside much shared memory, that copies were never waited for, and that two programs
-stood for all where these differ, which was fixed afterwards.
-
-The seventh set tested the model as it was after what the sixth set showed had been fixed. Its rows of an H200 are those that were
-predicted first, on the day on which it was measured (2026-11-28): off by 12.5% in the median and 177% at worst, with 39 of 45
-times within 35%. (One of its 46 kernels, a product with the norm of its rows inside, computes something else on a GPU, compiled by
-Triton 3.6, than in the interpreter. The 12 steps between two halves were first timed with the host's launches, at 316 µs.) It
-showed that parts of sectors cost more on their way into L2 and between its halves, that L2 looks for each line it is asked for,
-that copies wait for the copies of others, and that what the first programs of a sample read says little of the others where these
-have less to do, which was fixed afterwards (gpukit/simulator/prediction/, gpukit/simulator/trace/).
-
-The eighth set tested the model as it was after what the seventh set showed had been fixed. Its rows of an H200 are those that were
-predicted first, on the day on which it was measured (2026-11-28): off by 7.6% in the median and 79.7% at worst, with 28 of 34
-times within 35%, and 124 of 150 rows of traffic inside their bars. Two kernels are refused, whose addresses or masks depend on
-numbers. It showed that L1 moves wide loads for a few lanes at a time, and looks for what narrow copies to shared memory ask for,
-which was fixed afterwards (gpukit/simulator/trace/instructions.py, gpukit/simulator/prediction/predict.py).
-
-The ninth set tested the model as it was after that, after the rest of what the eighth set showed had been fixed (which lanes meet
-in shared memory, and atomics in one slice of L2), and after kernels that do one thing only had been measured. It was written without
-looking at the model. Its rows of an H200 are those that were predicted first, on the day on which it was measured (2026-11-28):
-off by 8.0% in the median and 75.1% at worst, with 32 of 34 times within 35%, and 107 of 151 rows of traffic inside their bars. Two
-kernels are refused, whose addresses depend on numbers. It showed that two programs which go by integers in memory may be alike by
-chance, which was fixed afterwards (gpukit/simulator/interpreter/executor.py).
-
-The tenth set tested the model as it was after what the ninth set showed had been fixed, and after it had begun to follow all warps of
-an SM (gpukit/simulator/prediction/scoreboard.py). It was written without looking at the model. Its rows of an H200 are those that
-were predicted first, on the day on which it was measured (2026-11-29): off by 5.5% in the median and 72.9% at worst, with 36 of 38
-times within 35%, and 114 of 160 rows of traffic inside their bars. Two kernels are refused, whose addresses depend on numbers. It
-showed that what one load of a row brings is there for the next, and that stores of several statements to one sector meet, which was
-fixed afterwards (gpukit/simulator/trace/places.py, waves.py, caches.py).
-
-The eleventh set tests the model as it is after that, and after machine code and kernels that do one thing only had shown what a warp
-waits for (gpukit/simulator/prediction/scoreboard.py, between.py). It was written without looking at the model; to wire it, its author
-read this docstring. Its rows of an H200 are those that were predicted first, on the day on which it was measured (2026-11-29): off by
-7.3% in the median and 100% at worst, with 34 of 37 times within 35%, and 124 of 165 rows of traffic inside their bars. One kernel is
-refused, whose addresses depend on numbers. Two have no time: Triton 3.6 computes something else for one (a chain of products whose rows
-stay in registers), and the reference of the other rounded a logarithm, which was fixed afterwards.
+A set's rows are those that were predicted first, by a model that had not seen its kernels on any GPU (the third's and the fourth's of an
+H200: by one that had seen them on an H100). What each set showed is not told here but in design/validation.md, so that the author of the
+next set can read this without knowing what the model gets wrong.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def test_copy_holds_the_chosen_concepts_and_no_answers(made):
     }
     assert {"Makefile", "pyproject.toml", "README.md", "LICENSE", "gpukit/checks/norms.py"} <= names
     tops = {path.name for path in out.iterdir()}
-    assert not tops & {"solutions", "tests", ".git", "CONTRIBUTING.md", ".ci", "INSTRUCTOR.md"}
+    assert not tops & {"solutions", "tests", ".git", "CONTRIBUTING.md", "design", ".ci", "INSTRUCTOR.md"}
     assert leaks.scan(out, ROOT) == []
     assert said.concepts == CONCEPTS and said.files.keys() == names - {copies.NAME}
     assert copies.load(out)[0] == copies.read(out) == said

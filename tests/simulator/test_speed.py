@@ -10,8 +10,8 @@ pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="need
 if triton.knobs.runtime.interpret:
     from tests.simulator import speed
 
-# Calls of tracing and predicting a real shape, a few percent more than there are: on the machine of CONTRIBUTING.md's table
-# a million takes half a second. Of the softmax, 1.6 million are the warps of an SM that are followed instruction by instruction.
+# Calls of tracing and predicting a real shape, a few percent more than there are: on the machine of the table in
+# design/measuring.md a million takes half a second. Of the softmax, 1.6 million are the warps of an SM that are followed instruction by instruction.
 REAL_SHAPES = {
     "softmax 4096 x 65536": 3.7e6,
     "matmul 8192^3": 1.15e6,
