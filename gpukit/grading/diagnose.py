@@ -260,8 +260,8 @@ class Words:
             says = [f"two things at once: (1) {says[0]}", f"(2) {says[1]}"]
         elif not says and wrong.kind == "nan":
             says = [
-                "fresh buffers hold NaN here, and so do lanes of a load whose mask is off and which was given no `other`: was "
-                "every element stored, do all lanes count that should, and is NaN what the arithmetic gives?"
+                "NaN is what a new buffer holds here, and what a masked-off lane holds after a load without `other`. Is every "
+                "element stored? Does a masked-off lane get into the result? Or does your arithmetic itself give NaN?"
             ]
         for say in says:
             lines += _wrap(f"  {say}")
