@@ -38,6 +38,8 @@ _SIXTEEN_BITS = (
     "convert it?"
 )
 
+_NO_POWER = "Triton has no ** for blocks: multiply the value by itself"
+
 
 class Diagnosis(Exception):
     """A verdict that is reached: its state, the label of what was found and the lines that the learner reads."""
@@ -177,6 +179,7 @@ class Words:
         if "Boolean value of Tensor" in message:
             more = ["an `if` asks for one truth, and this condition is a block: tl.where chooses for each element"]
         more += [_SIXTEEN_BITS] if "Expected dtype ['fp32', 'fp64']" in message else []
+        more += [_NO_POWER] if "no attribute '__pow__'" in message else []
         return self._found("fail", "does-not-compile", text, *code, " ".join(message.split())[:300], *more)
 
     # -- a kernel in CUDA C++ ------------------------------------------------------------------------------------------
