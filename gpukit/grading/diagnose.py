@@ -296,9 +296,9 @@ class Words:
 
     def left_behind(self, outcome: Outcome) -> Diagnosis:
         text = f"a forward pass leaves tensors behind, in case {outcome.case.name}"
-        more = "when nobody holds its result any more, something outside the graph still holds what it made or was given. A model "
-        more += "calls forward for each of its layers before the first backward pass, and a variable or an attribute that outlives "
-        more += "the call then holds another layer's tensors: hand them to ctx.save_for_backward"
+        more = "its tensors are still in memory when its result is gone. A variable of the file may hold them: when backward runs, it "
+        more += "has another layer's tensors. Or an attribute of ctx holds the result, and the result holds ctx, so neither is ever "
+        more += "freed. Hand tensors to ctx.save_for_backward"
         return self._found("fail", "left-behind", text, more)
 
     def reuses_memory(self, outcome: Outcome) -> Diagnosis:
