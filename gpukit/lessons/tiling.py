@@ -277,7 +277,7 @@ def what_alignment_says() -> Markdown:
         "reason, because "
         "both sizes take one wave there. 1,791 is as slow, although it is smaller. 1,800 is fast again with cuBLAS: its "
         "rows begin "
-        "at multiples of 16 bytes. The Triton kernel is slow at 1,800 all the same. Triton knows of an integer only "
+        "at multiples of 16 bytes. But the Triton kernel is slow at 1,800. Triton knows of an integer only "
         "whether 16 "
         f"divides it, and 1,800 = 16 x 112.5, so the compiler cannot prove that these rows are aligned. At 1,808 = 16 x 113 it can."
     )
