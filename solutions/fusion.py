@@ -26,7 +26,7 @@ def accesses(ops: dict[str, list[str]], kernels: list[list[str]], needed: list[s
     needed   the tensors that are still needed when all kernels have run
 
     A kernel reads no tensor twice, and it neither reads nor writes a tensor that it could leave alone. It runs all operations
-    of its list, also one whose result nobody uses: what that operation is computed from counts as read, its result is not
+    of its list, even one whose result nobody uses: the tensors that this operation needs count as read, and its result is not
     written.
     """
     # BEGIN SOLUTION
@@ -91,7 +91,7 @@ def swiglu_cuda() -> str:
     """The text of a kernel in CUDA C++: y[i] = silu(gate[i]) * up[i] for each i below n, where silu(z) = z / (1 + exp(-z)).
 
     gate, up and y are arrays of n floats in memory of their own. Each begins at an address that is a multiple of 16 bytes. n is
-    any number, also one beyond 2**34. The kernel is launched with any number of blocks and any number of threads per block: there
+    any number, even one beyond 2**34. The kernel is launched with any number of blocks and any number of threads per block: there
     may be more threads than elements, or so few that each thread computes many, and there may be more than 2**32 of them.
     Bound: gate and up are read once and y is written once, by instructions that move 16 bytes for a thread. Only the last
     n % 4 elements may be moved one by one.

@@ -73,6 +73,11 @@ def _mean_of_means(trips: list[int], idle: bool) -> tuple[float, float]:
     return _loop_cost(trips)[0], sum(busy) / max(len(busy), 1)
 
 
+def _at_first(trips: list[int]) -> float:
+    """The lanes that a warp has in its first round, on average."""
+    return sum(trip > 0 for trip in trips) / len(_warps(trips))
+
+
 DIVERGENCE = FunctionExercise(
     id="coalescing.divergence",
     function="loop_cost",
@@ -95,6 +100,11 @@ DIVERGENCE = FunctionExercise(
         Misconception("interleaved-warps", gives=_interleaved),
         Misconception("mean-of-means", gives=lambda trips: _mean_of_means(trips, True)),
         Misconception("mean-of-means", gives=lambda trips: _mean_of_means(trips, False)),
+        Misconception("lanes-at-first", gives=lambda trips: (_loop_cost(trips)[0], _at_first(trips))),
+        Misconception("rounds-per-thread", gives=lambda trips: (_loop_cost(trips)[0], sum(trips) / len(trips))),
+        Misconception(
+            "each-count-by-itself", gives=lambda trips: _cost(sum(sum(set(warp)) for warp in _warps(trips)), trips)
+        ),
         Misconception("share-not-count", gives=lambda trips: (_loop_cost(trips)[0], _loop_cost(trips)[1] / WARP)),
     ),
     timeout_s=20.0,
@@ -108,6 +118,12 @@ def _live(addresses: Sequence[int | None]) -> list[int]:
 
 def _units(addresses: Sequence[int | None], unit: int) -> int:
     return len({address // unit for address in _live(addresses)})
+
+
+def _runs(addresses: Sequence[int | None], unit: int) -> int:
+    """How often a lane wants another unit than the lane before it."""
+    wanted = [address // unit for address in _live(addresses)]
+    return sum(1 for before, here in zip([None, *wanted], wanted, strict=False) if here != before)
 
 
 def _transactions(addresses: list[int | None]) -> tuple[int, int]:
@@ -173,6 +189,8 @@ SECTORS = FunctionExercise(
     expected=_transactions,
     misconceptions=(
         Misconception("per-lane", gives=lambda addresses: (len(_live(addresses)), len(_live(addresses)))),
+        Misconception("per-lane", gives=lambda addresses: (len(set(_live(addresses))),) * 2),
+        Misconception("lane-by-lane", gives=lambda addresses: (_runs(addresses, SECTOR), _runs(addresses, LINE))),
         Misconception("from-first", gives=_from_first),
         Misconception("span", gives=_span),
         Misconception("span", gives=_distance),
@@ -324,6 +342,19 @@ def _gathered(ids: Tensor, table: Tensor) -> int:
     return _rows_bytes(ids, table) + ids.numel() * ids.element_size() * cdiv(table.shape[1], 64)
 
 
+def _ends_unwritten(evidence: Evidence) -> bool:
+    """What is wrong in every case are all elements from one column on, the same in all cases, and nobody stored them."""
+    begins = set()
+    for outcome in (outcome for outcome in evidence.outcomes if outcome.wrong):
+        if outcome.wrong.kind != "nan":
+            return False
+        missing = outcome.wrong.actual.isnan() & ~outcome.wrong.expected.isnan()
+        begins.add(int(missing[0].int().argmax()))
+        if not bool(missing[:, max(begins) :].all()) or bool(missing[:, : min(begins)].any()):
+            return False
+    return len(begins) == 1
+
+
 def _huge_gather() -> tuple:
     import torch
 
@@ -342,11 +373,11 @@ GATHER = KernelExercise(
     huge=_huge_gather,
     traffic=Traffic(reads=_gathered, writes=_rows_bytes, memory=_rows_bytes, again=True),  # an id for each block
     launch_rule=_whole_sectors(
-        "which of the two dimensions has neighbors in memory, and how many of them has a program?"
+        "in which of the two dimensions are elements neighbors in memory, and how many neighbors does a program move?"
     ),
     misconceptions=(
         Misconception("not-gathered", gives=lambda ids, table: table[: ids.numel()]),
-        Misconception("block-not-covered", when=lambda evidence: evidence.tag("long")),
+        Misconception("block-not-covered", when=_ends_unwritten),
     ),
 )
 

@@ -15,7 +15,7 @@ from gpukit.grading.inputs import Inputs, case, far, lengths, listed, nbytes, te
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpukit.grading.evidence import Evidence
+    from gpukit.grading.evidence import Evidence, Outcome
     from gpukit.grading.messages import LaunchFacts
 
 
@@ -148,6 +148,9 @@ ACCESSES = FunctionExercise(
         Misconception("read-per-operation", gives=_wrong_accesses(each_op=True)),
         Misconception("reads-its-own", gives=_wrong_accesses(made_here=True)),
         Misconception("writes-everything", gives=_wrong_accesses(writes=_everything)),
+        Misconception(
+            "own-use", gives=_wrong_accesses(writes=lambda t, inside, later, needed: t in inside | later | needed)
+        ),
         Misconception("only-results", gives=_wrong_accesses(writes=lambda t, inside, later, needed: t in needed)),
         Misconception("never-needed", gives=_wrong_accesses(writes=lambda t, inside, later, needed: t in later)),
         Misconception(
@@ -284,6 +287,12 @@ def _only_in_16_bits(evidence: Evidence) -> bool:
     return ideas.only("tiny", "kinds")(evidence) and "tiny" in failed and "float32" not in failed
 
 
+def _smaller_where_padded(evidence: Evidence) -> bool:
+    """Only rows with padding lanes are wrong, each by a factor below 1: the sum is too large."""
+    rows = evidence.row_ratio
+    return ideas.only("tail")(evidence) and rows is not None and 0 < float(rows.min()) <= float(rows.max()) < 1 + 1e-6
+
+
 GATE = KernelExercise(
     id="fusion.gate",
     function="gate",
@@ -306,6 +315,7 @@ GATE = KernelExercise(
         Misconception("overflow", gives=_overflowing_gate),
         ideas.NOT_FINITE,
         Misconception("lost-digits", when=ideas.only("tiny", "kinds", "special")),
+        Misconception("padding-counts", when=_smaller_where_padded),
         Misconception("program-id", when=_only_first(lambda x: x.shape[-1])),
         Misconception("block-too-small", when=lambda evidence: evidence.kind == "nan" and evidence.tag("long")),
     ),
@@ -649,6 +659,24 @@ def _epilogue_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, 
     )
 
 
+def _down_the_tile(evidence: Evidence) -> bool:
+    """The numbers for a tile's columns were laid out as a column: its row i is scaled by the number i of them."""
+
+    def scaled(a: Tensor, b: Tensor, scale: Tensor, residual: Tensor, block: int) -> Tensor:
+        import torch
+
+        rows, columns = torch.arange(len(a)), torch.arange(len(scale))
+        of_tile = columns // block * block + rows[:, None] % block
+        return (a.double() @ b.double() * scale[of_tile] + residual).relu()
+
+    def near(outcome: Outcome) -> bool:
+        given = scaled(*outcome.case.args)
+        return bool((outcome.wrong.actual.double() - given).abs().max() <= 0.02 * given.abs().max())
+
+    whole = [o for o in evidence.outcomes if o.wrong and len(o.case.args[2]) % o.case.args[4] == 0]
+    return bool(whole) and all(map(near, whole))
+
+
 def _residual_left_out(evidence: Evidence) -> bool:
     """What the residual lifts above 0 by some units is 0. Rounded to 16 bits it would be some units, too."""
     lifted = [outcome for outcome in evidence.outcomes if outcome.wrong and "lifted" in outcome.case.tags]
@@ -682,6 +710,7 @@ EPILOGUE = KernelExercise(
         Misconception("residual-left-out", when=_residual_left_out),
         Misconception("low-precision", when=ideas.rounded_sums),
         Misconception("scale-by-row", gives=_by_row),
+        Misconception("scale-by-row", when=_down_the_tile),
         Misconception("residual-scaled", gives=lambda a, b, scale, residual, *_: ((a @ b + residual) * scale).relu()),
         Misconception("relu-first", gives=lambda a, b, scale, residual, *_: (a @ b * scale).relu() + residual),
         Misconception("no-relu", gives=lambda a, b, scale, residual, *_: a @ b * scale + residual),

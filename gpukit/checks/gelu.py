@@ -348,6 +348,10 @@ BIAS = KernelExercise(
         Misconception("bias-after", gives=lambda x, bias, *blocks: _gelu(x) + bias),
         Misconception("bias-per-row", gives=lambda x, bias, *blocks: _gelu(x + bias[: len(x), None])),
         Misconception("erf-scale", gives=_of_h(lambda h: 0.5 * h * (1 + h.erf()))),
+        *(
+            Misconception("erf-scale/2", gives=_of_h(lambda h, factor=factor: 0.5 * h * (1 + (factor * h).erf())))
+            for factor in (0.5, math.sqrt(2))
+        ),
         Misconception("no-half", gives=_of_h(lambda h: 2 * _gelu(h))),
         Misconception("low-precision", when=ideas.few_roundings(_rounded_on_the_way)),
         Misconception("short-constant", gives=_of_h(lambda h: 0.5 * h * (1 + (0.7071 * h).erf()))),
@@ -417,6 +421,10 @@ BACKWARD = KernelExercise(
         Misconception(
             "density-width", gives=_slope(lambda h: _cumulative(h) + h * (-h * h).exp() / math.sqrt(2 * math.pi))
         ),
+        Misconception(
+            "density-grows",
+            gives=_slope(lambda h: _cumulative(h) + h * (0.5 * h * h).exp() / math.sqrt(2 * math.pi)),
+        ),
         Misconception("no-h", gives=_slope(lambda h: _cumulative(h) + _density(h))),
         Misconception("tanh-form", gives=_slope(_slope_of_tanh_form)),
         Misconception(
@@ -472,12 +480,14 @@ SWIGLU = KernelExercise(
         Misconception("contiguous-assumed", when=lambda evidence: evidence.tag("strided")),
         Misconception("sigmoid-constant", gives=_halves(lambda gate, s, up, dy: dy * up * s)),
         Misconception("sigmoid-slope", gives=_halves(lambda gate, s, up, dy: dy * up * s * (1 - s))),
+        Misconception("gate-missing", gives=_halves(lambda gate, s, up, dy: dy * up * (s + s * (1 - s)))),
         Misconception("gate-constant", gives=_halves(lambda gate, s, up, dy: dy * up * gate * s * (1 - s))),
         Misconception(
             "one-minus-silu", gives=_halves(lambda gate, s, up, dy: dy * up * (s + gate * s * (1 - gate * s)))
         ),
         Misconception("no-up", gives=_halves(lambda gate, s, up, dy: dy * (s + gate * s * (1 - s)))),
         Misconception("gate-itself", gives=_halves(dup=lambda gate, s, up, dy: dy * gate)),
+        Misconception("sigmoid-for-silu", gives=_halves(dup=lambda gate, s, up, dy: dy * s)),
         Misconception("low-precision", when=only("far", kind="values")),
         Misconception(
             "exchanged",

@@ -392,6 +392,10 @@ RMS_NORM = KernelExercise(
         Misconception("centred", gives=_layer_norm_and_rstd),
         Misconception("rstd-in-16-bits", when=_rounded_rstd),
         Misconception("low-precision-squares", when=_overflowing_squares),
+        Misconception(
+            "multiplied-by-the-root",
+            gives=lambda x, weight, eps: {"y[0]": x * (_mean(x * x) + eps).sqrt() * weight},
+        ),
         Misconception("rstd-inverted", gives=lambda x, weight, eps: {"y[1]": (_mean(x * x) + eps).sqrt().squeeze(-1)}),
         Misconception("rstd-missing", when=_missing("y[1]")),
     ),
@@ -509,6 +513,14 @@ def _mean_moved_first(mean, m2, start, block, BLOCK_N):
     return mean, m2 + _spread(block) + (_mean(block) - mean).square() * start * (here / (start + here))
 
 
+def _share_of_the_row(x: Tensor, BLOCK_N: int, eps: float = LAYER_EPS) -> Tensor:
+    def step(mean, m2, start, block, BLOCK_N):
+        share, delta = block.shape[-1] / x.shape[-1], _mean(block) - mean
+        return mean + delta * share, m2 + _spread(block) + delta.square() * start * share
+
+    return _merged(step)(x, BLOCK_N, eps)
+
+
 def _count_moved_first(mean, m2, start, block, BLOCK_N):
     return _right(mean, m2, start, block, BLOCK_N)[0], m2 + _spread(block) + (
         _mean(block) - mean
@@ -537,6 +549,7 @@ WELFORD = KernelExercise(
         Misconception("block-weight/2", gives=_merged(_mean_of_means)),
         Misconception("between-blocks", gives=_merged(_within_only)),
         Misconception("delta-weight", gives=_merged(_unweighted_delta)),
+        Misconception("share-of-the-row", gives=_share_of_the_row),
         Misconception("mean-moved-first", gives=_merged(_mean_moved_first)),
         Misconception("count-moved-first", gives=_merged(_count_moved_first)),
         Misconception("sample-variance", gives=_merged(_right, less=1)),
@@ -584,6 +597,10 @@ def _gradients_wrong_in_every_case(evidence: Evidence) -> bool:
         return not any(near)  # what is NaN is near to nothing
 
     return evidence.output == "dx" and all(wrong(o) for o in evidence.outcomes if "special" not in o.case.tags)
+
+
+def _adds_to_nothing(evidence: Evidence) -> bool:
+    return evidence.kind == "nan" and any(launch.atomic_bytes for launch in evidence.first.reply.launches)
 
 
 def _of_rows(pick: Callable[[int, int], slice]) -> Callable[..., dict[str, Tensor]]:
@@ -640,6 +657,7 @@ BACKWARD = KernelExercise(
     misconceptions=(
         ideas.NOT_FINITE,
         Misconception("forward-first", when=lambda evidence: evidence.output == "y"),
+        Misconception("unset-sums", when=_adds_to_nothing),
         Misconception("some-partials", when=only("many-programs", kind="values")),
         Misconception("missing-row-sum", gives=_gradients(dx=lambda x_hat, rstd, weight, dy: rstd * dy * weight)),
         Misconception(
@@ -667,6 +685,14 @@ BACKWARD = KernelExercise(
                     rstd * (dy * weight - _mean(dy * weight) - x_hat * _mean(dy * weight * x_hat))
                 )
             ),
+        ),
+        Misconception(
+            "weight-in-one-term",
+            gives=_gradients(dx=lambda x_hat, rstd, weight, dy: rstd * (dy * weight - x_hat * _mean(dy * x_hat))),
+        ),
+        Misconception(
+            "rstd-in-one-term",
+            gives=_gradients(dx=lambda x_hat, rstd, weight, dy: rstd * dy * weight - _along(x_hat, dy * weight)),
         ),
         Misconception(
             "no-rstd",
@@ -780,6 +806,12 @@ RESIDUAL = KernelExercise(
             gives=_dx(lambda u_hat, rstd, weight, dy, du: rstd * (dy * weight + du - _along(u_hat, dy * weight + du))),
         ),
         Misconception(
+            "du-twice",
+            gives=_dx(
+                lambda u_hat, rstd, weight, dy, du: rstd * (dy * weight + du - _along(u_hat, dy * weight + du)) + du
+            ),
+        ),
+        Misconception(
             "du-in-dy",
             gives=_dx(
                 lambda u_hat, rstd, weight, dy, du: rstd * ((dy + du) * weight - _along(u_hat, (dy + du) * weight))
@@ -814,6 +846,13 @@ def _reflected(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     x1, x2 = x.chunk(2, -1)
     return torch.cat((x1 * cos - x2 * sin, x2 * cos - x1 * sin), -1)
+
+
+def _halves_exchanged(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    import torch
+
+    x1, x2 = x.chunk(2, -1)
+    return torch.cat((x1 * cos - x2 * sin, x1 * cos + x2 * sin), -1)
 
 
 def _first_half_used_twice(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -861,6 +900,7 @@ ROPE = KernelExercise(
         Misconception("direction", gives=lambda x, cos, sin, dy: {"y": _rope(x, cos, -sin)}),
         Misconception("neighbours", gives=_either_way(_neighbors)),
         Misconception("reflection", gives=_either_way(_reflected)),
+        Misconception("halves-exchanged", gives=_either_way(_halves_exchanged)),
         Misconception("used-after-change", gives=_either_way(_first_half_used_twice)),
         Misconception("contiguous-assumed", gives=_both_contiguous),
         Misconception("output-strides", gives=_either_way(_stored_like_x)),

@@ -321,6 +321,20 @@ def _no_rescale(x: Tensor, BLOCK_N: int) -> Tensor:
     return (x.float() - m).exp() / total
 
 
+def _new_terms_scaled(x: Tensor, BLOCK_N: int) -> Tensor:
+    """The factor of the older terms multiplies the sum with those of the block in it: after the first block it is 0."""
+    import torch
+
+    m = torch.full((*x.shape[:-1], 1), -float("inf"))
+    total = torch.zeros_like(m)
+    for block in _blocks(x, BLOCK_N):
+        m_new = torch.maximum(m, block.amax(-1, keepdim=True))
+        shift = torch.where(m_new.isinf(), 0.0, m_new)
+        total = (total + _row((block - shift).exp())) * (m - shift).exp()
+        m = m_new
+    return (x.float() - m).exp() / total
+
+
 def _last_block_not_counted(x: Tensor, BLOCK_N: int) -> Tensor:
     m, total = _online(x, BLOCK_N, rescale=True, keep=slice(x.shape[-1] // BLOCK_N))
     return (x.float() - m).exp() / total
@@ -444,6 +458,7 @@ FUSED = KernelExercise(
         *_common(_row_padding),
         Misconception("lost-digits", gives=_scaled_before_subtracting),
         Misconception("program-id", when=_only_row_0),
+        Misconception("first-row", gives=lambda x: x[:1].softmax(-1).expand_as(x)),
         Misconception("block-too-small", when=lambda evidence: evidence.tag("long")),
         ideas.NOT_FINITE,
     ),
@@ -484,6 +499,7 @@ ONLINE = KernelExercise(
     traffic=Traffic(reads=2, writes=1),
     misconceptions=(
         Misconception("no-rescale", gives=_no_rescale),
+        Misconception("new-terms-scaled", gives=_new_terms_scaled),
         Misconception(
             "rescale-sign",
             when=lambda evidence: evidence.kind == "nan" and not evidence.passed and evidence.first.reply.stored,

@@ -80,6 +80,10 @@ TRAFFIC = FunctionExercise(
         ),
         Misconception("fractions-of-a-tile", when=_fractions_of_a_tile),
         Misconception(
+            "one-tile-too-many",
+            gives=lambda M, N, K, BM, BN, itemsize: ((N // BN + 1) * M * K + (M // BM + 1) * K * N) * itemsize,
+        ),
+        Misconception(
             "padding-loaded",
             gives=lambda M, N, K, BM, BN, itemsize: cdiv(M, BM) * cdiv(N, BN) * (BM + BN) * K * itemsize,
         ),
@@ -152,6 +156,18 @@ def _blocks_of_k(a: Tensor, b: Tensor, BLOCK: int) -> list[Tensor]:
     return [x @ y for x, y in zip(a.split(step, 1), b.split(step, 0), strict=True)]
 
 
+def _first_block_again(a: Tensor, b: Tensor, BLOCK: int) -> Tensor:
+    blocks = _blocks_of_k(a, b, BLOCK)
+    return len(blocks) * blocks[0]
+
+
+def _doubled_each_step(a: Tensor, b: Tensor, BLOCK: int) -> Tensor:
+    total, *rest = _blocks_of_k(a, b, BLOCK)
+    for block in rest:
+        total = 2 * total + block
+    return total
+
+
 def _column_major(a: Tensor, b: Tensor, BLOCK: int) -> Tensor:
     M, K = a.shape
     return a.reshape(K, M).t() @ b
@@ -180,6 +196,8 @@ MATMUL = KernelExercise(
                 @ b[: a.shape[1] // min(BLOCK, 32) * min(BLOCK, 32)]
             ),
         ),
+        Misconception("k-does-not-move", gives=_first_block_again),
+        Misconception("added-twice", gives=_doubled_each_step),
         Misconception("a-strides", gives=_column_major),
         Misconception("b-strides", gives=_b_column_major),
         Misconception("low-precision-sum", when=ideas.rounded_sums),
@@ -265,6 +283,7 @@ WAVES = FunctionExercise(
             ),
         ),
         Misconception("tail-dropped", gives=_of(_tiles, lambda tiles, slots: max(1, tiles // slots))),
+        Misconception("one-wave-too-many", gives=_of(_tiles, lambda tiles, slots: tiles // slots + 1)),
         Misconception(
             "full-gpu-assumed",
             gives=lambda *args: (_tiling(*args).tiles, _tiling(*args).waves, _tiling(*args).tile_efficiency),
@@ -331,6 +350,10 @@ ALIGN = FunctionExercise(
         ),
         Misconception("one-element", gives=lambda N, itemsize, alignment: (itemsize, _stride(N, itemsize, alignment))),
         Misconception("row-0-only", gives=lambda N, itemsize, alignment: (alignment, _stride(N, itemsize, alignment))),
+        Misconception(
+            "wider-than-allowed",
+            gives=lambda N, itemsize, alignment: ((N * itemsize) & -(N * itemsize), _stride(N, itemsize, alignment)),
+        ),
         Misconception(
             "padded-too-much",
             gives=lambda N, itemsize, alignment: (
@@ -404,6 +427,17 @@ def _global_counter(pid: int, num_m: int, num_n: int, group: int) -> tuple[int, 
     return first + pid % rows, inside // rows
 
 
+def _without_first(pid: int, num_m: int, num_n: int, group: int) -> tuple[int, int]:
+    m, n = tiling.grouped(pid, num_m, num_n, group)
+    return m - _group_parts(pid, num_m, num_n, group)[0], n
+
+
+def _group_as_row(pid: int, num_m: int, num_n: int, group: int) -> tuple[int, int]:
+    number, inside = divmod(pid, group * num_n)
+    rows = min(group, num_m - number)
+    return number + inside % rows, inside // rows
+
+
 def _in_rows(pid: int, num_m: int, num_n: int, group: int) -> tuple[int, int]:
     return divmod(pid, num_n)
 
@@ -427,6 +461,8 @@ GROUPED = FunctionExercise(
         Misconception("row-major", gives=_in_rows),
         Misconception("column-major", gives=_in_columns),
         Misconception("short-group", gives=_full_groups),
+        Misconception("rows-above", gives=_without_first),
+        Misconception("group-not-row", gives=_group_as_row),
         Misconception("place-not-reset", gives=_global_counter),
         Misconception("transposed", gives=lambda *args: tiling.grouped(*args)[::-1]),
         Misconception("groups-of-columns", gives=_groups_of_columns),

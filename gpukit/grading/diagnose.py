@@ -38,6 +38,8 @@ _SIXTEEN_BITS = (
     "convert it?"
 )
 
+_NO_POWER = "Triton has no ** for blocks: multiply the value by itself"
+
 
 class Diagnosis(Exception):
     """A verdict that is reached: its state, the label of what was found and the lines that the learner reads."""
@@ -177,6 +179,7 @@ class Words:
         if "Boolean value of Tensor" in message:
             more = ["an `if` asks for one truth, and this condition is a block: tl.where chooses for each element"]
         more += [_SIXTEEN_BITS] if "Expected dtype ['fp32', 'fp64']" in message else []
+        more += [_NO_POWER] if "no attribute '__pow__'" in message else []
         return self._found("fail", "does-not-compile", text, *code, " ".join(message.split())[:300], *more)
 
     # -- a kernel in CUDA C++ ------------------------------------------------------------------------------------------
@@ -260,8 +263,8 @@ class Words:
             says = [f"two things at once: (1) {says[0]}", f"(2) {says[1]}"]
         elif not says and wrong.kind == "nan":
             says = [
-                "fresh buffers hold NaN here, and so do lanes of a load whose mask is off and which was given no `other`: was "
-                "every element stored, do all lanes count that should, and is NaN what the arithmetic gives?"
+                "NaN is what a new buffer holds here, and what a masked-off lane holds after a load without `other`. Is every "
+                "element stored? Does a masked-off lane get into the result? Or does your arithmetic itself give NaN?"
             ]
         for say in says:
             lines += _wrap(f"  {say}")
@@ -293,9 +296,9 @@ class Words:
 
     def left_behind(self, outcome: Outcome) -> Diagnosis:
         text = f"a forward pass leaves tensors behind, in case {outcome.case.name}"
-        more = "when nobody holds its result any more, something outside the graph still holds what it made or was given. A model "
-        more += "calls forward for each of its layers before the first backward pass, and a variable or an attribute that outlives "
-        more += "the call then holds another layer's tensors: hand them to ctx.save_for_backward"
+        more = "its tensors are still in memory when its result is gone. A variable of the file may hold them: when backward runs, it "
+        more += "has another layer's tensors. Or an attribute of ctx holds the result, and the result holds ctx, so neither is ever "
+        more += "freed. Hand tensors to ctx.save_for_backward"
         return self._found("fail", "left-behind", text, more)
 
     def reuses_memory(self, outcome: Outcome) -> Diagnosis:

@@ -288,10 +288,8 @@ def what_the_times_say() -> Markdown:
         f"**What you saw.** Op by op takes {us['op by op']:.0f} µs, and the bytes alone explain it: "
         f"{apart_us:.0f} µs at the rate of a copy. Every fused kernel moves the same bytes, for which a copy takes "
         f"{fused_us:.0f} µs, and Triton's takes {us['Triton']:.0f} µs. The CUDA kernel with one element per thread takes {cuda:.0f} µs. It "
-        "moves no "
-        f"byte more, but starting its {blocks(256):,} blocks alone takes {start_us(256):.0f} µs, so in bfloat16 the bytes "
-        "do "
-        "not decide its time."
+        f"moves no more bytes, but starting its {blocks(256):,} blocks alone takes {start_us(256):.0f} µs, so in bfloat16 the "
+        "bytes do not decide its time."
     )
     text += f" With 16 bytes per thread the same C++ takes {vector:.0f} µs."
     h100 = {(row.provider, row.dtype): row.median_ms * 1e3 for row in results.rows("gelu_in_cuda", "h100-sxm")}
@@ -299,9 +297,9 @@ def what_the_times_say() -> Markdown:
     return Markdown(
         f"{text}\n\nIn float32 there are twice the bytes and, with one element per thread, as many blocks as before. So the bytes "
         "take longer, and starting the blocks hides behind them for the most part. On an H100, whose memory is slower than an "
-        f"H200's, all three were measured in one run: one element per thread takes {one:.0f} µs, 16 bytes per thread {wide:.0f}, "
-        f"`F.gelu` {library:.0f}. In bfloat16 it is {h100['cuda', 'bfloat16']:.0f}, {h100['cuda-vector', 'bfloat16']:.0f} and "
-        f"{h100['library', 'bfloat16']:.0f} µs."
+        f"H200's, three ways were measured in one run. In float32 one element per thread takes {one:.0f} µs, 16 bytes per thread "
+        f"take {wide:.0f} and `F.gelu` {library:.0f}; in bfloat16 it is {h100['cuda', 'bfloat16']:.0f}, "
+        f"{h100['cuda-vector', 'bfloat16']:.0f} and {h100['library', 'bfloat16']:.0f} µs."
     )
 
 
@@ -384,10 +382,9 @@ def what_recomputation_says() -> Markdown:
         f"float32: {us['torch', 'float32']:.0f} µs against {us['triton', 'float32']:.0f}. Computing again without fusing "
         "is the "
         "worst choice of all, with 21 trips: what is computed again then travels through memory once more.\n\n"
-        "`torch.compile` finds a choice of its own: it keeps x, and y besides. y must be written anyway, because it is the "
-        f"result, so keeping it costs the backward pass one read and nothing more. The time, {us['compile', 'float32']:.0f} µs, is far from its bytes, "
-        "and in "
-        f"bfloat16, with half of the bytes, it takes {us['compile', 'bfloat16']:.0f} µs: no less. So the limit is not the "
+        "`torch.compile` finds a choice of its own: it keeps x and also y. y must be written anyway, because it is the "
+        f"result, so keeping it costs the backward pass one read and nothing more. But it takes {us['compile', 'float32']:.0f} µs, much longer than "
+        f"its bytes, and in bfloat16, with half of the bytes, it takes {us['compile', 'bfloat16']:.0f} µs, which is no less. So the limit is not the "
         "memory. "
         "The likely reason is that the GPU waits between the two launches while Python runs autograd's and the compiler's "
         "code ([04 Benchmarking](04_benchmarking.ipynb) shows how to see that)."
@@ -534,7 +531,7 @@ def swiglu_line() -> Markdown:
         "SwiGLU, an "
         f"activation function of two tensors ([02](02_memory.ipynb)). Written with a sigmoid and two products it takes {eager:.0f} µs. "
         "With PyTorch's own function for one "
-        f"of its two steps it takes {library:.0f} µs, which was the line in that table. As one kernel it takes "
+        f"of its two steps it takes {library:.0f} µs, which is the line of that table. As one kernel it takes "
         f"**{ours:.0f} µs** "
         "(sums of measured times, 16,384 tokens). [10 GELU](10_gelu.ipynb) writes that kernel, and "
         "[11 Norms](11_norms.ipynb) does the same for the norm "

@@ -382,13 +382,12 @@ def times_said() -> Markdown:
     return Markdown(
         f"**What you saw.** Forward, PyTorch takes {fwd['library'] / fwd['gpukit']:.1f} times as long as the fused kernel, "
         "and "
-        f"bytes explain a factor of two. The rest is in the sum: `F.gelu` alone takes {alone:.0f} µs, so the sum with a "
-        f"broadcast row takes {fwd['library'] - alone:.0f} µs for the same number of bytes. Backward, the two look alike "
+        f"bytes explain a factor of two. The rest is in the addition of bias: `F.gelu` alone takes {alone:.0f} µs, so the addition "
+        f"takes {fwd['library'] - alone:.0f} µs for the same number of bytes. Backward, the two look alike "
         "when "
         f"calls are timed one by one: {bwd['library']:.0f} and {bwd['gpukit']:.0f} µs. In a CUDA graph they take "
-        f"{graph['library']:.0f} and **{graph['gpukit']:.0f} µs**. The difference of {bwd['gpukit'] - graph['gpukit']:.0f} "
-        "µs is "
-        "time in which the GPU waits for the CPU to go through autograd and launch two kernels. A model that is limited by "
+        f"{graph['library']:.0f} and **{graph['gpukit']:.0f} µs**. So {bwd['gpukit'] - graph['gpukit']:.0f} "
+        "µs of a call of this course's kernels are time in which the GPU waits for the CPU to go through autograd and launch both of them. A model that is limited by "
         "launches would not notice this course's kernel."
     )
 
@@ -421,7 +420,7 @@ def budget_said() -> Markdown:
         f"**What you saw.** The line of the budget now reads: **SwiGLU of {llama.TOKENS:,} tokens, forward and backward: "
         f"{ours:,.0f} µs** per layer instead of {theirs:,.0f} with PyTorch's functions (measured). torch.compile and Liger "
         "reach "
-        "the same. All three move the least number of bytes, and then there is nothing left to gain by moving fewer."
+        "the same. All three move the least possible number of bytes, so nothing is left to gain by moving fewer."
     )
 
 

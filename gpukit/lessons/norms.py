@@ -485,7 +485,7 @@ def what_the_others_say() -> Markdown:
         f"as the fused kernels. {place} A row of 16,384 numbers is where registers run short: in LayerNorm's "
         "backward pass "
         "a program would hold x, dy and the sums for two gradients, dweight and dbias, at once. On Hopper GPUs, such as the H200 of "
-        "this table, the course's kernel for such rows keeps x and dy in shared memory, where the next row arrives meanwhile: "
+        "this table, the course's kernel for such rows keeps x and dy in shared memory, and the next row arrives there meanwhile: "
         f"on an H100 these gradients take {kept.kept:.0f} µs with it and {kept.others:.0f} without.\n\nRoPE's backward pass does the "
         "same work as its forward pass. It looks slower at the larger shape because a call includes the CPU's time for "
         "autograd: "

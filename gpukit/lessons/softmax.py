@@ -394,8 +394,8 @@ def ask_few_programs() -> Markdown:
     plain = persistent_us().get(("fused", (65536, 128)))
     known = f"took {plain:.1f} µs on an H200 (measured in a CUDA graph," if plain else "has no recorded time ("
     return Markdown(
-        f"**Predict.** Softmax of 65,536 rows of 128 numbers in bfloat16, with one program per row, {known} for the kernel "
-        "of the first exercise as the solution writes it). How long does the persistent kernel take with 132 programs, one "
+        f"**Predict.** Softmax of 65,536 rows of 128 numbers in bfloat16, with one program per row, {known} with the "
+        "solution of the first exercise). How long does the persistent kernel take with 132 programs, one "
         "per SM? And with 2,112, as many as fit?"
     )
 
@@ -458,9 +458,9 @@ def where_the_time_goes() -> Markdown:
         f"**What you saw.** Among the calls, this course's kernel comes closest to the model at N = {best:,}, where it reaches "
         f"**{share[best]:.0%}** of the rate of a copy: there memory is almost the only limit. It is furthest off at N = "
         f"1,024 ({share[1024]:.0%}), where the bytes take {least[1024]:.1f} µs and the call {ours[1024]:.1f}. None of the "
-        "times is mostly launches. A CUDA graph takes the launch off the CPU, and at N = 1,024 that saves this course's "
+        "times is mostly the time for launches. A CUDA graph takes the launch off the CPU, and at N = 1,024 that saves this course's "
         f"kernel {launch:.1f} of {ours[1024]:.1f} µs, and the five lines, with five launches, "
-        f"{five - in_graph['torch', short]:.1f} of {five:.1f}. The rest of the difference is, for this course's kernel, its "
+        f"{five - in_graph['torch', short]:.1f} of {five:.1f}. For this course's kernel the rest of the difference is its "
         "beginning and its end: the first loads, for which every program waits, and the last programs, during which most SMs "
         f"have nothing to do. At N = 4,096, the size at the top of this notebook, {ours[4096]:.1f} µs become {graph:.1f} in a graph, "
         f"and the bytes take {least[4096]:.1f}.\n\n"
@@ -515,7 +515,7 @@ def what_sharing_gains() -> Markdown:
         f"**{shorter.kept:.0f} µs**, and the kernel that reads each row twice takes {shorter.others:.0f} (measured). These times and "
         f"the table's are from different runs. A copy of as many bytes would take {least:.0f} (computed, at the rate of a copy in "
         "the table's run). The L2 cache had answered most of the second read already, so the gain is "
-        f"{1 - shorter.kept / shorter.others:.0%} and not half.\n\n"
+        f"{1 - shorter.kept / shorter.others:.0%} and not a third.\n\n"
         f"The gradient of softmax needs a row of y and one of dy. For rows of {LONG:,} numbers on an H100 it takes "
         f"{gradient.kept:,.0f} µs when the programs share them, instead of {gradient.others:,.0f} µs. What these programs exchange "
         "is their part of the sum of y dy."
@@ -532,10 +532,10 @@ def what_sharing_gains_the_loss() -> Markdown:
     return Markdown(
         f"On an H200 the loss of 4,096 rows of {LOSS:,} logits and its gradient, in place, take **{loss.kept:.0f} µs** when programs "
         f"share the rows (measured). A copy of as many bytes would take {least:.0f} µs (computed).\n\n"
-        "A shorter row can also stay on one SM, if its *shared memory* is used as well, 228 KiB on these GPUs, which all threads of a "
-        "program can read ([07 Tiling](07_tiling.ipynb)). LayerNorm's gradients for rows of 16,384 numbers "
+        "A shorter row can also stay on one SM if the SM's *shared memory* ([07 Tiling](07_tiling.ipynb)) is used besides its "
+        "registers; these GPUs have 228 KiB of it per SM. LayerNorm's gradients for rows of 16,384 numbers "
         f"([11 Norms](11_norms.ipynb)) take {norm.kept:.0f} µs that way on an H100, instead of {norm.others:.0f} µs (measured). The "
-        "course uses kernels of both kinds only where they were measured to be faster, and for rows that are longer still."
+        "course uses both kinds of kernels only for lengths at which they were measured to be faster, and for longer rows."
     )
 
 

@@ -153,9 +153,8 @@ def what_a_tile_takes(built: Compiled) -> Markdown:
     sums = 128 * 256 // built.threads
     return Markdown(
         f"**What you saw.** Three pieces of A and of B are 3 x (128 + 256) x 64 x 2 = {pieces:,} bytes. The compiler took "
-        f"{built.shared_bytes:,} of the {gpu('h200').smem_per_block_bytes:,} that a program may have, which is all but 1 KiB of "
-        "the SM's. The sums are 128 x "
-        "256 "
+        f"{built.shared_bytes:,}. A program may have {gpu('h200').smem_per_block_bytes:,}, all of the SM's shared memory but "
+        "1 KiB. The sums are 128 x 256 "
         f"float32 over {built.threads} threads: {sums} of the {built.registers} registers of each thread. A thread may "
         "have 255 at "
         f"most, so a tile of twice this size does not fit into the registers of these threads."
@@ -278,9 +277,9 @@ def what_alignment_says() -> Markdown:
         "reason, because "
         "both sizes take one wave there. 1,791 is as slow, although it is smaller. 1,800 is fast again with cuBLAS: its "
         "rows begin "
-        "at multiples of 16 bytes. The Triton kernel is slow at 1,800 all the same. Triton knows of an integer only "
+        "at multiples of 16 bytes. But the Triton kernel is slow at 1,800. Triton knows of an integer only "
         "whether 16 "
-        f"divides it, and 1,800 = 16 x 112.5, so the compiler cannot prove what is true. At 1,808 = 16 x 113 it can."
+        f"divides it, and 1,800 = 16 x 112.5, so the compiler cannot prove that these rows are aligned. At 1,808 = 16 x 113 it can."
     )
 
 
@@ -315,10 +314,10 @@ def what_sizes_say() -> Markdown:
     return Markdown(
         f"**What you saw.** 1,793 is no special case. At all these sizes, one element more per row makes cuBLAS "
         f"{min(ratio):.1f} to {max(ratio):.1f} times as slow (measured on an H200, bfloat16). These times were taken in a CUDA "
-        f"graph, where no launch is included, so the factor at 1,793 is {even[1792] / odd[1793]:.1f} here. The upper line has "
+        f"graph, where no launch is included, so the factor at 1,793 is {even[1792] / odd[1793]:.1f} here and not {alignment_factor():.1f}. The upper line has "
         f"teeth: 1,728 reaches {even[1728]:.0f} TFLOP/s and 1,792 only {even[1792]:.0f}. Waves and changes of the tile are "
         "the "
-        f"likely reasons, but times alone do not say which tile cuBLAS took. Beside alignment these teeth are small."
+        f"likely reasons, but times alone do not say which tile cuBLAS took. Compared with the effect of alignment these teeth are small."
     )
 
 
@@ -348,8 +347,8 @@ def what_orders_say() -> Markdown:
     rows, groups = (took[f"matmul 8192 bf16, {name} of 128x256x64"] for name in ("rows", "groups"))
     return Markdown(
         "**What you saw.** Row by row (GROUP_M = 1), memory is busy nearly as long as the tensor cores, and not all of "
-        "that can "
-        f"hide behind them. The best group makes a wave nearly square: 264 programs run at a time, which is about 16 x 16. "
+        "this time can be hidden behind their work. "
+        f" The best group makes a wave nearly square: 264 programs run at a time, which is about 16 x 16. "
         "GROUP_M = 2 gains nothing: C has 128 columns of tiles, so 264 programs are two rows of tiles in either order. "
         "GROUP_M = 128 is column by column, with A and B exchanged. Measured on an H200, 8,192 x 8,192 x 8,192 with the "
         "course's "
@@ -465,14 +464,13 @@ def what_persistence_says() -> Markdown:
     large = took["matmul 8192 bf16, groups of 128x256x64"], took["matmul 8192 bf16, descriptors, persistent"]
     return Markdown(
         "**What you saw.** Program 0 computes tiles 0, 6 and 12, program 4 only tiles 4 and 10. Tile 15 belongs to program 15 mod 6 = 3. The last round is not "
-        "full, just as "
-        "a last wave: a persistent grid does not remove that waste. It saves the starts of programs, and it can overlap "
+        "full, just like a last wave: a persistent grid does not remove that waste. It saves the starts of programs, and it can overlap "
         "two tiles, "
         "because the loads of the next tile may begin while this one is stored. Measured on an H200 with the course's "
         "kernels at "
         f"8,192: {large[0]:,.0f} µs with one tile per program, and {large[1]:,.0f} µs persistent, with hardware that "
         "copies whole "
-        f"tiles. At 4,096 the same change loses: {small[0]:.0f} and {small[1]:.0f} µs. [12 Matmul](12_matmul.ipynb) has "
+        f"tiles. At 4,096 the persistent kernel is slower: {small[1]:.0f} µs instead of {small[0]:.0f}. [12 Matmul](12_matmul.ipynb) has "
         "that kernel."
     )
 

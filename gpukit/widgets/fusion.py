@@ -44,7 +44,7 @@ class FusionView(View):
             "gpu": menu("GPU", [(f"{g.name}, {g.hbm_gbps:,.0f} GB/s", g.key) for g in able], 250),
         }
         self.fuse_button = button("fuse all", lambda: self._fuse(self.graph.fusible), "one kernel, as far as possible")
-        self.part_button = button("part all", lambda: self._fuse(()), "every operation a kernel of its own")
+        self.part_button = button("separate all", lambda: self._fuse(()), "each operation in a kernel of its own")
         menus = [control for name, control in controls.items() if name != "chain" or len(graphs) > 1]
         self.pairs = widgets.HBox(layout=WRAP)
         start = {"chain": next(iter(graphs)), "gpu": hardware.gpu(gpu).key, "fused": fused}

@@ -382,3 +382,11 @@ def test_records_name_no_machine():
 def test_an_exponential_of_16_bits_asks_where_to_convert(message, asks):
     said = " ".join(" ".join(Words(DETECTIVE, "fusion.py").does_not_compile("an A100", 1, message).lines).split())
     assert ("where can the kernel convert it?" in said) is asks
+
+
+@pytest.mark.parametrize(
+    ("message", "says"), [("'tensor' object has no attribute '__pow__'", True), ("undefined is not defined", False)]
+)
+def test_a_power_of_a_block_says_what_to_write(message, says):
+    said = " ".join(" ".join(Words(DETECTIVE, "fusion.py").does_not_compile("an A100", 1, message).lines).split())
+    assert ("multiply the value by itself" in said) is says
