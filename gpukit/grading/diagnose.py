@@ -165,7 +165,7 @@ class Words:
         if _BACKWARD_TWICE in error.message and (why := self._remark("backward-twice")):
             return self._found("error", "backward-twice", f"{error.type} in {at}{where}", *more, _BACKWARD_TWICE, *why)
         more += [error.message] if error.message else []
-        more += self._built_on(error.line)
+        more += [*self._built_on(error.line), *self._remark(error.type)]
         return self._found("error", "exception", f"{error.type} in {at}{where}", *more)
 
     def does_not_compile(self, gpu: str, line: int, message: str, ran: bool = True) -> Diagnosis:
