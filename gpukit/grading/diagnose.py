@@ -32,7 +32,10 @@ _ALL_MASKED = (
     "every lane is masked off there: the tensor has more than 2^31 elements, and a bound that is computed in int32, as a product "
     "of two sizes, wraps around and becomes negative. Which number does your mask compare with?"
 )
-_BACKWARD_TWICE = "Trying to backward through the graph a second time"  # how PyTorch's message begins
+_AUTOGRAD = {  # a part of PyTorch's message, and what an exercise may say of it
+    "Trying to backward through the graph a second time": "backward-twice",
+    "does not require grad and does not have a grad_fn": "detached",
+}
 _SIXTEEN_BITS = (
     "this operation takes float32 and refuses 16 bits: in which dtype was its argument loaded, and where can the kernel "
     "convert it?"
@@ -162,8 +165,9 @@ class Words:
             more.append("nothing was damaged: the check runs your code on copies")
             return self._found("fail", fault.what, first + where, *more)
         more = [f"    {error.source}"] if error.source else []
-        if _BACKWARD_TWICE in error.message and (why := self._remark("backward-twice")):
-            return self._found("error", "backward-twice", f"{error.type} in {at}{where}", *more, _BACKWARD_TWICE, *why)
+        for message, label in _AUTOGRAD.items():
+            if message in error.message and (why := self._remark(label)):
+                return self._found("error", label, f"{error.type} in {at}{where}", *more, message, *why)
         more += [error.message] if error.message else []
         more += [*self._built_on(error.line), *self._remark(error.type)]
         return self._found("error", "exception", f"{error.type} in {at}{where}", *more)
@@ -387,16 +391,12 @@ class Words:
         first = outcome.case.args[0]
         size = first.numel() * first.element_size()
 
-        def enough(count: float | Callable[..., float], total: float, what: str) -> str:
-            return (
-                f"{_mib(total)} of {what}"
-                if callable(count)
-                else f"{count:g} {what[: -1 if count == 1 else None]} of {_mib(size)}"
-            )
+        def enough(count: float | Callable[..., float], total: float) -> str:
+            return _mib(total) if callable(count) or count == 1 else f"{count:g} x {_mib(size)}"
 
         lines = [
             f"{outcome.case.name}: {_mib(reply.read_bytes)} read and {_mib(reply.written_bytes)} written, where "
-            f"{enough(bound.reads, allowed.reads, 'reads')} and {enough(bound.writes, allowed.writes, 'writes')} are enough"
+            f"{enough(bound.reads, allowed.reads)} and {enough(bound.writes, allowed.writes)} are enough"
         ]
         count: Counter[tuple[str, str]] = Counter()
         again: Counter[tuple[str, str]] = Counter()
