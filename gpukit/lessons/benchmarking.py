@@ -418,7 +418,7 @@ def what_the_step_says() -> Markdown:
         "back, "
         f"without a profiler, a step takes {took:,.0f} µs, so the GPU works for **{worked / took:.0%}** of the time. A GPU "
         "twice "
-        f"as fast would change nothing. One launch instead of {len(_step().kernels)} does: as a CUDA graph the step takes "
+        f"as fast would change nothing. One launch instead of {len(_step().kernels)} helps: as a CUDA graph the step takes "
         f"{graph:.0f} µs (measured). The two timelines cover more than {took:,.0f} µs: they show a single step, "
         "and recording it costs the host time as well."
     )
