@@ -13,7 +13,7 @@ from gpukit.grading import recognize
 from gpukit.grading.compare import told_apart
 from gpukit.grading.evidence import Evidence, Outcome
 from gpukit.grading.exercise import Allowed, Case, Exercise
-from gpukit.grading.messages import NOTHING_STORED, Failure
+from gpukit.grading.messages import NOTHING_STORED, Failure, LaunchFacts
 from gpukit.grading.verdict import MAX_LINES
 from gpukit.simulator.cuda import nvrtc
 
@@ -36,9 +36,41 @@ _AUTOGRAD = {  # a part of PyTorch's message, and what an exercise may say of it
     "Trying to backward through the graph a second time": "backward-twice",
     "does not require grad and does not have a grad_fn": "detached",
 }
-_SIXTEEN_BITS = (
-    "this operation takes float32 and refuses 16 bits: in which dtype was its argument loaded, and where can the kernel "
-    "convert it?"
+_BRACKETS = (
+    "square brackets cannot choose elements in a kernel. tl.load(pointer + offset) reads from memory, and tl.store(pointer + offset, "
+    "value) writes to it. To take one element out of a block, reduce the block: tl.sum of a tl.where"
+)
+_ONE_ADDRESS = (
+    "the address is a single one, and what goes with it is a block: add the block of offsets to the pointer, or make one number "
+    "of the block first"
+)
+_TRITON = {  # a part of Triton's message, and what it means for the learner
+    "Boolean value of Tensor": "an `if` asks for one truth, and this condition is a block: tl.where chooses for each element, and "
+    "a mask says which elements are loaded or stored",
+    "Expected dtype ['fp32', 'fp64']": "this operation takes float32 and refuses 16 bits: in which dtype was its argument loaded, "
+    "and where can the kernel convert it?",
+    "`_semantic` argument": _BRACKETS,
+    "__setitem__": _BRACKETS,
+    "unsupported tensor index": _BRACKETS,
+    "cannot be block type if pointer argument is not a block": _ONE_ADDRESS,
+    "invalid operands of type pointer": "a pointer is an address and no number: tl.load fetches the numbers that are there",
+    "arguments must be of type tl.constexpr": "the length of a block must be known when the kernel is compiled. A parameter that is "
+    "marked tl.constexpr is known then; other arguments and program numbers are not",
+    "Loop-carried variable": "in compiled code a variable keeps one dtype: begin with 0.0 where floats are added",
+    "create_histogram()": "the number of bins of tl.histogram is a power of two, and a constant that is known when the kernel is "
+    "compiled. An argument of the launch is no such constant",
+    "Cannot make_shape_compatible": "these blocks have different lengths: [:, None] makes a column of a block and [None, :] a row, "
+    "and every row meets every column",
+}
+
+
+_NAN = (
+    "fresh memory holds NaN here, and so do masked-off lanes of a load without `other`. Was every element stored? Did such a lane "
+    "get into a result? Or does your arithmetic make the NaN?"
+)
+_NO_STORE = (
+    "the kernel stores nothing, and fresh memory holds NaN here. What a kernel returns, or gives a name, is gone when it ends: "
+    "which call writes a result to memory?"
 )
 
 
@@ -169,7 +201,7 @@ class Words:
             if message in error.message and (why := self._remark(label)):
                 return self._found("error", label, f"{error.type} in {at}{where}", *more, message, *why)
         more += [error.message] if error.message else []
-        more += [*self._built_on(error.line), *self._remark(error.type)]
+        more += [*_means(error.message), *self._built_on(error.line), *self._remark(error.type)]
         return self._found("error", "exception", f"{error.type} in {at}{where}", *more)
 
     def does_not_compile(self, gpu: str, line: int, message: str, ran: bool = True) -> Diagnosis:
@@ -177,10 +209,10 @@ class Words:
         at = f", {self.shown}, line {line}" if line else ""
         text = f"{'right values here, but ' if ran else ''}Triton cannot compile the kernel for {gpu}{at}"
         code = self._code(line)
-        more = ["a check runs kernels as Python; a GPU needs what Triton's compiler takes"] if ran else []
-        if "Boolean value of Tensor" in message:
-            more = ["an `if` asks for one truth, and this condition is a block: tl.where chooses for each element"]
-        more += [_SIXTEEN_BITS] if "Expected dtype ['fp32', 'fp64']" in message else []
+        more = (
+            ["the check ran your kernel as Python, in the interpreter; for a GPU it must also compile"] if ran else []
+        )
+        more += _means(message)
         return self._found("fail", "does-not-compile", text, *code, " ".join(message.split())[:300], *more)
 
     # -- a kernel in CUDA C++ ------------------------------------------------------------------------------------------
@@ -263,10 +295,7 @@ class Words:
         if len(says) > 1:
             says = [f"two things at once: (1) {says[0]}", f"(2) {says[1]}"]
         elif not says and wrong.kind == "nan":
-            says = [
-                "fresh buffers hold NaN here, and so do lanes of a load whose mask is off and which was given no `other`: was "
-                "every element stored, do all lanes count that should, and is NaN what the arithmetic gives?"
-            ]
+            says = [_NO_STORE if _only_loads(evidence.first.reply.launches) else _NAN]
         for say in says:
             lines += _wrap(f"  {say}")
         return Diagnosis("fail", known[0].label if known else wrong.kind, self._with_hint(lines))
@@ -509,6 +538,15 @@ _FILLED = (
 
 def _wrap(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent="  ", drop_whitespace=True, replace_whitespace=False) or []
+
+
+def _means(message: str) -> list[str]:
+    """What a message of Triton's means for the learner, where it does not say so itself."""
+    return [why for part, why in _TRITON.items() if part in message][:1]
+
+
+def _only_loads(launches: tuple[LaunchFacts, ...]) -> bool:
+    return bool(launches) and all(access.kind == "load" for launch in launches for access in launch.accesses)
 
 
 def _often(count: float) -> str:
