@@ -473,8 +473,8 @@ def fp8_training() -> Markdown:
         "else "
         f"in bf16. Measured on an H200, a step of a model with 1.3 billion parameters becomes **{gain(large):.2f}** times "
         "as "
-        f"fast as with products in bf16, and a step of GPT-2 with its smaller matrices only {gain(small):.2f} times, since "
-        f"computing the factors and casting cost time, too. After {small['fp8']['steps']} steps GPT-2's loss was "
+        f"fast as with products in bf16, and a step of GPT-2, whose matrices are smaller, only {gain(small):.2f} times. "
+        f"Computing the factors and casting cost time, too. After {small['fp8']['steps']} steps GPT-2's loss was "
         f"{float(small['fp8']['loss']):.3f} with fp8 and {float(small['bf16 weights']['loss']):.3f} with bf16."
     )
 

@@ -721,7 +721,7 @@ def what_decoding_says() -> Markdown:
         f"sequence reaches {one[5]:.1f}%: it takes {one[3]:.1f} ms, the time to read all weights once, and makes one "
         f"token. With {most[1]} sequences the same reading serves {most[1]} tokens, and the speed is "
         f"{most[4] / one[4]:.0f} times as high. Larger batches would gain less and less, since every sequence brings a "
-        f"cache of its own, and they do not fit on one H100 anyway: the rows marked *no* show what the formula says, not "
+        f"cache of its own. They do not fit on one H100 anyway: the rows marked *no* show what the formula says, not "
         f"what you could run."
     )
 

@@ -678,8 +678,8 @@ def what_the_cache_says() -> Markdown:
         f"**What you saw.** Llama 3 8B keeps {rows['llama3-8b'][2]:,} bytes per token, and a single conversation of "
         f"131,072 tokens takes {rows['llama3-8b'][4]:.1f} GB, more than the weights. Grouped heads make the cache 4 to 16 "
         f"times smaller in these models. DeepSeek-V3 goes further with *multi-head latent attention* (MLA): it caches one "
-        f"short vector per token, from which all heads compute their keys and values, {rows['deepseek-v3'][3]:.0f} times "
-        f"less than with keys and values for every head.\n\n**The layer's budget, serving.** One layer of Llama 3 8B "
+        f"short vector per token, from which all heads compute their keys and values. That is "
+        f"{rows['deepseek-v3'][3]:.0f} times less than keys and values for every head.\n\n**The layer's budget, serving.** One layer of Llama 3 8B "
         f"keeps {layer / 1e6:.1f} MB of keys and values for {THESE} (computed)."
     )
 
