@@ -21,10 +21,10 @@ from collections.abc import Callable
 def benchmark(device, run: Callable[[], None]) -> float:
     """How long the GPU needs for a typical run(), in µs, as it would be inside a model. Within 3%.
 
-    run() launches one kernel of 10 µs or more, always on the same data, and returns at once. Inside a model this data would come from device
-    memory, because other layers have used the L2 in the meantime. The first call of run() compiles the kernel. A GPU that
-    was idle runs slowly until it has worked for 5 ms. Now and then another program disturbs a run, or a few in a row, which
-    then take several times as long. The time that the host needs for its own part does not count.
+    run() launches one kernel of 10 µs or more, always on the same data, and returns at once. Inside a model this data would
+    come from device memory, because other layers have used the L2 in the meantime. The first call of run() compiles the
+    kernel. A GPU that was idle runs slowly until it has worked for 5 ms. Now and then another program disturbs a run, or a
+    few in a row, which then take several times as long. The time that the host needs for its own part does not count.
     """
     raise NotImplementedError("benchmarking.benchmark")  # your code here
 

@@ -1,7 +1,7 @@
 """Number formats: seven functions in plain Python, in the order of notebooks/01_dtypes.ipynb, which explains them.
 
 There are no tensors and no kernels here. A Python float is fp64, which holds every number of the smaller formats exactly.
-So nothing is rounded but by the code that you write.
+So only the code that you write rounds anything.
 """
 
 # What may be imported: torch, triton, einops, numpy, abc, bisect, cmath, collections, copy, dataclasses, decimal, enum,

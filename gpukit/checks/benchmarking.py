@@ -209,20 +209,22 @@ def _rest(total: float, busy: float, host: float, launch_us: float) -> float:
 
 def _timeline(
     kernels_us: list[float], launch_us: float, graph: bool,
-    *, beside: str = "", waits: bool = False, in_graph: int | None = 1, first_free: bool = False, idle: Callable[..., float] = _rest,
+    *, beside: str = "", waits: bool = False, in_graph: int | None = 1, first_free: bool = False,
+    way_us: float = 0.0, idle: Callable[..., float] = _rest,
 ) -> tuple[float, float]:  # fmt: skip
     """The right times, or what errs in what the keywords say.
 
     beside    a kernel does not wait for its launch, or not for the kernel before
     waits     the host launches when the kernel before has ended
     in_graph  launches of a graph; None for one a kernel
+    way_us    from the end of a launch until the GPU has it
     idle      (total, time of all kernels, of all launches, of one) -> what is taken for idle
     """
     launched = free = 0.0
     for i, kernel_us in enumerate(kernels_us):
         launch = launch_us * (in_graph * (i == 0) if graph and in_graph is not None else 1)
         launched += launch
-        starts = {"launch": free, "kernel": launched}.get(beside, max(launched, free))
+        starts = {"launch": free, "kernel": launched}.get(beside, max(launched + way_us, free))
         free = (free + launch if waits else starts) + kernel_us
         free = max(launched, free) if beside == "launch" else free
     total = free - launch_us * first_free
@@ -299,6 +301,7 @@ TIMELINE = FunctionExercise(
             "limit-changes",
             gives=lambda ks, us, graph: _of_total(ks, max(us + sum(ks), 0.0 if graph else us * len(ks) + ks[-1])),
         ),
+        Misconception("way-to-the-gpu", gives=partial(_timeline, way_us=2.0)),
         Misconception("launch-beside-kernel", gives=partial(_timeline, beside="launch")),
         Misconception("kernels-side-by-side", gives=partial(_timeline, beside="kernel")),
         Misconception("host-idle/2", gives=partial(_timeline, idle=lambda total, busy, host, launch: host)),
@@ -588,6 +591,9 @@ PROFILE = FunctionExercise(
     returns=("calls", "self CPU", "CPU total", "self CUDA", "CUDA total"),
     misconceptions=(
         Misconception("total-for-self", gives=partial(_profile_row, inside="nothing")),
+        Misconception(
+            "total-for-self/2", gives=partial(_profile_row, inside="nothing", totals="every", launched="own")
+        ),
         Misconception("all-levels", gives=partial(_profile_row, inside="all")),
         Misconception("all-levels", gives=partial(_profile_row, inside="once")),
         Misconception("kernels-on-host", gives=partial(_profile_row, inside="kernels")),

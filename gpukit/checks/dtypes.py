@@ -112,6 +112,14 @@ def _decode_whole_mantissa(bits: int, exponent_bits: int, mantissa_bits: int) ->
     return sign * ((1 + mantissa) * 2.0 ** (exponent - bias) if exponent else mantissa * 2.0 ** (1 - bias))
 
 
+def _decode_without_mantissa(bits: int, exponent_bits: int, mantissa_bits: int) -> float:
+    """mantissa // 2**mantissa_bits is 0."""
+    value = _decode(bits, exponent_bits, mantissa_bits)
+    return (
+        _decode(bits >> mantissa_bits << mantissa_bits, exponent_bits, mantissa_bits) if math.isfinite(value) else value
+    )
+
+
 def _decode_signed_infinity(*args: int) -> float:
     return _fields(*args)[0] * math.inf if math.isnan(_decode(*args)) else _decode(*args)
 
@@ -170,6 +178,7 @@ DECODE = FunctionExercise(
         Misconception("subnormal-exponent/2", gives=_decode_subnormal_doubled),
         Misconception("nan-is-infinity/2", gives=_decode_quiet_nan_only),
         Misconception("whole-mantissa", gives=_decode_whole_mantissa),
+        Misconception("mantissa-lost", gives=_decode_without_mantissa),
         Misconception("flush-to-zero", gives=_decode_flushed),
         Misconception("no-specials", gives=_decode_all_ones_as_number),
         Misconception(
@@ -366,16 +375,16 @@ def _stochastic_noise(value: float, k: int, u: float) -> float:
     return math.copysign(math.ldexp(round(steps + u - 0.5), unit), value)
 
 
-def _stochastic(value: float, k: int, up: Callable[[float], bool]) -> float:
-    """Away from zero where `up` says so of the fraction of the gap that the value has covered."""
-    steps, unit = _steps(abs(value), k)
+def _stochastic(
+    value: float, k: int, u: float, *, up: Callable[[float, float], bool] | None = None, below: bool = False
+) -> float:
+    """Away from zero where `up` says so of the fraction of the gap that the value has covered and of u. below: the neighbor
+    below the value takes the place of the one nearer to zero, also where the value is negative."""
+    steps, unit = _steps(value if below else abs(value), k)
     lower = math.floor(steps)
-    return math.copysign(math.ldexp(lower + up(steps - lower), unit), value)
-
-
-def _stochastic_from_below(value: float, k: int, u: float) -> float:
-    steps, unit = _steps(value, k)
-    return math.ldexp(math.floor(steps) + (u < steps - math.floor(steps)), unit)
+    away = up(steps - lower, u) if up else u < steps - lower
+    rounded = math.ldexp(lower + away, unit)
+    return rounded if below else math.copysign(rounded, value)
 
 
 def _stochastic_around_nearest(value: float, k: int, u: float) -> float:
@@ -483,25 +492,21 @@ STOCHASTIC = FunctionExercise(
     id="dtypes.stochastic",
     function="round_stochastic",
     cases=_stochastic_cases,
-    expected=lambda value, k, u: _stochastic(value, k, lambda chance: u < chance),
+    expected=_stochastic,
     misconceptions=(
-        Misconception("nearest", gives=lambda value, k, u: _stochastic(value, k, lambda chance: chance > 0.5)),
-        Misconception(
-            "coin-toss", gives=lambda value, k, u: _stochastic(value, k, lambda chance: 0 < chance and u < 0.5)
-        ),
-        Misconception("moves-exact-numbers", gives=lambda value, k, u: _stochastic(value, k, lambda chance: u < 0.5)),
-        Misconception(
-            "inverted", gives=lambda value, k, u: _stochastic(value, k, lambda chance: 0 < chance and u < 1 - chance)
-        ),
-        Misconception("inverted", gives=lambda value, k, u: _stochastic(value, k, lambda chance: u > chance)),
-        Misconception("inverted", gives=lambda value, k, u: _stochastic(value, k, lambda chance: u >= chance)),
-        Misconception("inverted", gives=lambda value, k, u: _stochastic(value, k, lambda chance: 0 < chance < u)),
-        Misconception("other-draws", gives=lambda value, k, u: _stochastic(value, k, lambda chance: u >= 1 - chance)),
+        Misconception("nearest", gives=partial(_stochastic, up=lambda chance, u: chance > 0.5)),
+        Misconception("coin-toss", gives=partial(_stochastic, up=lambda chance, u: 0 < chance and u < 0.5)),
+        Misconception("moves-exact-numbers", gives=partial(_stochastic, up=lambda chance, u: u < 0.5)),
+        Misconception("inverted", gives=partial(_stochastic, up=lambda chance, u: 0 < chance and u < 1 - chance)),
+        Misconception("inverted", gives=partial(_stochastic, up=lambda chance, u: u > chance)),
+        Misconception("inverted", gives=partial(_stochastic, up=lambda chance, u: u >= chance)),
+        Misconception("inverted", gives=partial(_stochastic, up=lambda chance, u: 0 < chance < u)),
+        Misconception("other-draws", gives=partial(_stochastic, up=lambda chance, u: u >= 1 - chance)),
         Misconception("other-draws", gives=_stochastic_sum),
         Misconception("other-draws", gives=_stochastic_noise),
         Misconception("other-draws", gives=_stochastic_by_distance),
         Misconception("chance-unscaled", gives=_stochastic_unscaled),
-        Misconception("doubled", gives=lambda value, k, u: 2 * _stochastic(value, k, lambda chance: u < chance)),
+        Misconception("doubled", gives=lambda *args: 2 * _stochastic(*args)),
         Misconception("exponent-cut", gives=_stochastic_log2_cut),
         Misconception(
             "added-then-nearest",
@@ -511,19 +516,19 @@ STOCHASTIC = FunctionExercise(
         ),
         Misconception(
             "chance-included",
-            gives=lambda value, k, u: _stochastic(value, k, lambda chance: 0 < chance and u <= chance),
+            gives=partial(_stochastic, up=lambda chance, u: 0 < chance and u <= chance),
         ),
         Misconception("difference-rounded", gives=_stochastic_difference),
-        Misconception("truncated", gives=lambda value, k, u: _stochastic(value, k, lambda chance: False)),
-        Misconception("always-up", gives=lambda value, k, u: _stochastic(value, k, lambda chance: chance > 0)),
-        Misconception("always-up", gives=lambda value, k, u: _stochastic(value, k, lambda chance: True)),
-        Misconception("one-bit-short", gives=lambda value, k, u: _stochastic(value, k - 1, lambda chance: u < chance)),
-        Misconception("one-bit-more", gives=lambda value, k, u: _stochastic(value, k + 1, lambda chance: u < chance)),
-        Misconception("no-sign", gives=lambda value, k, u: abs(_stochastic(value, k, lambda chance: u < chance))),
-        Misconception("negative-floor", gives=_stochastic_from_below),
+        Misconception("truncated", gives=partial(_stochastic, up=lambda chance, u: False)),
+        Misconception("always-up", gives=partial(_stochastic, up=lambda chance, u: chance > 0)),
+        Misconception("always-up", gives=partial(_stochastic, up=lambda chance, u: True)),
+        Misconception("one-bit-short", gives=lambda value, k, u: _stochastic(value, k - 1, u)),
+        Misconception("one-bit-more", gives=lambda value, k, u: _stochastic(value, k + 1, u)),
+        Misconception("no-sign", gives=lambda *args: abs(_stochastic(*args))),
+        Misconception("negative-floor", gives=partial(_stochastic, below=True)),
         Misconception(
             "negative-floor/2",
-            gives=lambda value, k, u: _stochastic(value, k, lambda chance: value > 0 and u < chance),
+            gives=lambda value, k, u: _stochastic(value, k, u if value > 0 else 1.0),
         ),
         Misconception("nearest/2", gives=_stochastic_around_nearest),
         Misconception("absolute-spacing", gives=_stochastic_fixed_point),
@@ -545,11 +550,13 @@ def _loss_scale(
     shrink: float = 0.5,
     least: float = 0.0,
     restart: int = 0,
+    whole: bool = False,
 ) -> list[float]:
     scales, good = [scale], 0
     for bad in overflowed:
         if bad:
-            scale, good = max(least, scale * shrink), restart if reset_on_overflow else good
+            scale = scale // 2 if whole else max(least, scale * shrink)
+            good = restart if reset_on_overflow else good
         else:
             good += 1
             if good == growth_interval + late or (not reset_on_growth and good > growth_interval):
@@ -615,6 +622,7 @@ LOSS_SCALE = FunctionExercise(
         Misconception("one-step-early", gives=partial(_loss_scale, late=-1)),
         Misconception("one-step-early/2", gives=partial(_loss_scale, restart=1)),
         Misconception("never-below-one", gives=partial(_loss_scale, least=1.0)),
+        Misconception("whole-numbers", gives=partial(_loss_scale, whole=True)),
         Misconception("clock", gives=_scale_grows_every_interval),
         Misconception("wrong-direction", gives=partial(_loss_scale, shrink=2.0)),
         Misconception("shrinks-too-much", gives=partial(_loss_scale, shrink=0.25)),
@@ -628,33 +636,26 @@ LOSS_SCALE = FunctionExercise(
 
 
 # ------------------------------------------------------------------------------------------------- dtypes.block_scale
-def _clamp(exponent: int) -> int:
-    return min(max(exponent, -127), 127)
+def _magnitude(values: list[float]) -> float:
+    return max(map(abs, values))
 
 
-def _scale_of(largest: float, max_exponent: int) -> int:
-    return _clamp(_floor_log2(largest) - max_exponent) if largest > 0 else -127
+def _block_scale(
+    values: list[float],
+    top: int,
+    *,
+    of: Callable[[list[float]], float] = _magnitude,
+    exponent: Callable[[float], int] = _floor_log2,
+    sign: int = 1,
+    limits: tuple[float, float] = (-127, 127),
+    zeros: int = -127,
+) -> int:
+    found = of(values)
+    return min(max(sign * (exponent(found) - top), limits[0]), limits[1]) if found > 0 else zeros
 
 
 _OTHER_LIMITS = ((-128, 127), (-127, 128), (-128, 128), (-126, 127), (-126, 126))
-
-
-def _block_scale_within(least: int, most: int) -> Callable[..., int]:
-    def gives(values: list[float], max_exponent: int) -> int:
-        largest = max(map(abs, values))
-        return min(max(_floor_log2(largest) - max_exponent, least), most) if largest else -127
-
-    return gives
-
-
-def _block_scale_to_nearest(values: list[float], max_exponent: int) -> int:
-    largest = max(map(abs, values))
-    return _clamp(round(math.log2(largest)) - max_exponent) if largest else -127
-
-
-def _block_scale_by_logarithm(values: list[float], max_exponent: int) -> int:
-    largest = max(map(abs, values))
-    return _clamp(math.floor(math.log2(largest)) - max_exponent) if largest else -127
+_NO_LIMITS = ((-math.inf, 127), (-127, math.inf), (-math.inf, math.inf))
 
 
 def _block_cases(rng: Random) -> list[Case]:
@@ -693,49 +694,21 @@ BLOCK_SCALE = FunctionExercise(
     cases=_block_cases,
     expected=dtypes.mx_scale_exponent,
     misconceptions=(
-        Misconception("sign-forgotten", gives=lambda values, top: _scale_of(max(0.0, *values), top)),
+        Misconception("sign-forgotten", gives=partial(_block_scale, of=lambda values: max(0.0, *values))),
+        Misconception("rounded-up", gives=partial(_block_scale, exponent=_ceil_log2)),
+        Misconception("element-exponent-forgotten", gives=lambda values, top: _block_scale(values, 0)),
+        Misconception("wrong-direction", gives=partial(_block_scale, sign=-1)),
+        Misconception("average", gives=partial(_block_scale, of=lambda values: sum(map(abs, values)) / len(values))),
+        Misconception("smallest", gives=partial(_block_scale, of=lambda values: min(map(abs, values)))),
+        Misconception("frexp-exponent", gives=partial(_block_scale, exponent=lambda found: math.frexp(found)[1])),
+        Misconception("scale-itself", gives=lambda values, top: 2.0 ** _block_scale(values, top)),
         Misconception(
-            "rounded-up",
-            gives=lambda values, top: _clamp(_ceil_log2(largest) - top) if (largest := max(map(abs, values))) else -127,
+            "logarithm-rounded", gives=partial(_block_scale, exponent=lambda found: math.floor(math.log2(found)))
         ),
-        Misconception("element-exponent-forgotten", gives=lambda values, top: _scale_of(max(map(abs, values)), 0)),
-        Misconception(
-            "wrong-direction",
-            gives=lambda values, top: (
-                _clamp(top - _floor_log2(largest)) if (largest := max(map(abs, values))) else -127
-            ),
-        ),
-        Misconception("average", gives=lambda values, top: _scale_of(sum(map(abs, values)) / len(values), top)),
-        Misconception("smallest", gives=lambda values, top: _scale_of(min(map(abs, values)), top)),
-        Misconception(
-            "frexp-exponent",
-            gives=lambda values, top: (
-                _clamp(_floor_log2(largest) + 1 - top) if (largest := max(map(abs, values))) else -127
-            ),
-        ),
-        Misconception("scale-itself", gives=lambda values, top: 2.0 ** dtypes.mx_scale_exponent(values, top)),
-        Misconception("logarithm-rounded", gives=_block_scale_by_logarithm),
-        Misconception("rounded-up/2", gives=_block_scale_to_nearest),
-        *(Misconception("not-clamped/2", gives=_block_scale_within(*limits)) for limits in _OTHER_LIMITS),
-        Misconception(
-            "zeros-get-zero", gives=lambda values, top: dtypes.mx_scale_exponent(values, top) if any(values) else 0
-        ),
-        Misconception(
-            "not-clamped",
-            gives=lambda values, top: (
-                min(127, _floor_log2(largest) - top) if (largest := max(map(abs, values))) else -127
-            ),
-        ),
-        Misconception(
-            "not-clamped",
-            gives=lambda values, top: (
-                max(-127, _floor_log2(largest) - top) if (largest := max(map(abs, values))) else -127
-            ),
-        ),
-        Misconception(
-            "not-clamped",
-            gives=lambda values, top: _floor_log2(largest) - top if (largest := max(map(abs, values))) else -127,
-        ),
+        Misconception("rounded-up/2", gives=partial(_block_scale, exponent=lambda found: round(math.log2(found)))),
+        *(Misconception("not-clamped/2", gives=partial(_block_scale, limits=limits)) for limits in _OTHER_LIMITS),
+        Misconception("zeros-get-zero", gives=partial(_block_scale, zeros=0)),
+        *(Misconception("not-clamped", gives=partial(_block_scale, limits=limits)) for limits in _NO_LIMITS),
     ),
 )
 
@@ -748,6 +721,11 @@ def _halves(values: list[int], half: Callable[[int], int], shift: tuple[int, int
 
 def _nibble(value: int) -> int:
     return value & 15
+
+
+def _added(values: list[int]) -> list[int]:
+    padded = [*values, *[0] * (len(values) % 2)]
+    return [a + 16 * b for a, b in zip(padded[::2], padded[1::2], strict=True)]
 
 
 def _last_high(values: list[int]) -> list[int]:
@@ -781,6 +759,7 @@ PACK_INT4 = FunctionExercise(
     returns=("packed[{}]",),
     misconceptions=(
         Misconception("no-mask", gives=lambda values: _halves(values, lambda value: value)),
+        Misconception("no-mask", gives=_added),
         Misconception("low-not-masked", gives=lambda values: [b & 255 for b in _halves(values, lambda value: value)]),
         Misconception(
             "high-not-masked",

@@ -83,6 +83,10 @@ GPT2 = FunctionExercise(
         Misconception(
             "tied-inverted", gives=_gpt2_but(lambda vocab, positions, h, layers, tied: (1 if tied else -1) * vocab * h)
         ),
+        Misconception(
+            "position-is-number", gives=_gpt2_but(lambda vocab, positions, h, layers, tied: positions - positions * h)
+        ),
+        Misconception("constant", gives=_gpt2_but(lambda vocab, positions, h, layers, tied: 786_432 - positions * h)),
         Misconception("head-bias", gives=_gpt2_but(lambda vocab, positions, h, layers, tied: (not tied) * vocab)),
         Misconception("head-bias", gives=_gpt2_but(lambda vocab, positions, h, layers, tied: vocab)),
         Misconception(
@@ -950,6 +954,12 @@ ACCUMULATE = FunctionExercise(
         Misconception("not-divided", gives=lambda x, *rest: _weighted(lambda *_: float(x.numel()))(x, *rest)),
         Misconception("not-divided", gives=lambda x, *rest: _weighted(lambda *_: float(x.shape[1]))(x, *rest)),
         Misconception("sum-of-means", gives=_weighted(lambda i, count, size, rows: rows / size)),
+        Misconception(
+            "sum-of-means",
+            gives=lambda x, target, weights, micro_batch: _weighted(lambda i, count, size, rows: rows / micro_batch)(
+                x, target, weights, micro_batch
+            ),
+        ),
         Misconception("mean-of-means", gives=_weighted(lambda i, count, size, rows: rows / size / count)),
         Misconception(
             "mean-of-means/2",

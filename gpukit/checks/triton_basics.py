@@ -78,6 +78,11 @@ def _nan_from(y: Tensor, end: int) -> Tensor:
     return y
 
 
+def _nan_if(rest: int, y: Tensor) -> Tensor:
+    """Lanes past the end hold NaN where a load has no `other`, and are added up like all others."""
+    return y * float("nan") if rest else y
+
+
 def _sum(x: Tensor) -> Tensor:
     return x.sum(-1)
 
@@ -170,6 +175,7 @@ def _vector_cases(rng: Random) -> list[Case]:
 VECTOR_ADD = KernelExercise(
     id="triton_basics.vector_add",
     function="vector_add",
+    returns=("z",),
     cases=_vector_cases,
     reference=lambda x, y, BLOCK: x + y,
     traffic=Traffic(reads=2, writes=1),
@@ -226,6 +232,7 @@ def _first_rows(x: Tensor, y: Tensor, BLOCK_M: int, BLOCK_N: int) -> Tensor:
 OUTER_ADD = KernelExercise(
     id="triton_basics.outer_add",
     function="outer_add",
+    returns=("z",),
     cases=_outer_cases,
     contiguous=True,
     reference=_outer,
@@ -377,6 +384,7 @@ ROW_SUM = KernelExercise(
             gives=_padding_of_one,
             fill=lambda evidence: {"lanes": padding(evidence.case.args[0].shape[-1], evidence.case.args[1])},
         ),
+        Misconception("tail-mask/2", gives=lambda x, BLOCK_N: _nan_if(x.shape[-1] % BLOCK_N, _sum(x))),
         Misconception("row-stride", gives=_rows_a_block_apart),
         Misconception("program-id", gives=lambda x, BLOCK_N: _sum(x[:1]).expand(len(x))),
         Misconception("low-precision-sum", when=_only_16_bits("cancel", "bfloat16", "large")),
@@ -439,6 +447,7 @@ def _rounded_products(evidence: Evidence) -> bool:
 DOT = KernelExercise(
     id="triton_basics.dot",
     function="dot",
+    returns=("z",),
     cases=_dot_cases,
     reference=_dot,
     # A launch that adds up what the programs left, or an atomic add for each product, is as good.
@@ -459,6 +468,7 @@ DOT = KernelExercise(
             gives=lambda x, y, BLOCK: (_sum(x * y) + padding(len(x), BLOCK)).reshape(1),
             fill=lambda evidence: {"lanes": padding(len(evidence.case.args[0]), evidence.case.args[2])},
         ),
+        Misconception("tail-mask/2", gives=lambda x, y, BLOCK: _nan_if(len(x) % BLOCK, _dot(x, y, BLOCK))),
         Misconception("low-precision-sum/2", when=_rounded_products),
         Misconception("low-precision-sum", when=_only_16_bits("float16", "bfloat16", "large")),
         ideas.NOT_FINITE,
@@ -511,6 +521,17 @@ def _total(blocks: list[Tensor]) -> Any:
     return sum(block.sum(-1, keepdim=True) for block in blocks)
 
 
+def _largest_so_far(blocks: list[Tensor], k: int) -> Any:
+    carry = 0.0
+    for block in blocks[:k]:
+        carry = (block.cumsum(-1) + carry).amax(-1, keepdim=True)
+    return carry
+
+
+def _lane_by_lane(blocks: list[Tensor], k: int) -> Any:
+    return sum(block.cumsum(-1)[..., : blocks[k].shape[-1]] for block in blocks[:k])
+
+
 PREFIX_SUM = KernelExercise(
     id="triton_basics.prefix_sum",
     function="prefix_sum",
@@ -523,6 +544,8 @@ PREFIX_SUM = KernelExercise(
         Misconception("carry-one-block", gives=_with_carry(lambda blocks, k: _total(blocks[k - 1 : k]) if k else 0.0)),
         Misconception("carry-too-early", gives=_with_carry(lambda blocks, k: _total(blocks[: k + 1]))),
         Misconception("carry-last-element", gives=_with_carry(lambda blocks, k: sum(b[..., -1:] for b in blocks[:k]))),
+        Misconception("carry-of-lanes", gives=_with_carry(_lane_by_lane)),
+        Misconception("carry-maximum", gives=_with_carry(_largest_so_far)),
         Misconception("exclusive", gives=lambda x, BLOCK_N: x.cumsum(-1) - x),
         Misconception("tail-block", when=lambda evidence: evidence.kind == "nan" and evidence.tag("partial")),
         Misconception("low-precision-sum", when=_only_16_bits("large", "bfloat16", "float16")),
@@ -590,6 +613,7 @@ def _adds_values(x: Tensor, num_bins: int, BLOCK: int) -> Tensor:
 HISTOGRAM = KernelExercise(
     id="triton_basics.histogram",
     function="histogram",
+    returns=("counts",),
     cases=_histogram_cases,
     reference=_histogram,
     # Atomic adds: one for each element, or for each bin of each block.
@@ -742,6 +766,7 @@ DROPOUT = KernelExercise(
     ),
     misconceptions=(
         Misconception("same-numbers", gives=_numbers(lambda rand, seed, i, block: rand(seed, i % block))),
+        Misconception("one-number", gives=_numbers(lambda rand, seed, i, block: rand(seed, i // block))),
         Misconception("seed-per-program", gives=_numbers(_seed_and_block)),
         Misconception("seed-per-program/2", gives=_numbers(_seed_and_element)),
         Misconception(
@@ -759,6 +784,9 @@ DROPOUT = KernelExercise(
         Misconception("strict", when=lambda evidence: evidence.tag("tie")),
         Misconception("rounded-numbers", when=only("close")),
         Misconception("gradient-undropped", gives=lambda x, p, seed, dy: {"dx": dy * 1.0}),
+        Misconception(
+            "gradient-undropped", gives=lambda x, p, seed, dy: {"dx": dy / (1 - p) if p < 1 else dy * float("inf")}
+        ),
         Misconception(
             "unwritten-gradient",
             when=lambda evidence: evidence.output == "dx" and evidence.kind == "nan" and evidence.tag("blocks"),
@@ -837,7 +865,11 @@ DETECTIVE_RACE = KernelExercise(
     reference=_neighbour_mean,
     traffic=Traffic(reads=2, writes=1),
     launch_rule=_not_alone,
-    misconceptions=(_ONE_BLOCK, ideas.NOT_FINITE),
+    misconceptions=(
+        Misconception("fresh-memory", gives=lambda x, BLOCK: x * float("nan")),
+        _ONE_BLOCK,
+        ideas.NOT_FINITE,
+    ),
 )
 
 EXERCISES = [

@@ -13,7 +13,7 @@ from gpukit.grading import recognize
 from gpukit.grading.compare import told_apart
 from gpukit.grading.evidence import Evidence, Outcome
 from gpukit.grading.exercise import Allowed, Case, Exercise
-from gpukit.grading.messages import NOTHING_STORED, Failure
+from gpukit.grading.messages import NOTHING_STORED, Failure, LaunchFacts
 from gpukit.grading.verdict import MAX_LINES
 from gpukit.simulator.cuda import nvrtc
 
@@ -32,13 +32,47 @@ _ALL_MASKED = (
     "every lane is masked off there: the tensor has more than 2^31 elements, and a bound that is computed in int32, as a product "
     "of two sizes, wraps around and becomes negative. Which number does your mask compare with?"
 )
-_BACKWARD_TWICE = "Trying to backward through the graph a second time"  # how PyTorch's message begins
-_SIXTEEN_BITS = (
-    "this operation takes float32 and refuses 16 bits: in which dtype was its argument loaded, and where can the kernel "
-    "convert it?"
+_AUTOGRAD = {  # a part of PyTorch's message, and what an exercise may say of it
+    "Trying to backward through the graph a second time": "backward-twice",
+    "does not require grad and does not have a grad_fn": "detached",
+}
+_BRACKETS = (
+    "square brackets cannot choose elements in a kernel. tl.load(pointer + offset) reads from memory, and tl.store(pointer + offset, "
+    "value) writes to it. To take one element out of a block, reduce the block: tl.sum of a tl.where"
 )
+_ONE_ADDRESS = (
+    "the address is a single one, and what goes with it is a block: add the block of offsets to the pointer, or make one number "
+    "of the block first"
+)
+_TRITON = {  # a part of Triton's message, and what it means for the learner
+    "Boolean value of Tensor": "an `if` asks for one truth, and this condition is a block: tl.where chooses for each element, and "
+    "a mask says which elements are loaded or stored",
+    "Expected dtype ['fp32', 'fp64']": "this operation takes float32 and refuses 16 bits: in which dtype was its argument loaded, "
+    "and where can the kernel convert it?",
+    "`_semantic` argument": _BRACKETS,
+    "__setitem__": _BRACKETS,
+    "unsupported tensor index": _BRACKETS,
+    "cannot be block type if pointer argument is not a block": _ONE_ADDRESS,
+    "invalid operands of type pointer": "a pointer is an address and no number: tl.load fetches the numbers that are there",
+    "no attribute '__pow__'": "Triton has no ** for blocks: multiply the value by itself",
+    "arguments must be of type tl.constexpr": "the length of a block must be known when the kernel is compiled. A parameter that is "
+    "marked tl.constexpr is known then; other arguments and program numbers are not",
+    "Loop-carried variable": "in compiled code a variable keeps one dtype: begin with 0.0 where floats are added",
+    "create_histogram()": "the number of bins of tl.histogram is a power of two, and a constant that is known when the kernel is "
+    "compiled. An argument of the launch is no such constant",
+    "Cannot make_shape_compatible": "these blocks have different lengths: [:, None] makes a column of a block and [None, :] a row, "
+    "and every row meets every column",
+}
 
-_NO_POWER = "Triton has no ** for blocks: multiply the value by itself"
+
+_NAN = (
+    "NaN is what a new buffer holds here, and what a masked-off lane holds after a load without `other`. Is every element "
+    "stored? Does a masked-off lane get into the result? Or does your arithmetic itself give NaN?"
+)
+_NO_STORE = (
+    "the kernel stores nothing, and NaN is what a new buffer holds here. What a kernel returns, or gives a name, is gone when it ends: "
+    "which call writes a result to memory?"
+)
 
 
 class Diagnosis(Exception):
@@ -164,10 +198,11 @@ class Words:
             more.append("nothing was damaged: the check runs your code on copies")
             return self._found("fail", fault.what, first + where, *more)
         more = [f"    {error.source}"] if error.source else []
-        if _BACKWARD_TWICE in error.message and (why := self._remark("backward-twice")):
-            return self._found("error", "backward-twice", f"{error.type} in {at}{where}", *more, _BACKWARD_TWICE, *why)
+        for message, label in _AUTOGRAD.items():
+            if message in error.message and (why := self._remark(label)):
+                return self._found("error", label, f"{error.type} in {at}{where}", *more, message, *why)
         more += [error.message] if error.message else []
-        more += self._built_on(error.line)
+        more += [*_means(error.message), *self._built_on(error.line), *self._remark(error.type)]
         return self._found("error", "exception", f"{error.type} in {at}{where}", *more)
 
     def does_not_compile(self, gpu: str, line: int, message: str, ran: bool = True) -> Diagnosis:
@@ -175,11 +210,10 @@ class Words:
         at = f", {self.shown}, line {line}" if line else ""
         text = f"{'right values here, but ' if ran else ''}Triton cannot compile the kernel for {gpu}{at}"
         code = self._code(line)
-        more = ["a check runs kernels as Python; a GPU needs what Triton's compiler takes"] if ran else []
-        if "Boolean value of Tensor" in message:
-            more = ["an `if` asks for one truth, and this condition is a block: tl.where chooses for each element"]
-        more += [_SIXTEEN_BITS] if "Expected dtype ['fp32', 'fp64']" in message else []
-        more += [_NO_POWER] if "no attribute '__pow__'" in message else []
+        more = (
+            ["the check ran your kernel as Python, in the interpreter; for a GPU it must also compile"] if ran else []
+        )
+        more += _means(message)
         return self._found("fail", "does-not-compile", text, *code, " ".join(message.split())[:300], *more)
 
     # -- a kernel in CUDA C++ ------------------------------------------------------------------------------------------
@@ -262,10 +296,7 @@ class Words:
         if len(says) > 1:
             says = [f"two things at once: (1) {says[0]}", f"(2) {says[1]}"]
         elif not says and wrong.kind == "nan":
-            says = [
-                "NaN is what a new buffer holds here, and what a masked-off lane holds after a load without `other`. Is every "
-                "element stored? Does a masked-off lane get into the result? Or does your arithmetic itself give NaN?"
-            ]
+            says = [_NO_STORE if _only_loads(evidence.first.reply.launches) else _NAN]
         for say in says:
             lines += _wrap(f"  {say}")
         return Diagnosis("fail", known[0].label if known else wrong.kind, self._with_hint(lines))
@@ -390,16 +421,12 @@ class Words:
         first = outcome.case.args[0]
         size = first.numel() * first.element_size()
 
-        def enough(count: float | Callable[..., float], total: float, what: str) -> str:
-            return (
-                f"{_mib(total)} of {what}"
-                if callable(count)
-                else f"{count:g} {what[: -1 if count == 1 else None]} of {_mib(size)}"
-            )
+        def enough(count: float | Callable[..., float], total: float) -> str:
+            return _mib(total) if callable(count) or count == 1 else f"{count:g} x {_mib(size)}"
 
         lines = [
             f"{outcome.case.name}: {_mib(reply.read_bytes)} read and {_mib(reply.written_bytes)} written, where "
-            f"{enough(bound.reads, allowed.reads, 'reads')} and {enough(bound.writes, allowed.writes, 'writes')} are enough"
+            f"{enough(bound.reads, allowed.reads)} and {enough(bound.writes, allowed.writes)} are enough"
         ]
         count: Counter[tuple[str, str]] = Counter()
         again: Counter[tuple[str, str]] = Counter()
@@ -512,6 +539,15 @@ _FILLED = (
 
 def _wrap(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent="  ", drop_whitespace=True, replace_whitespace=False) or []
+
+
+def _means(message: str) -> list[str]:
+    """What a message of Triton's means for the learner, where it does not say so itself."""
+    return [why for part, why in _TRITON.items() if part in message][:1]
+
+
+def _only_loads(launches: tuple[LaunchFacts, ...]) -> bool:
+    return bool(launches) and all(access.kind == "load" for launch in launches for access in launch.accesses)
 
 
 def _often(count: float) -> str:

@@ -239,15 +239,28 @@ def _two(exercise: Exercise, evidence: Evidence) -> tuple[Misconception, ...]:
                 ),
                 None,
             )
-            if way is not None and any(  # where one of them explains each case alone, they may exclude each other
-                not exercise.fits(a, outcome) and not exercise.fits(b, outcome)
-                for a, b, outcome in zip(firsts, seconds, outcomes, strict=True)
+            if way is not None and (
+                any(  # where one of them explains each case alone, they may exclude each other
+                    not exercise.fits(a, outcome) and not exercise.fits(b, outcome)
+                    for a, b, outcome in zip(firsts, seconds, outcomes, strict=True)
+                )
+                or _apart(exercise, firsts, seconds, outcomes)
             ):
                 if exercise.plausible(partial(_guess, exercise, first, second, way), evidence.outcomes):
                     return first, second
         except _INAPPLICABLE:
             continue
     return ()
+
+
+def _apart(exercise: Exercise, firsts: list[Any], seconds: list[Any], outcomes: list[Outcome]) -> bool:
+    """Whether two ideas that explain the results of plain numbers change no result both. Then neither excludes the other, and it
+    does not matter which of the two is asked first. Of a kernel's cases too few are looked at to tell."""
+    return not exercise.kernel and all(
+        exercise.fits(_apply(_either, *pair, exercise.truth(outcome)), outcome)
+        for a, b, outcome in zip(firsts, seconds, outcomes, strict=True)
+        for pair in ((a, b), (b, a))
+    )
 
 
 def _guess(exercise: Exercise, first: Misconception, second: Misconception, way: Callable, outcome: Outcome) -> Any:
@@ -292,14 +305,17 @@ def _product(a: Any, b: Any, right: Any) -> Any:
     """Where the right result is 0, a factor changes nothing."""
     if hasattr(right, "untyped_storage"):
         return _either(a, b, right).where(right == 0, a * b / right)
-    return a * b / right if right else _either(a, b, right)
+    if not right:
+        return _either(a, b, right)
+    exact = all(isinstance(each, int) for each in (a, b, right)) and not a * b % right
+    return a * b // right if exact else a * b / right
 
 
 def _either(a: Any, b: Any, right: Any) -> Any:
     """`b` where `a` is right. Both may be infinite or NaN, of which there are no sums."""
     if hasattr(right, "untyped_storage"):
         return b.where((a == right) | (a.isnan() & right.isnan()), a)
-    return b if a == right else a
+    return b if a == right or (a != a and right != right) else a  # NaN is not equal to itself
 
 
 class _Both(str):

@@ -137,7 +137,7 @@ def what_first_calls_say() -> Markdown:
         "you "
         f"averaged {len(matmul)} calls of the matmul, the first one included, your result would be "
         f"{sum(matmul) / len(matmul) / sorted(matmul)[len(matmul) // 2]:.1f} times the typical time (measured). "
-        "The compiled GELU stays above the uncompiled one because these are times of the host's clock: a compiled function first "
+        "The compiled GELU stays above the uncompiled one because these are times of the host's clock. A compiled function first "
         "checks whether its inputs are like those that it was compiled for, and for so short a kernel the host's part is most "
         "of the time."
     )
@@ -176,8 +176,8 @@ def what_the_clocks_say() -> Markdown:
         "raise it when work arrives, so its first runs are slow; the GPU in miniature does that for its first 5 ms. The "
         "H200 "
         f"was already at its highest clock, {samples[0][1]:,} MHz, when this record began, so its first runs are the "
-        "fastest: "
-        f"under matrix products it reaches its power limit and lowers the clock to {samples[-1][1]:,} MHz, and "
+        "fastest. "
+        f"Under matrix products it reaches its power limit and lowers the clock to {samples[-1][1]:,} MHz, and "
         f"the rate falls from {max(rates):,.0f} to {rates[-1]:,.0f} TFLOP/s (measured). The cure for both is the same. "
         "Warm up "
         "for long enough that the time no longer changes, and write the clock beside the result."
@@ -418,7 +418,7 @@ def what_the_step_says() -> Markdown:
         "back, "
         f"without a profiler, a step takes {took:,.0f} µs, so the GPU works for **{worked / took:.0%}** of the time. A GPU "
         "twice "
-        f"as fast would change nothing. One launch instead of {len(_step().kernels)} does: as a CUDA graph the step takes "
+        f"as fast would change nothing. One launch instead of {len(_step().kernels)} helps: as a CUDA graph the step takes "
         f"{graph:.0f} µs (measured). The two timelines cover more than {took:,.0f} µs: they show a single step, "
         "and recording it costs the host time as well."
     )

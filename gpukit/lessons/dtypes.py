@@ -280,7 +280,7 @@ def what_tolerance_says(x: Tensor) -> Markdown:
         "in fp32 "
         f"in another order is as good as PyTorch. Sums in fp16 side by side are off by {side:.2g}, which is still within "
         "the "
-        f"rule. One long sum in fp16 is off by {long:.2g}: the mistake of the previous section, and it is rejected. The "
+        f"rule. One long sum in fp16, the mistake of the previous section, is off by {long:.2g} and is rejected. The "
         "last "
         f"two bars show what a tolerance cannot do. A kernel that forgets 64 numbers is off by {many:.2g} and is rejected, "
         "but one "
@@ -312,9 +312,8 @@ def what_gradients_say(gradient: Tensor) -> Markdown:
     lost, over = int((stored(30) == 0).sum()), int(stored(30).isinf().sum())
     scaler = torch.amp.GradScaler("cpu")
     return Markdown(
-        f"**What you saw.** Without a scale, {share(0):.0%} of the gradients become 0 in fp16, and what they "
-        "would "
-        f"have changed stays as it is. With a scale of 2^16 it is {share(16):.0%}. With 2^30 it is {lost} of "
+        f"**What you saw.** Without a scale, {share(0):.0%} of the gradients become 0 in fp16, and nothing is "
+        f"learned from them. With a scale of 2^16 it is {share(16):.0%}. With 2^30 it is {lost} of "
         f"{gradient.numel():,}, but {over} overflow to infinity, and "
         f"a single infinity makes the whole step useless. So the best scale is the largest one that does not "
         f"overflow. It changes during training, and no one knows it beforehand. PyTorch's `GradScaler` searches for it: it "
@@ -474,8 +473,8 @@ def fp8_training() -> Markdown:
         "else "
         f"in bf16. Measured on an H200, a step of a model with 1.3 billion parameters becomes **{gain(large):.2f}** times "
         "as "
-        f"fast as with products in bf16, and a step of GPT-2 with its smaller matrices only {gain(small):.2f} times, since "
-        f"computing the factors and casting cost time, too. After {small['fp8']['steps']} steps GPT-2's loss was "
+        f"fast as with products in bf16, and a step of GPT-2, whose matrices are smaller, only {gain(small):.2f} times. "
+        f"Computing the factors and casting cost time, too. After {small['fp8']['steps']} steps GPT-2's loss was "
         f"{float(small['fp8']['loss']):.3f} with fp8 and {float(small['bf16 weights']['loss']):.3f} with bf16."
     )
 

@@ -172,9 +172,10 @@ def what_the_models_say() -> Markdown:
         f"**What you saw.** PyTorch's counter and the formulas agree to the last FLOP for the {agree} models that it "
         f"counted. The rule of 6 is off in both directions. For the models without experts it is {1 - max(dense):.0%} to "
         f"{1 - min(dense):.0%} too low, because attention's own two products have no parameters. For mixtures of experts "
-        f"it is {ratio['mixtral-8x7b']:.1f} and {ratio['deepseek-v3']:.1f} times too high, because N counts all experts "
-        f"and a token meets only a few. With the active parameters the rule is usable again. The column *multiply* holds "
-        f"the N for which 6 N T is exact except for attention: it leaves out the tables that are only looked up."
+        f"it gives {ratio['mixtral-8x7b']:.1f} and {ratio['deepseek-v3']:.1f} times the exact count, because N counts all "
+        f"experts and a token meets only a few. With the active parameters the rule is usable again. The column *multiply* holds "
+        f"the parameters that take part in products, without the tables that are only looked up. With these as N, 6 N T is "
+        f"exact except for attention."
     )
 
 
@@ -233,7 +234,7 @@ def _why_not_twelve() -> str:
     per = {c.name: flops.matmul_parameters(c) / c.layers / c.hidden**2 for c in (gpt, llama)}
     return (
         f"The estimate of 12 h gives {12 * gpt.hidden:,} and {12 * llama.hidden:,} tokens. The true numbers are larger, "
-        f"because a layer is not all that multiplies. GPT-2's layer has 12 h² weights, but its head has "
+        f"because the head multiplies as well. GPT-2's layer has 12 h² weights, but its head has "
         f"{gpt.vocab_size:,} x h more; shared out over {gpt.layers} layers that makes {per['gpt2']:.1f} h² per layer, so "
         f"half is reached at {per['gpt2']:.1f} h. Llama's layer has 13 h², with its share of the head "
         f"{per['llama3-8b']:.1f} h²."
@@ -304,8 +305,8 @@ def promise() -> Markdown:
     return Markdown(
         f"One result in advance: the makers of Llama 3 405B report {_HOURS / 1e6:.1f} million H100 hours of training. "
         f"From the model's shapes, its {_TRAINED_ON / 1e12:.1f} trillion tokens and the {rate} TFLOP/s per GPU that they "
-        f"report, the formulas of this notebook give **{hours / 1e6:.1f} million** (computed). They know nothing of "
-        f"failures and restarts, which take hours as well."
+        f"report, the formulas of this notebook give **{hours / 1e6:.1f} million** (computed). The formulas "
+        f"leave out failures and restarts, which take hours as well."
     )
 
 
@@ -550,7 +551,7 @@ def going_on() -> Table:
 def what_the_schedule_says() -> Markdown:
     rows = going_on().rows
     return Markdown(
-        f"**What you saw.** {_plan(15).share_below(0.5, samples=10_000):.0%} of the tokens, and of the money, are spent "
+        f"**What you saw.** {_plan(15).share_below(0.5, samples=10_000):.1%} of the tokens, and of the money, are spent "
         f"below half of the peak. That is not waste: while the rate falls, the weights settle, and the loss falls with it. But "
         f"it makes a finished run hard to continue. The 3 T further tokens would take {rows[3][3]:.0f} days at a tenth of "
         f"the peak rate, where they teach little. To train them at a useful rate you must go back to where the two "
@@ -720,7 +721,7 @@ def what_decoding_says() -> Markdown:
         f"sequence reaches {one[5]:.1f}%: it takes {one[3]:.1f} ms, the time to read all weights once, and makes one "
         f"token. With {most[1]} sequences the same reading serves {most[1]} tokens, and the speed is "
         f"{most[4] / one[4]:.0f} times as high. Larger batches would gain less and less, since every sequence brings a "
-        f"cache of its own, and they do not fit on one H100 anyway: the rows marked *no* show what the formula says, not "
+        f"cache of its own. They do not fit on one H100 anyway: the rows marked *no* show what the formula says, not "
         f"what you could run."
     )
 

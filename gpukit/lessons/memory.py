@@ -337,8 +337,8 @@ def what_zero_says() -> Markdown:
     return Markdown(
         f"**What you saw.** Without ZeRO each GPU would need {s[0]:.0f} GB for the states alone, and an H100 has "
         f"{H100.hbm_bytes / 1e9:.0f}. Stage 1 brings it to {s[1]:.0f} GB, because three quarters of the bytes are "
-        f"optimizer states. Stage 2 takes {s[1] - s[2]:.0f} GB more off, and stage 3 another {s[2] - s[3]:.0f}: then "
-        f"everything is divided by eight, {s[3]:.0f} GB. Stage 1 saves the most and adds no communication, which is why "
+        f"optimizer states. Stage 2 removes {s[1] - s[2]:.0f} GB more, and stage 3 another {s[2] - s[3]:.0f}. Now "
+        f"everything is divided by eight, which leaves {s[3]:.0f} GB. Stage 1 saves the most and adds no communication, which is why "
         f"it comes first."
     )
 
@@ -492,9 +492,9 @@ def what_growth_says() -> Markdown:
     at = {T: i for i, T in enumerate(lengths)}
     eager, flash, again = grown.values()
     return Markdown(
-        f"**What you saw.** Both axes are logarithmic, so a straight line of slope 1 means in proportion to T. The two "
-        f"lower lines are straight, because every tensor behind them has one row per token. The upper line bends: there "
-        f"are T scores per token and head, and each doubling of T multiplies them by four. So with the scores kept, the "
+        f"**What you saw.** Both axes are logarithmic, so a straight line of slope 1 means growth in proportion to T. The two "
+        f"lower lines are straight, because every tensor behind them has one row per token. The upper line bends: a "
+        f"head has T x T scores, and each doubling of T multiplies them by four. So with the scores kept, the "
         f"activations of one sequence overtake weights, gradients and optimizer states together between 4,096 and 8,192 "
         f"tokens; they are {eager[at[8192]] / states:.1f} times as large at 8,192 tokens and "
         f"{eager[at[16384]] / states:.1f} times at 16,384. With FlashAttention they are only "
@@ -678,8 +678,8 @@ def what_the_cache_says() -> Markdown:
         f"**What you saw.** Llama 3 8B keeps {rows['llama3-8b'][2]:,} bytes per token, and a single conversation of "
         f"131,072 tokens takes {rows['llama3-8b'][4]:.1f} GB, more than the weights. Grouped heads make the cache 4 to 16 "
         f"times smaller in these models. DeepSeek-V3 goes further with *multi-head latent attention* (MLA): it caches one "
-        f"short vector per token, from which all heads compute their keys and values, {rows['deepseek-v3'][3]:.0f} times "
-        f"less than with keys and values for every head.\n\n**The layer's budget, serving.** One layer of Llama 3 8B "
+        f"short vector per token, from which all heads compute their keys and values. That is "
+        f"{rows['deepseek-v3'][3]:.0f} times less than keys and values for every head.\n\n**The layer's budget, serving.** One layer of Llama 3 8B "
         f"keeps {layer / 1e6:.1f} MB of keys and values for {THESE} (computed)."
     )
 

@@ -152,7 +152,7 @@ def accuracy() -> Markdown:
     judged = [row for row in unseen.rows("h100-sxm") if row.judged]
     median, most, worst = halves.deviations(judged).values()
     return Markdown(
-        f"How good is the model? {len(judged)} kernels that it had never seen were measured on an H100, and modelled only "
+        f"How good is the simulator? {len(judged)} kernels that were new to it were measured on an H100, and modelled only "
         f"afterwards. Half of the modelled times are within {median:.0%} of the measured ones, nine of ten are within "
         f"{most:.0%}, and the worst is off by {worst:.0%}. So wherever a measured number exists, you will see it beside the "
         "modelled one."
@@ -294,8 +294,8 @@ def story() -> Markdown:
     each_token = 2 * (weights.total - weights.embedding)
     return Markdown(
         f"Meta's Llama 3 8B has {config.layers} layers of the same shape, and each holds {layer / 1e6:.0f} million weights. "
-        f"In bfloat16, 2 bytes per weight, a layer is {2 * layer / 1e6:.0f} MB. To read it once takes an H200 at least "
-        f"**{least_us(2 * layer):.0f} µs** (computed, at the data sheet's {H200.hbm_gbps:,} GB/s). A model writes a text "
+        f"In bfloat16, 2 bytes per weight, a layer is {2 * layer / 1e6:.0f} MB. An H200 needs at least "
+        f"**{least_us(2 * layer):.0f} µs** to read it once (computed, at the data sheet's {H200.hbm_gbps:,} GB/s). A model writes a text "
         "token by token, and a token is a word or a piece of one. For each new token of a text it reads the weights of all "
         "layers, and those of the last matrix, which turns the layers' result into a score for every possible token. "
         f"Together they are {each_token / 1e9:.1f} GB, so a model that writes a single text cannot write more than "

@@ -435,9 +435,9 @@ def what_histograms_say() -> Markdown:
         f"With 4,096 bins it is {many[1].median_ms / many[0].median_ms:.1f} times as slow: each block of 1,024 elements "
         "then "
         "sends 4,096 atomics, most of which add 0. `gpukit.predict` counts how many atomics meet at one address. It "
-        "therefore needs indices that exist, and refuses an `x` on the `meta` device. Measure all the same where a few dozen "
-        "to a few thousand addresses are shared: which part of the L2 cache serves an address is not known, and there "
-        "its predictions can be off by 40%."
+        "therefore needs indices that exist, and refuses an `x` on the `meta` device. Where a few dozen to a few "
+        "thousand addresses are shared, measure all the same: it is not known which part of the L2 cache serves an "
+        "address, and the predictions can be off by 40%."
     )
 
 

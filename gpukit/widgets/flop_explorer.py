@@ -72,8 +72,8 @@ class FlopExplorer(Calculator):
         factor, rule = (6, "6 N") if phase == "training" else (2, "2 N")
         n = models.parameters(c).active
         head = f"{c.name}, {PHASES[phase]} at {tokens:,} tokens: {rate(total)} per token"
-        squared = f"{now[SQUARE] / total:.1%} of it is attention's square"
-        more = f"{abs(total / (factor * n) - 1):.1%} {'more' if total > factor * n else 'less'}"
+        squared = f"{now[SQUARE] / total:.1%} for attention's square"
+        more = f"together {abs(total / (factor * n) - 1):.1%} {'more' if total > factor * n else 'less'}"
         compare = f"{more} than {rule} = {factor} x {pencil.big(n)} = {rate(factor * n)}"
         drawn, bottom = calculator.bars(
             rows, 62, most=max(row.total for row in rows) * 1.02, unit=rate, bound=factor * n, bound_text=rule

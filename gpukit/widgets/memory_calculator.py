@@ -89,7 +89,11 @@ class MemoryCalculator(Calculator):
         else:
             head = f"Training {c.name}: {sequences} of {tokens:,} tokens on each of {where}"
         longest = memory.largest_context(holds, gpu)
-        fits = f"The longest that fits: {calculator.number_of(longest, 'token')}." if longest else "No length fits."
+        fits = (
+            f"The longest sequence that fits: {calculator.number_of(longest, 'token')}."
+            if longest
+            else "No sequence fits."
+        )
         fits = f"The worst moment is {moment}. {fits}"
         drawn, bottom = calculator.bars(
             rows, 74, most=most, unit=pencil.size, bound=capacity, bound_text=f"{capacity / 1e9:g} GB"

@@ -72,7 +72,7 @@ class TrainingCost(Calculator):
         drawn, bottom = calculator.bars(rows, 106, most=longest * 1.02, unit=pencil.days, left=130)
         trapped = f"A datasheet's peak with sparsity would promise {pencil.days(trap.days)}."
         also = "; ".join(f"{row.label} {row.text}" for row in rows[2:])
-        words = f"{head}, modelled. {'. '.join(lines)}. {trapped} As many of others: {also}."
+        words = f"{head}, modelled. {'. '.join(lines)}. {trapped} As many GPUs of other kinds: {also}."
         return Drawing([*board.heading(head, *lines), *drawn], bottom + 6, words)
 
 

@@ -113,6 +113,38 @@ def test_results_of_two_ideas_that_have_no_sum_or_quotient():
     assert recognize._product(5, 0, 0) == 5 and recognize._product(0, 7, 0) == 7
 
 
+def test_two_ideas_that_change_no_result_both_are_named():
+    """Unless they contradict each other where both change one. NaN is what another NaN is."""
+    whole = replace(
+        COST,
+        expected=lambda n, size, rest: math.nan if rest == 0 else n * size,
+        misconceptions=(
+            Misconception("no-rest", gives=lambda n, size, rest: n * size),
+            Misconception("twice", gives=lambda n, size, rest: math.nan if rest == 0 else n * size * (1 + (n == 3))),
+            Misconception("in-bits", gives=lambda n, size, rest: math.nan if rest == 0 else 8 * n * size),
+        ),
+    )
+    assert named(whole, lambda n, size, rest: n * size * (1 + (n == 3))) == ["no-rest", "twice"]
+
+    def either(n, size, rest):  # one result of "twice", the others of "in-bits"
+        return math.nan if rest == 0 else n * size * (2 if n == 3 else 8)
+
+    assert named(whole, either) == []
+
+
+def test_whole_numbers_beyond_a_float_have_factors():
+    wide = [*CASES, Case("2^60 + 1 of 3", (2**60 + 1, 3, 0))]
+    product = replace(
+        COST,
+        expected=lambda n, size, rest: 2 * n * size,
+        misconceptions=(
+            Misconception("no-rest", gives=lambda n, size, rest: n * size),
+            Misconception("in-bits", gives=lambda n, size, rest: 16 * n),
+        ),
+    )
+    assert named(product, lambda n, size, rest: 8 * n, wide) == ["no-rest", "in-bits"]
+
+
 def test_a_pair_that_predicts_all_says_more_than_a_guess():
     guess = Misconception("twice", when=lambda evidence: True)
     exercise = replace(COST, misconceptions=(guess, *COST.misconceptions))

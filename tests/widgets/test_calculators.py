@@ -175,14 +175,14 @@ def test_memory_calculator():
     assert titles(view)[4 * 5 : 5 * 5] == [
         "weights: 2.008 GB", "gradients: 2.008 GB", "optimizer: 12.05 GB", "activations: 44.06 GB", "working: 15.28 GB",
     ]  # fmt: skip
-    longest = int(re.search(r"longest that fits: ([\d,]+)", view.sentence())[1].replace(",", ""))
+    longest = int(re.search(r"longest sequence that fits: ([\d,]+)", view.sentence())[1].replace(",", ""))
     for tokens, words in ((longest, "It fits"), (longest + 1, "It does not fit")):
         view.tokens = tokens
         assert words in view.sentence()
     view.recompute = "full"
     assert "It fits" in view.sentence()
     view.gpus = "1xt4"
-    assert "No length fits" in view.sentence() and "most of it is optimizer" in view.sentence()
+    assert "No sequence fits" in view.sentence() and "most of it is optimizer" in view.sentence()
     assert "1 sequence of" in view.sentence()
 
 
@@ -209,7 +209,7 @@ def test_flop_explorer():
     view = flop_explorer("gpt2", 1024)
     counted = flops.forward_flops("gpt2", 1, 1024)
     assert f"attention's square {counted.attention_flops / 1024 / 1e6:.3g} MFLOP" in view.sentence()
-    assert "7.1% of it is attention's square; 6.9% more than 2 N = 2 x 124.4 M = 249 MFLOP" in view.sentence()
+    assert "7.1% for attention's square; together 6.9% more than 2 N = 2 x 124.4 M = 249 MFLOP" in view.sentence()
     assert view.controls["recompute"].disabled
     view.phase = "training"
     assert not view.controls["recompute"].disabled and "6 N = 6 x 124.4 M" in view.sentence()
