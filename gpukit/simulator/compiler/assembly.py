@@ -324,10 +324,22 @@ def loops(listing: list[Instruction]) -> list[Loop]:
             start = where.get(target[0], i + 1)
             if start < i:
                 spans[start] = max(i, spans.get(start, 0))
-    # A branch back into the middle of a loop comes from code that was moved out of it: a wait that may take long.
-    spans = {s: e for s, e in spans.items() if not any(o < s <= end < e for o, end in spans.items())}
+    # A branch back into the middle of a loop, or from behind the program's end to what is before it, comes from code that was moved
+    # out: a wait that may take long.
+    exits = [i for i, instruction in enumerate(listing) if instruction.text.startswith("EXIT")]
+    spans = {
+        s: e
+        for s, e in spans.items()
+        if not any(o < s <= end < e for o, end in spans.items()) and not any(s < i < e for i in exits)
+    }
     ordered = sorted(spans.items(), key=lambda span: (span[0], -span[1]))
     return [Loop(start, end, 1 + sum(s < start and end <= e for s, e in ordered)) for start, end in ordered]
+
+
+def only_waits(listing: list[Instruction], loop: Loop) -> bool:
+    """Whether a loop does nothing but ask whether a copy has arrived."""
+    waiting = ("SYNCS", "BRA", "NOP", "NANOSLEEP", "YIELD")
+    return all(instruction.base in waiting for instruction in listing[loop.start : loop.end + 1])
 
 
 def innermost(found: list[Loop], index: int) -> Loop | None:

@@ -115,6 +115,12 @@ def _product(instruction: assembly.Instruction) -> tuple[int, int, int] | None:
     return tuple(map(int, shape.groups())) if shape else None
 
 
+def puts_zeros(instruction: assembly.Instruction) -> bool:
+    """Whether a copy to shared memory asks for nothing and stores zeros: what the pipeliner fetches ahead in the last turns of a loop
+    whose turns are known."""
+    return instruction.base == "LDGSTS" and instruction.text.endswith("!PT")
+
+
 def product_flops(instruction: assembly.Instruction) -> int:
     """Operations of an instruction of a warp group; 0 for all others."""
     return 2 * math.prod(_product(instruction) or (0,))
@@ -147,11 +153,13 @@ def weights(compiled: Compiled, executions: Executions | None) -> list[float]:
         return [1.0] * len(instructions)
     ran = _ran(compiled, executions)
     loops = assembly.loops(instructions)
+    waiting = {i for loop in loops if assembly.only_waits(instructions, loop) for i in range(loop.start, loop.end + 1)}
+    loops = [loop for loop in loops if loop.start not in waiting]
     around = [assembly.innermost(loops, i) for i in range(len(instructions))]
-    for i in _on_lines_from_outside(instructions, around):
+    for i in (*_on_lines_from_outside(instructions, around), *_moved_into_loops(compiled, executions, around)):
         ran[i] = None
     turns, left_over = _turns(compiled, loops, around, ran)
-    for i in _for_rare_numbers(instructions):
+    for i in _for_rare_numbers(instructions) | waiting:
         ran[i] = 0.0
     out = []
     for i, (instruction, loop, times) in enumerate(zip(instructions, around, ran, strict=True)):
@@ -172,6 +180,27 @@ def _on_lines_from_outside(instructions, around) -> list[int]:
         elif loop and lender < loop.start:
             found.append(i)
     return found
+
+
+def _moved_into_loops(compiled: Compiled, executions: Executions, around) -> list[int]:
+    """Instructions in more loops of the machine code than their line is in loops of the source: the compiler moved them there (a tile
+    that a product reads from shared memory is stored just before it), and they run with each turn. Triton 3.6 does not say
+    from where a function is called: a line of one is passed over."""
+    first_lines = statements(compiled.functions)
+    inside = Counter(
+        (file, line + n - 1)
+        for file, source, line in compiled.functions
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.For | ast.While)
+        for n in range(node.lineno, node.end_lineno + 1)
+    )
+    return [
+        i
+        for i, (instruction, loop) in enumerate(zip(compiled.instructions, around, strict=True))
+        if loop
+        and statement(instruction.own_frames, first_lines) in executions
+        and sum(inside[frame] for frame in instruction.own_frames) < loop.depth
+    ]
 
 
 _ON_REGISTERS = ("fma", "imad", "multiply high", "special", "convert", "fp64", "alu", "local", "uniform", "control")
@@ -292,7 +321,7 @@ def _outer(loop: assembly.Loop, loops) -> assembly.Loop | None:
     return max(around, key=lambda l: l.depth, default=None)
 
 
-_MOVERS = ("LDG", "STG", "LDGSTS", "UTMALDG", "HGMMA", "HMMA")  # what tells one loop from another
+_MOVERS = ("LDG", "STG", "LDGSTS", "UTMALDG", *_TENSOR.split())  # what tells one loop from another
 
 
 def _siblings(loops, bodies) -> list[list[assembly.Loop]]:
@@ -314,7 +343,7 @@ def _passes_in_a_turn(compiled: Compiled, body: list[assembly.Instruction]) -> d
     """For each load and store of a loop's body: bytes that a thread moves there over those of one execution."""
     found: Counter = Counter()
     for instruction in body:
-        if instruction.base in ("LDG", "STG", "LDGSTS"):
+        if instruction.base in ("LDG", "STG", "LDGSTS") and not puts_zeros(instruction):
             kind = "store" if instruction.base == "STG" else "load"
             found[kind, instruction.own_frames] += thread_bytes(instruction)
     steps = {}

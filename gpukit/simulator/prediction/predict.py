@@ -455,7 +455,8 @@ def _in_l1(
             found[i] = max(1.0, mix.thread_bytes(instruction) / 4)
         elif unit in ("shuffle", "global"):
             found[i] = 1.0
-        if kind := {"LDG": "load", "LD": "load", "LDGSTS": "load", "STG": "store", "ST": "store"}.get(instruction.base):
+        kind = {"LDG": "load", "LD": "load", "LDGSTS": "load", "STG": "store", "ST": "store"}.get(instruction.base)
+        if kind and not mix.puts_zeros(instruction):
             line = next((line for line in instruction.own_frames if (kind, line) in clocks), None)
             if line:
                 by_line.setdefault((kind, line), []).append(i)
@@ -496,7 +497,7 @@ def _copying(
     found: dict[int, tuple[float, float]] = {}
     sites = [site for site in _copied(compiled, traffic) if site.l2_sectors]
     for bases, via in (("LDGSTS", "lsu"), ("UTMALDG", "tma")):
-        numbers = [i for i, each in enumerate(compiled.instructions) if each.base == bases]
+        numbers = [i for i, each in enumerate(compiled.instructions) if each.base == bases and not mix.puts_zeros(each)]
         asked = sum(times[i] for i in numbers) * (compiled.num_warps if via == "lsu" else 1)
         moved = [site for site in sites if (site.via == "tma") == (via == "tma")]
         if not asked or not moved:
@@ -635,7 +636,9 @@ def _memory_us(launch: Launch, compiled: Compiled, warp: mix.Mix, traffic: Traff
     # Loads and stores cross between L2 and the SMs in directions of their own.
     loaded = (traffic.l2_read_sectors - traffic.l2_atomic_sectors + traffic.unanswered_sectors) * SECTOR_BYTES
     one_sm = L2_BYTES_PER_CLOCK_AND_SM * min(gpu.sms, launch.programs) * gpu.boost_mhz
-    l2 = max(0, loaded) / min(reached.l2_gbps * 1e3, one_sm)
+    # A sector that comes for one lane alone takes as long to arrive as two that come together.
+    alone = sum(site.alone for site in traffic.sites) * SECTOR_BYTES
+    l2 = max(0.0, loaded / (reached.l2_gbps * 1e3), (loaded + alone) / one_sm)
     if traffic.l2_atomic_sectors:
         l2 += _all_slices_us(traffic.contention, gpu)
         fences = sum(n for opcode, n in warp.opcodes.items() if opcode.startswith("MEMBAR") and ".GPU" in opcode)
@@ -861,7 +864,7 @@ def _copied_clocks(compiled: Compiled, sites: Sequence[SiteTraffic]) -> float:
         if (site.file, site.line) in narrow:
             whole += site.l1_clocks
         elif site.via != "tma":
-            whole = max(whole, site.requests)
+            whole = max(site.l1_clocks, site.requests)
         total += whole
     return total
 

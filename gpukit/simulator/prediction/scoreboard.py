@@ -209,7 +209,7 @@ class _Simulation:
         ]
         # Who finds that a copy has not arrived asks again, in a loop of its own behind the program's end.
         again = {i for loop in assembly.loops(instructions) for i in range(loop.start, loop.end + 1)
-                 if _asks(instructions[loop.start : loop.end + 1])}  # fmt: skip
+                 if assembly.only_waits(instructions, loop)}  # fmt: skip
         asks, waits = (
             sum(n for i, n in enumerate(times) if self.steps[i].kind == kind and i not in again)
             for kind in ("bulk copy", "arrival")
@@ -430,7 +430,7 @@ def _order(instructions, times) -> Iterator[tuple[int, float]]:
     """Indices of instructions in the order in which they run, and for how many runs each stands. Of innermost loops the
     first turns stand for themselves, and those followed after them for the rest: not in each of them a load comes late. A loop
     that does nothing but ask whether a copy has arrived is none."""
-    loops = [loop for loop in assembly.loops(instructions) if not _asks(instructions[loop.start : loop.end + 1])]
+    loops = [loop for loop in assembly.loops(instructions) if not assembly.only_waits(instructions, loop)]
     innermost = {l.start: l for l in loops if not any(o != l and l.start <= o.start and o.end <= l.end for o in loops)}
     i = 0
     while i < len(instructions):
@@ -446,10 +446,6 @@ def _order(instructions, times) -> Iterator[tuple[int, float]]:
                 else:
                     yield j, first if turn < _FIRST else (times[j] - _FIRST * first) / (_TURNS - _FIRST)
         i = loop.end + 1 if loop else i + 1
-
-
-def _asks(body) -> bool:
-    return all(instruction.base in ("SYNCS", "BRA", "NOP", "NANOSLEEP", "YIELD") for instruction in body)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -11,8 +11,9 @@ access of each, the second of each, and so on.
    is written stays until its line is needed for another one. Of a sampled launch, integers in memory may say which lines all
    programs gather, and how much these have to do (places.py).
 
-Both caches give up the line that was used longest ago. Five numbers are not derived but measured, on an H200, and taken for
-every GPU: the share ALONE and LINE_CLOCKS (instructions.py), L1_PLACES, L2_HOLDS and L2_PARTS (levels.py). The table of python
+L1 gives up the line that was used longest ago, and L2 one that was used long ago; L2's two halves may both hold a line (levels.py). Some
+numbers are not derived but measured, on an H200, and taken for every GPU: the share ALONE, LINE_CLOCKS and COPY_CLOCKS
+(instructions.py), L1_PLACES, L2_HOLDS, L2_SPREAD, L2_WAITS and L2_PARTS (levels.py). The table of python
 -m gpukit.validation says how true the whole is, kernel by kernel, and why where it is not. What it leaves out: programs that
 overtake one another, loads in flight, eviction hints, spilled registers below L2 (spills.py), the kernel's own code (some 10 kB).
 
@@ -86,6 +87,7 @@ class SiteTraffic:
     small_parts: int = 0
     first: float = 0.0
     late_parts: tuple[float, ...] = ()
+    alone: int = 0
 
 
 @dataclass(frozen=True)
@@ -324,7 +326,7 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
     # asked for again the ones that may meet the store before, which is the same warp's or another's; clocks of L1 for
     # them; updates of sectors by atomics.
     asked, distinct, of_one_warp, of_others, clocks, updated = np.zeros((6, len(recording.sites)))
-    requests, odd, odd_sectors, partly = np.zeros((4, len(recording.sites)))
+    requests, odd, odd_sectors, partly, alone = np.zeros((5, len(recording.sites)))
     added_up = [merges(is_floating(call.arguments.get(site.tensor)), compiled) for site in recording.sites]
     ran = np.arange(len(recording) if call.sampled is None else recording.whole)
     stand_for = None  # how many accesses of all programs each of these stands for
@@ -338,6 +340,7 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
         requests[form.site] += count * form.requests
         odd[form.site] += count * form.odd
         odd_sectors[form.site] += count * form.odd_sectors
+        alone[form.site] += count * form.alone
         partly[form.site] += count * np.count_nonzero(form.filled < SECTOR_BYTES)
         if form.asked < form.lanes:  # else each lane has a sector of its own, and none of them meet
             of_one_warp[form.site] += count * (form.asked - form.warps)
@@ -370,7 +373,8 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
     for number, site in enumerate(recording.sites):
         to_l2 = updated[number]  # of atomics
         if site.kind == "load":
-            to_l2 = distinct[number] * missed[number]
+            copied = ways[site].copies and not ways[site].through_l1  # each instruction by itself
+            to_l2 = asked[number] if copied else distinct[number] * missed[number]
         elif site.kind == "store":
             to_l2 = asked[number] * arriving[number] / all_asked[number] if asked[number] else 0.0
         from_dram = round(dram.read[number] * SECTOR_BYTES)
@@ -387,7 +391,7 @@ def traffic(recording: Recording, gpu: Gpu, compiled: Compiled | None) -> Traffi
                 site.file, *play.waiting[:, number].tolist(), round(from_dram * dram.halves[number]),
                 round(requests[number] * arrive), round(odd_sectors[number] * still_odd), round(odd[number] * still_odd),
                 *(round(n) for n in parts[:, number]), float(dram.first[number]),
-                _shares(late[number], each[number]),
+                _shares(late[number], each[number]), round(alone[number]),
             )
         )  # fmt: skip
 

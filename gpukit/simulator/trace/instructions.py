@@ -32,12 +32,13 @@ _NOBODY = np.iinfo(np.int64).max
 @dataclass(frozen=True)
 class Way:
     """How one site moves: the elements of each warp instruction, None for a tile that one instruction moves whole,
-    whether its loads ask L1, and how many warps there are. `by_alignment`: where the line was compiled to instructions of
+    whether its loads ask L1, how many warps there are, and whether they copy to shared memory (cp.async). `by_alignment`: where the line was compiled to instructions of
     several widths, (bytes that a thread moves, the elements of each instruction), the widest first."""
 
     instructions: np.ndarray | None
     through_l1: bool
     warps: int = 1
+    copies: bool = False
     by_alignment: tuple[tuple[int, np.ndarray], ...] = ()
 
     def of(self, start: int) -> np.ndarray | None:
@@ -70,20 +71,22 @@ def ways_of(recording: Recording, compiled: Compiled | None) -> dict[Site, Way]:
             to = "shared memory" if len(site.shape) > 1 and call.options.get("num_stages") != 1 else to
         if compiled is not None:
             layout, vector, to = _compiled_way(site, compiled, (layout, vector, to))
-        through_l1 = to == "registers" or (to == "shared memory" and vector * site.width < 16)
         if to == "TMA":
             found[site] = Way(None, False)
         elif site.lanes == 1:  # a scalar is loaded by every warp and stored by one thread
             warps = call.num_warps if site.kind == "load" else 1
-            found[site] = Way(np.zeros((warps, 1), dtype=np.int64), through_l1, warps)
+            found[site] = Way(np.zeros((warps, 1), dtype=np.int64), True, warps)
         else:
-            instructions, warps = _instructions(layout, site.shape, vector, site.kind == "load")
+            copies = to == "shared memory"  # by one thread for each element
+            each = site.kind == "load" and not copies
+            instructions, warps = _instructions(layout, site.shape, vector, each)
+            # A line may load several tensors; of this one a thread moves no more than it holds in a row.
+            through_l1 = not copies or instructions.shape[1] // LANES * site.width < 16
             widths = _widths(site, compiled)
             by_alignment = tuple(
-                (width, _instructions(layout, site.shape, max(1, width // site.width), site.kind == "load")[0])
-                for width in widths
+                (width, _instructions(layout, site.shape, max(1, width // site.width), each)[0]) for width in widths
             )
-            found[site] = Way(instructions, through_l1, warps, by_alignment if len(widths) > 1 else ())
+            found[site] = Way(instructions, through_l1, warps, copies, by_alignment if len(widths) > 1 else ())
     return found
 
 
@@ -108,11 +111,12 @@ def _widths(site: Site, compiled: Compiled | None) -> list[int]:
 
 
 @lru_cache(maxsize=256)
-def _instructions(layout, shape: tuple[int, ...], vector: int, copies: bool) -> tuple[np.ndarray, int]:
+def _instructions(layout, shape: tuple[int, ...], vector: int, each: bool) -> tuple[np.ndarray, int]:
     """[instructions, elements]: the flat elements of the block that each warp instruction moves, -1 where none, those of a
-    warp one after another; and how many warps there are. `copies`: threads that hold what others hold too load it as well, and do not store it."""
+    warp one after another; and how many warps there are. `each`: threads that hold what others hold too load it as well, and do
+    not store or copy it."""
     try:
-        held = layout.elements(shape, redundant=None if copies else -1)
+        held = layout.elements(shape, redundant=None if each else -1)
     except NotImplementedError:  # a tensor core's layout: taken for rows
         held = coalesce.blocked(shape, vector, tuple(range(len(shape)))[::-1], 4).elements(shape, redundant=-1)
     warps, registers, lanes = held.shape
@@ -142,7 +146,7 @@ class Form(NamedTuple):
     takes for the instructions. Of a load how many instructions have a live lane and how many of them ask for sectors that are
     new to their warp, and for pairs of sectors, which DRAM is read in; of each of these sectors the instruction, in order, and the
     place in `sectors`. Of loads and stores `requests` ask L2, each for what one instruction moves of one line; so many `odd` ones
-    move some of their `odd_sectors` only in part."""
+    move some of their `odd_sectors` only in part. Of copies past L1 so many of the sectors that are asked for come for a lane `alone`."""
 
     site: int
     asked: int
@@ -161,6 +165,7 @@ class Form(NamedTuple):
     new_sectors: np.ndarray | None = None
     odd: int = 0
     odd_sectors: int = 0
+    alone: int = 0
 
     def late(self, missing: np.ndarray | None) -> int:
         """Of a load's instructions those that bring in, as the first of their warp, something that is `missing` among its
@@ -227,6 +232,7 @@ class Forms:
         filled = np.minimum(lanes * site.width, SECTOR_BYTES).astype(np.uint8)
         instructions = self.ways[site].of(begin)
         asked = warps = updates = requests = sectors.size
+        alone = 0
         clocks = float(-(-sectors.size // LINE_SECTORS))
         if instructions is not None and instructions.size:
             moved = (instructions >= 0) & live[instructions]
@@ -235,7 +241,15 @@ class Forms:
                 updates, requests = _updates(changed, SECTOR_BYTES), _updates(changed, LINE_BYTES)
             asked_for = np.where(moved, offsets[instructions] // SECTOR_BYTES, _NOBODY)
             asked, warps = _distinct(asked_for), _distinct(asked_for.reshape(self.ways[site].warps, -1))
-            clocks = _clocks(np.where(moved, offsets[instructions], _NOBODY), site.width)
+            addresses, way = np.where(moved, offsets[instructions], _NOBODY), self.ways[site]
+            if not way.copies:
+                clocks = _clocks(addresses, site.width)
+            elif way.through_l1:
+                lanes = addresses.reshape(len(addresses), LANES, -1)
+                clocks = _clocks(lanes.min(axis=2), lanes.shape[2] * site.width, copies=True)
+            else:
+                together, alone = _past_l1(addresses)
+                asked, clocks = together + alone, together / 4 + alone / 8  # 128 bytes in a clock
         odd = odd_sectors = 0
         if site.kind != "atomic":
             moves = instructions is not None and instructions.size
@@ -253,7 +267,7 @@ class Forms:
             new, new_pairs = _groups(new_in), _groups(of_pairs)
         return Form(
             number, asked, warps, sectors, filled, count, updates, requests, tile >= 0 and elements.size == 1, clocks,
-            running, new, new_pairs, new_in, new_sectors, odd, odd_sectors,
+            running, new, new_pairs, new_in, new_sectors, odd, odd_sectors, alone,
         )  # fmt: skip
 
 
@@ -298,7 +312,24 @@ def _sorted(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return row, rows[row, lane]
 
 
-def _clocks(rows: np.ndarray, width: int) -> float:
+def _past_l1(rows: np.ndarray) -> tuple[int, int]:
+    """Sectors that copies of 16 bytes a lane move from L2, the instruction of each row of addresses: those that two neighboring
+    lanes move together, half of it each, and those that a lane moves alone, even if several lanes copy the same."""
+    lanes = rows.reshape(len(rows), LANES, -1).min(axis=2).reshape(len(rows), -1, 2)
+    live = lanes != _NOBODY
+    sectors = lanes // SECTOR_BYTES
+    pairs = live.all(axis=2) & (sectors[..., 0] == sectors[..., 1]) & (lanes[..., 0] != lanes[..., 1])
+    together = int(np.count_nonzero(pairs))
+    own = int(np.count_nonzero(live)) - 2 * together
+    return together, own
+
+
+# A copy to shared memory of less than 16 bytes a lane is filled into L1 and stored from there. On an H200 it takes so many clocks
+# more than it takes L1 to find the words, and each lane takes its own, even if several copy the same.
+COPY_CLOCKS = 1.5
+
+
+def _clocks(rows: np.ndarray, width: int, copies: bool = False) -> float:
     """Clocks in which L1 finds and moves what the instruction of each row asks for, one row after another: elements of `width`
     bytes at these addresses; _NOBODY is none. L1 is the same memory as shared memory, whose 32 banks give a word of four
     bytes each in a clock. Of 16 bytes to a lane it moves those of 8 lanes at a time, and of 8 bytes those of 16: what lanes of
@@ -313,7 +344,8 @@ def _clocks(rows: np.ndarray, width: int) -> float:
     words = address[:, None] // WORD_BYTES + np.arange(max(1, width // WORD_BYTES))
     first = int(words.min()) // BANKS * BANKS
     span = -(-(int(words.max()) - first + 1) // BANKS) * BANKS
-    distinct = np.unique(row[:, None] * span + words - first)
+    distinct = row[:, None] * span + words - first
+    distinct = distinct.reshape(-1) if copies else np.unique(distinct)
     banks = distinct // span * BANKS + distinct % BANKS
     lanes = (
         np.bincount(banks, minlength=len(rows) * groups * BANKS)
@@ -321,7 +353,8 @@ def _clocks(rows: np.ndarray, width: int) -> float:
         .max(axis=2)
         .sum(axis=1)
     )
-    return float(np.maximum(lanes, LINE_CLOCKS * lines).sum())
+    clocks = np.maximum(lanes, LINE_CLOCKS * lines)
+    return float(clocks.sum()) + (COPY_CLOCKS * np.count_nonzero(clocks) if copies else 0.0)
 
 
 def _requests(rows: np.ndarray, width: int) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""The two levels of cache: what each holds, and which line it gives up. Both give up the one that was used longest ago."""
+"""The two levels of cache: what each holds, and which line it gives up."""
 
 from __future__ import annotations
 
@@ -14,9 +14,17 @@ LINE_BYTES = LINE_SECTORS * SECTOR_BYTES
 # An address has so many places in L1 to be in. What else wants them is chance, so a line lasts a quarter of L1's size more
 # or less: two passes over 128 KiB miss 2.5% of an L1 of 248 KiB, over 256 KiB some 58%.
 L1_PLACES = 16
-# How much of its size L2 holds of what lies between two uses: of 60 MiB, two passes over 32 MiB miss 1%, over 48 MiB 63%
-# and over 64 MiB all. It has two halves, and what the other one's SMs read is in both.
+# L2 has two halves. A line is in the half that its address belongs to, and also in the other one once an SM there has read it: one that
+# was read once takes the room of 1.5 lines in the mean, and L2 holds so much of its size of such lines. The next two are in parts of
+# that. All are measured on an H200 of 60 MiB (gpukit/results/h200/l2_again.csv) by passes over the same bytes. An SM that reads its own
+# bytes again, which are in its half by then, misses 1% of 40 MiB, 15% of 48 MiB and 87% of 56 MiB; 5, 57 and 96% of 32, 48 and 56 MiB are
+# missed where another SM reads them in each pass, and 9, 69 and 99% of 32, 40 and 48 MiB where two SMs read each byte.
 L2_HOLDS = 0.72
+# A line lasts so much more or less (the standard deviation): what else wants its places is chance.
+L2_SPREAD = 0.18
+# What was stored is written to DRAM long before its line leaves, when so much of what L2 holds was used since. Of passes that store all of 28,
+# 34 and 40 MiB again, 14, 50 and 81% were written between two passes.
+L2_WAITS = 0.53
 # When so much of L2 was filled since a sector was written in part, its rest is read from DRAM, and it is written there.
 L2_PARTS = 0.11
 
@@ -29,14 +37,12 @@ def _run(units: np.ndarray) -> slice | np.ndarray:
 
 
 class Lru:
-    """How recently each unit of a cache (sector of L1, line of L2) was used, the same for the units of one access. Exact:
-    `latest` holds how many units were used last by each access, and what lies behind `horizon` is older than `capacity`
-    other units. A unit may stand for several, `weights`, that are always used together."""
+    """How recently each sector of L1 was used, the same for those of one access. Exact: `latest` holds how many units were
+    used last by each access, and what lies behind `horizon` is older than `capacity` other units."""
 
     def __init__(self, units: int, accesses: int, capacity: int):
         self.stamp = np.zeros(units, dtype=np.int32)  # memory that is never touched is never taken
         self.latest = np.zeros(accesses + 1, dtype=np.int64)
-        self._place = np.zeros(units, dtype=np.int32)
         self.capacity = max(1, capacity)
         self.now = self.horizon = self.inside = 0
 
@@ -49,71 +55,18 @@ class Lru:
         since = np.cumsum(self.latest[self.now : self.horizon : -1])
         return since[self.now - self.stamp[units]] - self.latest[self.stamp[units]]
 
-    def use(self, units: np.ndarray, weights: np.ndarray | None = None) -> None:
+    def use(self, units: np.ndarray) -> None:
         at = _run(units)
         before = self.stamp[at]
-        found = before > self.horizon
-        before = before[found]
-        total, again = units.size, before.size
-        if weights is None:
-            np.subtract.at(self.latest, before, 1)
-        else:
-            np.subtract.at(self.latest, before, weights[found])
-            total, again = int(weights.sum()), int(weights[found].sum())
+        before = before[before > self.horizon]
+        np.subtract.at(self.latest, before, 1)
         self.now += 1
-        self.latest[self.now] = total
+        self.latest[self.now] = units.size
         self.stamp[at] = self.now
-        self.inside += total - again
+        self.inside += units.size - before.size
         while self.inside > self.capacity:
             self.horizon += 1
             self.inside -= int(self.latest[self.horizon])
-
-    def use_all(
-        self, units: np.ndarray, sizes: np.ndarray, weights: np.ndarray
-    ) -> tuple[np.ndarray, list[np.ndarray | slice]] | None:
-        """Several accesses one after another, of `sizes` units each. Returns which units each finds `within`, and the places in
-        `units` where a unit is used for the first time in here, for the second, and so on. None, and nothing is used, where
-        one access decides what another finds: that takes fewer of them. One alone is always answered."""
-        if sizes.size == 1:
-            within = self.stamp[units] > self.horizon
-            self.use(units, weights)
-            return within, [slice(None)]
-        total = int(weights.sum())
-        if total > self.capacity:
-            return None
-        number = np.repeat(np.arange(self.now + 1, self.now + 1 + sizes.size), sizes)
-        before = self.stamp[units].astype(np.int64)
-        at = np.arange(units.size)
-        self._place[units] = at
-        meetings = [slice(None)]
-        if (self._place[units] != at).any():  # some are used more than once
-            order = np.argsort(units, kind="stable")
-            again = np.flatnonzero(np.diff(units[order]) == 0) + 1
-            before[order[again]] = number[order[again - 1]]
-            firsts = np.ones(units.size, dtype=bool)
-            firsts[again] = False
-            which = at - np.maximum.accumulate(np.where(firsts, at, 0))
-            meetings = [order[which == n] for n in range(int(which.max()) + 1)]
-        # Up to where the horizon goes at most: if nothing were found.
-        needed = self.inside + total - self.capacity
-        left = np.cumsum(self.latest[self.horizon + 1 : self.now + 1]) if needed > 0 else np.zeros(0, dtype=np.int64)
-        furthest = self.horizon + 1 + int(np.searchsorted(left, needed)) if needed > 0 else self.horizon
-        within = before > self.horizon
-        if (before[within] <= furthest).any():
-            return None
-        found_weights = weights[within]
-        found = int(found_weights.sum())
-        self.latest[self.now + 1 : self.now + 1 + sizes.size] = np.add.reduceat(weights, np.cumsum(sizes) - sizes)
-        self.now += sizes.size
-        recent = self.latest[self.horizon : self.now + 1]
-        recent -= np.bincount(before[within] - self.horizon, found_weights, minlength=recent.size).astype(np.int64)
-        for met in meetings:
-            self.stamp[units[met]] = number[met]
-        self.inside += total - found
-        if self.inside > self.capacity:
-            steps = int(np.searchsorted(left, self.inside - self.capacity)) + 1
-            self.horizon, self.inside = self.horizon + steps, self.inside - int(left[steps - 1])
-        return within, meetings
 
     def forget(self) -> None:
         self.horizon, self.inside = self.now, 0
@@ -180,6 +133,42 @@ def _count(sectors: np.ndarray, weights: np.ndarray) -> int:
     return int(np.bitwise_count(sectors) @ weights)
 
 
+class _Recency:
+    """How much room of L2 was used since each line was: `latest` holds how much was used last by each access, and the accesses up to
+    `horizons` lie behind as much as each of the `limits`."""
+
+    def __init__(self, lines: int, accesses: int, limits: np.ndarray):
+        self.stamp = np.zeros(lines, dtype=np.int32)
+        self.room = np.zeros(lines, dtype=np.int64)
+        self.latest = np.zeros(accesses + 1, dtype=np.int64)
+        self.limits, self.horizons, self.now = limits.astype(np.int64), np.zeros(limits.size, dtype=np.int64), 0
+
+    def after(self, more: int) -> np.ndarray:
+        """The horizons when so much more room will have been used."""
+        since = np.cumsum(self.latest[self.now : self.horizons.min() : -1])
+        found = self.now - np.searchsorted(since, self.limits - more, side="right")
+        return np.maximum(self.horizons, found)
+
+    def use(self, lines: np.ndarray, before: np.ndarray, number: np.ndarray, room: np.ndarray) -> None:
+        """Different lines, used `before` by these accesses and now by those of this number, take so much room."""
+        np.subtract.at(self.latest, before, self.room[lines])
+        np.add.at(self.latest, number, room)
+        self.stamp[lines], self.room[lines] = number, room
+
+
+# Room in twelfths of what a line takes that was read once, of 1.5 lines: a line in one half, in both, and one in one half that an
+# SM of any half reads long after the last time, and finds there or in the other half, from where it comes to both.
+_READ_ONCE, _ONE_HALF, _BOTH_HALVES, _ANY_HALF = 12, 8, 16, 10
+_SOON = 0.25  # of what L2 holds: uses that lie no further apart find a line in both halves if SMs of both have read it
+_KINDS = 16  # of lines, that last for different times
+_AT_ONCE = 1 / 8  # of what L2 holds, the most that is played at once: the horizons change evenly meanwhile
+
+
+def _kind(lines: np.ndarray) -> np.ndarray:
+    """Neighbors are of different kinds."""
+    return (lines * 0x9E3779B1 & 0xFFFFFFFF) * _KINDS >> 32
+
+
 class L2:
     """The one L2: lines of four sectors, of each of which some bytes are there. All counts are in sectors.
 
@@ -191,13 +180,21 @@ class L2:
 
     def __init__(self, lines: int, accesses: int, capacity_bytes: int):
         whole = capacity_bytes // LINE_BYTES
-        self.lru, self.patience = Lru(lines, accesses, int(whole * L2_HOLDS)), int(whole * L2_PARTS)
+        self.capacity = int(whole * L2_HOLDS)  # in lines that were read once
+        self.patience = int(whole * L2_PARTS)  # in uses
+        spread = statistics.NormalDist(1.0, L2_SPREAD)
+        kinds = np.array([spread.inv_cdf((i + 0.5) / _KINDS) for i in range(_KINDS)])
+        limits = np.array([*kinds, *(L2_WAITS * kinds), _SOON])
+        self.used = _Recency(lines, accesses, limits * self.capacity * _READ_ONCE)
         # As by_line has them: bytes of each sector that are here, and SECTOR_BYTES where some are not in DRAM yet.
         self.held = np.zeros(lines, dtype=np.uint32)
         self.dirty = np.zeros(lines, dtype=np.uint32)
         self.since = np.zeros((lines, LINE_SECTORS), dtype=np.int32)  # in uses: when it was first written
         self.weights = np.zeros(lines, dtype=np.int64)  # how many lines each stands for, of those that were used
-        self.uses = self.fills = self.dram_read = self.dram_written = self.dirtied = 0
+        self.reader = np.full(lines, -1, dtype=np.int32)  # the SM that read it last
+        self._place = np.zeros(lines, dtype=np.int32)
+        self.uses = self.dram_read = self.dram_written = self.dirtied = 0
+        self.fills = 0.0
         self.pieces = self.piece_sectors = 0
 
     def read(self, sectors: np.ndarray) -> int:
@@ -209,59 +206,113 @@ class L2:
         self._one(True, *by_line(sectors, filled))
 
     def _one(self, writes: bool, lines: np.ndarray, asked: np.ndarray, filled: np.ndarray) -> np.ndarray:
-        return self.play(np.array([lines.size]), np.array([writes]), lines, asked, filled, np.ones_like(lines))
+        one = np.ones(1, dtype=np.int64)
+        return self.play(lines.size * one, np.array([writes]), 0 * one, one, lines, asked, filled, np.ones_like(lines))
 
     def play(
         self,
         sizes: np.ndarray,
         writes: np.ndarray,
+        sms: np.ndarray,
+        readers: np.ndarray,
         lines: np.ndarray,
         asked: np.ndarray,
         filled: np.ndarray,
         weights: np.ndarray,
     ) -> np.ndarray:
         """Accesses one after another: the first asks for the first `sizes[0]` of `lines`, and so on, one at least; `writes` says
-        which are stores. Each line stands for so many, `weights`, that all accesses have in common and use alike. Returns for
-        each access how many sectors had to come from DRAM, and how many of these came as one half of a line without the other.
+        which are stores, `sms` who makes them, and `readers` how many SMs load the same at the same time. Each line stands for so many,
+        `weights`, that all accesses have in common and use alike. Returns for each access how many sectors had to come from DRAM, and
+        how many of these came as one half of a line without the other.
 
         What happens to a line depends on the accesses to it alone, once it is known which of these find it here. So all lines
         go at a time: first as they are met for the first time, then those met a second time, and so on.
         """
-        found = self.lru.use_all(lines, sizes, weights)
-        if found is None:  # the first ones must be looked at before the others
+        if sizes.size > 1 and weights.sum() > _AT_ONCE * self.capacity:
             half = sizes.size // 2
             at = int(sizes[:half].sum())
+            parts = [(slice(None, half), slice(None, at)), (slice(half, None), slice(at, None))]
             return np.concatenate(
                 [
-                    self.play(sizes[:half], writes[:half], lines[:at], asked[:at], filled[:at], weights[:at]),
-                    self.play(sizes[half:], writes[half:], lines[at:], asked[at:], filled[at:], weights[at:]),
+                    self.play(
+                        *(column[accesses] for column in (sizes, writes, sms, readers)),
+                        *(column[own] for column in (lines, asked, filled, weights)),
+                    )
+                    for accesses, own in parts
                 ],
                 axis=1,
             )
-        within, meetings = found
         begins = np.cumsum(sizes) - sizes
+        number = np.repeat(np.arange(self.used.now + 1, self.used.now + 1 + sizes.size), sizes)
+        before, meetings = self._meetings(lines, number)
+        within, young, recent = self._found(lines, before, weights, sizes, begins)
         used = np.add.reduceat(weights, begins)
         uses, writing = self.uses + np.cumsum(used), np.repeat(writes, sizes)
         self.uses = int(uses[-1])
-        self.fills += int(weights[~within].sum())
-        columns = within, np.repeat(uses - used, sizes), np.repeat(uses, sizes), np.where(writing, np.uint32(0), asked)
-        columns = lines, *columns, np.where(writing, asked, np.uint32(0)), filled
         self.weights[lines] = weights
+        columns = lines, within, young, np.repeat(uses - used, sizes), np.repeat(uses, sizes)
+        columns = *columns, np.where(writing, np.uint32(0), asked), np.where(writing, asked, np.uint32(0)), filled
+        both = 1 - 0.5 ** (np.repeat(readers, sizes) - 1)  # the chance that SMs of both halves read
+        by = np.repeat(np.where(writes, -1, sms), sizes)
         fetched = np.zeros(lines.size, dtype=np.uint8)
         for met in meetings:
+            own = lines[met]
+            room = self._room(own, within[met], recent[met], by[met], both[met]) * weights[met]
+            self.fills += float(room[~within[met]].sum()) / _READ_ONCE
+            self.used.use(own, before[met], number[met], np.rint(room).astype(np.int64))
+            self.reader[own] = by[met]
             fetched[met] = self._meet(*(column[met] for column in columns))
+        self.used.now += sizes.size
+        self.used.horizons = self.used.after(0)
         halves = fetched * (fetched <= LINE_SECTORS // 2)
         return np.add.reduceat(np.stack([fetched, halves]) * weights, begins, axis=1)
 
-    def _meet(self, lines, within, before, after, read, written, filled) -> np.ndarray:
-        """Different lines, each met by one access: whether L2 has it, the uses before and after this access, the sectors that
-        it reads and those it writes. Returns how many sectors of each had to be read for it."""
+    def _found(self, lines, before, weights, sizes, begins) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of lines that were used `before`, by accesses of these sizes: which L2 has, of which it need not have written what was stored
+        there, and which were used a short time ago."""
+        kind, begin = _kind(lines), self.used.horizons
+        # How far the horizons have come at each access, if what is not found now is not found then.
+        brought = np.add.reduceat(np.where(before > begin[kind], 0, _READ_ONCE * weights), begins)
+        so_far = np.cumsum(brought)
+        end = self.used.after(so_far[-1])
+        part = np.repeat((so_far - brought) / max(1, so_far[-1]), sizes)
+        within, young = (before > begin[k] + (end - begin)[k] * part for k in (kind, _KINDS + kind))
+        return within, young, before > begin[-1]
+
+    def _meetings(self, lines: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, list[np.ndarray | slice]]:
+        """By which access each was used before, and the places in `lines` where one is met for the first time in here, for the
+        second, and so on."""
+        before, at = self.used.stamp[lines].astype(np.int64), np.arange(lines.size)
+        self._place[lines] = at
+        if not (self._place[lines] != at).any():
+            return before, [slice(None)]
+        order = np.argsort(lines, kind="stable")
+        again = np.flatnonzero(np.diff(lines[order]) == 0) + 1
+        before[order[again]] = number[order[again - 1]]
+        firsts = np.ones(lines.size, dtype=bool)
+        firsts[again] = False
+        which = at - np.maximum.accumulate(np.where(firsts, at, 0))
+        return before, [order[which == n] for n in range(int(which.max()) + 1)]
+
+    def _room(self, lines, within, recent, by, both) -> np.ndarray:
+        """What each line takes once it is used: found or not, soon after the last time or not, by one SM, or with some chance by
+        SMs of both halves; -1 for what is stored."""
+        had = self.used.room[lines] / np.maximum(1, self.weights[lines])
+        same = self.reader[lines] == by
+        again = np.where(recent, np.where(same, had, (had + _BOTH_HALVES) / 2), np.where(same, _ONE_HALF, _ANY_HALF))
+        read = np.where(within, again, _READ_ONCE)
+        return np.where(by < 0, _ONE_HALF, read + (_BOTH_HALVES - read) * both)
+
+    def _meet(self, lines, within, young, before, after, read, written, filled) -> np.ndarray:
+        """Different lines, each met by one access: whether L2 has it, and it was used lately, the uses before and after this access, the
+        sectors that it reads and those it writes. Returns how many sectors of each had to be read for it."""
         held, dirty, weights = self.held[lines], self.dirty[lines], self.weights[lines]
-        # Of a line that is brought in, what was written before has left.
-        gone = np.where(within, np.uint32(0), dirty)
+        # What was stored long ago was written to DRAM, and with a line that had to leave.
+        gone = np.where(young, np.uint32(0), dirty)
         if gone.any():
             self._write_back(gone, held, weights)
             dirty ^= gone
+            held = held & ~_bytes(gone) | gone
         held[~within] = 0
         # What was written in part long ago is completed.
         waiting = dirty & (read | written) & ~held
@@ -314,7 +365,9 @@ class L2:
         counted too."""
         lines = np.flatnonzero(self.dirty)
         dirty, held, weights = self.dirty[lines], self.held[lines], self.weights[lines]
-        gone = np.where(self.lru.within(lines), self._late(dirty & ~held, lines, self.uses), dirty)
+        kind = _kind(lines)
+        young = self.used.stamp[lines] > self.used.horizons[_KINDS + kind]
+        gone = np.where(young, self._late(dirty & ~held, lines, self.uses), dirty)
         self._write_back(gone, held, weights)
         self.held[lines], self.dirty[lines] = held & ~_bytes(gone) | gone, dirty ^ gone
         self._in_pieces(dirty ^ gone, weights)

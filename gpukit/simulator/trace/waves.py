@@ -17,7 +17,7 @@ import numpy as np
 from gpukit.hardware import Gpu
 from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
 from gpukit.simulator.trace.instructions import Forms, Way
-from gpukit.simulator.trace.levels import L1, L2, LINE_BYTES, LINE_SECTORS, by_line
+from gpukit.simulator.trace.levels import L1, L2, L2_WAITS, LINE_BYTES, LINE_SECTORS, by_line
 from gpukit.simulator.trace.places import places, sectors_read
 from gpukit.simulator.trace.recording import STORAGE_ALIGNMENT, Recording, Site, digit_places, digit_steps
 
@@ -423,10 +423,10 @@ class Play:
         same = (row >= 0) & (self.step[there] == self.step) & (self.which[there] == self.which) & self.through_l1
         return np.where(same, there, -1)
 
-    def _asked_of_l2(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of rows in their order those that L2 sees, for each the row of the SM whose L1 says what it lacks, or -1, and how many
-        sectors it asks for. Where programs load the same at the same time, L2 sees one of them. An atomic is there twice: it
-        reads, and then it writes."""
+    def _asked_of_l2(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Of rows in their order those that L2 sees, for each the row of the SM whose L1 says what it lacks, or -1, how many
+        sectors it asks for, and for how many programs. Where several load the same at the same time, L2 sees one of them. An
+        atomic is there twice: it reads, and then it writes."""
         alike = self._alike()[rows] if self.l1_missed else np.full(rows.size, -1)
         missed = np.full(self.step.size, -1)  # how many sectors, where that is known
         missed[[*self.l1_missed]] = [np.count_nonzero(missing) for missing in self.l1_missed.values()]
@@ -439,8 +439,10 @@ class Play:
         order = _order(*columns)
         fresh = np.logical_or.reduce([_changes(column[order]) for column in columns])
         times[whole[order[~fresh]]] = 0
+        readers = np.ones(rows.size, dtype=np.int64)
+        readers[whole[order[fresh]]] = np.diff(np.flatnonzero(fresh), append=fresh.size)
         asked = np.where(alike >= 0, missed[alike], self.sizes[rows])
-        return np.repeat(rows, times), np.repeat(alike, times), np.repeat(asked, times)
+        return tuple(np.repeat(column, times) for column in (rows, alike, asked, readers))
 
     def l2(self, capacity: int, touched: np.ndarray) -> _Dram:
         """What passes between L2 and DRAM. Where only the first waves are known, what is `touched` later, of all sectors that each
@@ -449,14 +451,15 @@ class Play:
         cache = L2(self.lines_in_memory, 2 * self.step.size, capacity)
         read, halves = np.zeros((2, len(self.kinds)))
         before = (read, 0, 0, 0)  # when the last wave began
-        rows, alike, asked = self._asked_of_l2(_order(self.step, self.program, self.turn, waves))
+        rows, alike, asked, readers = self._asked_of_l2(_order(self.step, self.program, self.turn, waves))
         asks, asked = _Asks(self, rows, alike), np.bincount(self.sites[rows], asked, minlength=read.size)
         wave = -1
         for wave in np.unique(waves).tolist():
             before = (read.copy(), cache.dram_read, cache.dirtied, cache.fills)
             first, last = np.searchsorted(waves[rows], [wave, wave + 1]).tolist()
             for part in asks.parts(first, last):
-                fetched, in_halves = cache.play(asks.sizes[part], asks.writes[part], *asks.lines(part))
+                who = self.sm[rows[part]], readers[part]
+                fetched, in_halves = cache.play(asks.sizes[part], asks.writes[part], *who, *asks.lines(part))
                 read += np.bincount(asks.sites[part], fetched, minlength=read.size)
                 halves += np.bincount(asks.sites[part], in_halves, minlength=read.size)
         halves = share(halves, read)
@@ -464,7 +467,7 @@ class Play:
         completed = cache.dram_read - read.sum()
         if self.known == self.programs:
             pieces = cache.pieces, cache.piece_sectors
-            read = self._by_integers(read, cache.dirtied, cache.lru.capacity)
+            read = self._by_integers(read, cache.dirtied, cache.capacity)
             return _Dram(read, halves, np.minimum(1, share(read, asked)), completed, cache.dram_written, left, *pieces)
         in_wave, so_far = (np.bincount(self.sites, self.sizes * of, minlength=read.size) for of in (waves == wave, 1))
         rest = np.maximum(0, touched - so_far)
@@ -474,14 +477,14 @@ class Play:
         completed += max(0.0, completed - (all_before - read_before.sum())) * more_stores
         dirtied = cache.dirtied + (cache.dirtied - dirtied_before) * more_stores
         in_a_wave, of_sites = cache.fills - fills_before, rest / np.maximum(1, in_wave)
-        later = self._later(read, read - read_before, of_sites, in_a_wave, cache.lru.capacity)
+        later = self._later(read, read - read_before, of_sites, in_a_wave, cache.capacity)
         fills = cache.fills + in_a_wave * more - (((read - read_before) * of_sites).sum() - later.sum()) / LINE_SECTORS
-        left = dirtied * min(1.0, cache.lru.capacity / max(1, fills))  # what is written and what is read leave L2 alike
+        left = dirtied * min(1.0, L2_WAITS * cache.capacity / max(1, fills))
         asked = asked * touched / np.maximum(1, so_far)
         # A line that is not whole when the last known wave ends may be filled soon after.
-        part = dirtied / max(1, cache.dirtied) * self._stays_in_pieces(cache.lru.capacity)
+        part = dirtied / max(1, cache.dirtied) * self._stays_in_pieces(cache.capacity)
         pieces = cache.pieces * part, cache.piece_sectors * part
-        read = self._by_integers(read + later, dirtied, cache.lru.capacity)
+        read = self._by_integers(read + later, dirtied, cache.capacity)
         return _Dram(read, halves, np.minimum(1, share(read, asked)), completed, dirtied - left, left, *pieces)
 
     def _by_integers(self, read: np.ndarray, written: float, capacity: int) -> np.ndarray:
