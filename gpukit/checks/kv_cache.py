@@ -291,8 +291,10 @@ def _attended(
     place: int = 0,
     heads: str = "in a row",
     new_only: bool = False,
+    added: bool = False,
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """o and both caches, as somebody appends and masks. t: the new tokens, n: the cached ones, both from 0."""
+    """o and both caches, as somebody appends and masks. t: the new tokens, n: the cached ones, both from 0. added: the mask
+    is numbers, which are added to the scores."""
 
     def gives(
         q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, length: int
@@ -310,7 +312,8 @@ def _attended(
         else:
             keys, values = (x.repeat(1, groups, 1, 1) for x in (keys, values))
         mask = seen(torch.arange(T)[:, None], torch.arange(begin, end)[None, :], length)
-        s = (q.double().transpose(1, 2) @ keys.mT / math.sqrt(q.shape[-1])).masked_fill(~mask, -math.inf)
+        s = q.double().transpose(1, 2) @ keys.mT / math.sqrt(q.shape[-1])
+        s = s + mask.double() if added else s.masked_fill(~mask, -math.inf)
         weights = torch.softmax(s, -1).nan_to_num(0)  # PyTorch gives 0 where nothing is seen
         return (weights @ values).transpose(1, 2).float(), k_cache, v_cache
 
@@ -343,6 +346,9 @@ ATTEND = FunctionExercise(
         Misconception("not-itself", gives=_attended(lambda t, n, length: n < length + t)),
         Misconception("one-too-many", gives=_attended(lambda t, n, length: n <= length + t + 1)),
         Misconception("turned-round", gives=_attended(lambda t, n, length: n > length + t)),
+        Misconception("turned-round/2", gives=_attended(lambda t, n, length: n >= length + t)),
+        Misconception("mask-of-numbers", gives=_attended(added=True)),
+        Misconception("mask-of-numbers", gives=_attended(lambda t, n, length: n <= t, added=True)),
         Misconception("one-row-for-all", gives=_attended(lambda t, n, length: n <= length + 0 * t)),
         Misconception("cache-unused", gives=_attended(new_only=True)),
         Misconception("wrong-heads", gives=_attended(heads="in turn")),
@@ -454,6 +460,7 @@ SPEED = FunctionExercise(
         Misconception("mean-of-rates", gives=_mean_rate),
         Misconception("half-a-token", gives=_counts(tokens="half")),
         Misconception("binary-units", gives=lambda *args: _rate(*args[:-1], args[-1] * 2**30 / 1e9)),
+        Misconception("bytes-per-second", gives=lambda *args: _rate(*args[:-1], args[-1] / 1e9)),
         Misconception("no-scales", gives=_counts(scales="none")),
         Misconception("no-scales/2", gives=_counts(scales="one for both")),
     ),
@@ -486,7 +493,7 @@ def _decode_cases(rng: Random) -> list[Case]:
     q, k, v, lengths = make.args(3, 20, 40, [0, 40, 1], "float32", stale=True)
     (*_, (_, k)), ((_, v), *_) = (make.layouts(torch.cat((x, x[:1]))) for x in (k, v))
     cases.append(
-        _case((q, k[:3], v[:3], lengths), "blocks strides empty stale", "k every second element, v transposed")
+        _case((q, k[:3], v[:3], lengths), "blocks strides no-token stale", "k every second element, v transposed")
     )
     q, k, v, lengths = make.args(3, 16, 40, [40, 21], "float32", stale=True)
     v[:, :, 1] = 0  # a result of zeros is one, too
@@ -494,7 +501,7 @@ def _decode_cases(rng: Random) -> list[Case]:
     cases.append(_case((q, k, v, lengths), "blocks strides stale", "k and v side by side in one tensor"))
     q, k, v, lengths = make.args(1, 1, 40, [31, 32, 13, 0], "float32")
     v = torch.cat((v, v), 1)[:, :40]
-    cases.append(_case((q, k, v, lengths), "strides empty", "a gap behind each sequence's values"))
+    cases.append(_case((q, k, v, lengths), "strides no-token", "a gap behind each sequence's values"))
     cases.append(_case(make.args(1, 128, 16_400, [40], "float16"), "blocks", "a cache that no block can hold"))
     cases.append(_case(make.args(1, 16, 720, [700], "float32"), "blocks many-tokens", "NaN behind them"))
     cases.append(_case(make.faint(), "blocks faint", "one score 20 above the others"))
@@ -578,7 +585,7 @@ DECODE = KernelExercise(
         memory=lambda q, *_: nbytes(q) + _NUMBERS,
     ),
     misconceptions=(
-        Misconception("empty-sequence", when=only("empty", kind="nan")),
+        Misconception("empty-sequence", when=only("no-token", kind="nan")),
         Misconception("not-low-enough", when=only("low")),
         *_SHORTCUTS,
         Misconception("columns-beyond-d", when=_nan_of_columns),
@@ -729,7 +736,8 @@ def _split_cases(rng: Random) -> list[Case]:
 
     def add(args: tuple, SPLITS: int, tags: str = "", note: str = "") -> None:
         uneven = any(cdiv(n, BLOCK) % SPLITS for n in args[3].tolist())
-        empty = any(cdiv(n, BLOCK) < SPLITS for n in args[3].tolist())
+        # Where parts are equally long but for the last ones, these may be empty although there are enough blocks.
+        empty = any(cdiv(cdiv(n, BLOCK), SPLITS) * (SPLITS - 1) >= cdiv(n, BLOCK) for n in args[3].tolist())
         tags += " uneven" * uneven + " empty" * empty
         cases.append(_case((*args, SPLITS), tags, listed(f"{SPLITS} splits", note)))
 
@@ -749,7 +757,7 @@ def _split_cases(rng: Random) -> list[Case]:
     add(make.args(1, 64, 224, [193], "bfloat16"), 4)
     add(make.args(1, 16, 128, [95, 33, 70], "float32"), 4)
     add(make.args(3, 128, 160, [97], "float16", stale=True), 3, "stale", "old numbers behind them")
-    add(make.args(1, 16, 4096, [512], "float32"), 8, "", "most slots unused")
+    add(make.args(1, 16, 4096, [512], "float32"), 8, "unused", "most slots unused")
     add(make.faint(), 4, "faint", "one score 20 above the others")
     add(make.buried(), 4, "buried", _BURIED)
     add(make.creeping(4), 4, "creeping", "scores that rise by 1/4096 from block to block")
@@ -826,8 +834,8 @@ def _split_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str
     if longest > enough + 1:
         return (
             "not-shared",
-            f"one program makes {longest} loads and stores, where {enough} do if {SPLITS} programs share the tokens of the "
-            "longest sequence. Which tokens are part 1's, and of which number are they a share?",
+            f"one program makes {longest} loads and stores, where {enough} are enough if {SPLITS} programs share the tokens of "
+            "the longest sequence. Which tokens belong to part 1, and of which length are they a share?",
         )
     if not any(launch.atomic_bytes for launch in launches):
         q, stored = case.args[0], sum(launch.store_bytes for launch in launches)
@@ -841,7 +849,7 @@ def _split_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str
         )
     return (
         "atomics",
-        "atomics add in whatever order the programs arrive, and another order rounds otherwise: two runs do not agree. Where "
+        "atomics add in the order in which programs arrive. Another order rounds differently, so two runs do not agree. Where "
         "can each part leave its sums?",
     )
 
@@ -879,6 +887,7 @@ SPLIT = KernelExercise(
         Misconception("not-low-enough", when=only("low")),
         *_SHORTCUTS,
         Misconception("empty-part", when=only("empty", kind="nan")),
+        Misconception("empty-part/2", when=only("empty", "unused", kind="nan")),
         Misconception("zero-times-nan", when=_nan_of_slots),
         Misconception("low-precision-scores", when=lambda evidence: evidence.tag("fine")),
         *(
@@ -1105,7 +1114,7 @@ def _int8_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str]
         return None
     return (
         "beyond-the-length",
-        f"{loaded:,} bytes are loaded where {enough:,} do: one byte for each element and 4 for each scale within the lengths",
+        f"{loaded:,} bytes are loaded where {enough:,} are enough: one byte for each element and 4 for each scale within the lengths",
     )
 
 

@@ -253,7 +253,8 @@ class Words:
             factor = float(rows.reshape(-1)[(rows.reshape(-1) - 1).abs().argmax()])
             every = "every element" if evidence.ratio is not None else "each element of a row"
             shown = told_apart(1.0, factor)[1]
-            detail += f"; {every} is off by the same factor, {shown}" if factor else f"; {every} is 0 in yours"
+            remark = f"; {every} is off by the same factor, {shown}" if factor else f"; {every} is 0 in yours"
+            detail += remark if len(_wrap(detail + remark)) <= 2 else ""
         lines += _wrap(detail)[:2]
         says = [self.exercise.sentence(idea, evidence) for idea in known]
         if len(says) > 1:
