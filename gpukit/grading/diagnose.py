@@ -176,6 +176,7 @@ class Words:
         more = ["a check runs kernels as Python; a GPU needs what Triton's compiler takes"] if ran else []
         if "Boolean value of Tensor" in message:
             more = ["an `if` asks for one truth, and this condition is a block: tl.where chooses for each element"]
+        more += ["the kernel was given None where it wants a tensor"] if "'NoneType' object has no" in message else []
         more += [_SIXTEEN_BITS] if "Expected dtype ['fp32', 'fp64']" in message else []
         return self._found("fail", "does-not-compile", text, *code, " ".join(message.split())[:300], *more)
 

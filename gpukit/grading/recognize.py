@@ -125,6 +125,7 @@ TAGS = {
     "groups": "with more than one group",
     "uneven": "whose parts differ in size",
     "empty": "in which a part is empty",
+    "empty-tensor": "with an empty tensor",
     "no-token": "with a sequence that has no token",
     "unused": "with a cache that is far longer than its sequences",
     "none": "without any keys",
