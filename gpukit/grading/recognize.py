@@ -126,6 +126,8 @@ TAGS = {
     "uneven": "whose parts differ in size",
     "empty": "in which a part is empty",
     "empty-tensor": "with an empty tensor",
+    "empty-piece": "with an empty piece",
+    "padding-alone": "with a micro-batch of padding alone",
     "no-token": "with a sequence that has no token",
     "unused": "with a cache that is far longer than its sequences",
     "none": "without any keys",
