@@ -150,7 +150,7 @@ def decay(left: Mapping[str, Sequence[float]]) -> Table:
 def bytes_reveal(lines: Trace, n: int) -> Reveal:
     """The prediction of the bytes of five lines beside what was counted, each operation in a table."""
     one = adamw.cost((1, n), torch.float32)
-    each = [(op.name, op.read_bytes // n, op.write_bytes // n) for op in lines.torch_ops]
+    each = [(op.name.removeprefix("aten."), op.read_bytes // n, op.write_bytes // n) for op in lines.torch_ops]
     each.append(("all of them", *(sum(row[i] for row in each) for i in (1, 2))))
     each.append(("one kernel", one.read_bytes // n, one.write_bytes // n))
     columns = {"operation": "", "reads": "bytes per weight", "writes": "bytes per weight"}

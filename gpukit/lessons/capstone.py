@@ -494,7 +494,7 @@ def _days(found: dict[str, dict[str, dict[str, str]]]) -> str:
         f"\n\nThe rows of a table are not all of one day: {'; '.join(groups)}. Between the days the gradients of the course's "
         "attention became faster, and a rung may have run on another card of the same kind. How far two measurements of one rung "
         "lie apart was not recorded. So read a ratio as close to 1 as 0.99 as no difference, and take ratios between rows of "
-        "different days, such as those of fp8, for less certain than the others."
+        "different days, such as those of fp8, as less certain than the others."
     )
 
 
@@ -941,8 +941,8 @@ def verdict() -> Reveal:
     because = (
         "In **run A** the causal mask is missing: a change of the last token reaches the earlier ones, so each token sees the "
         "one that it is asked to predict. The loss becomes small as soon as attention has learned to look one place ahead.",
-        "In **run B** the gradients are never set to zero. Each backward pass adds to what clipping has left of all the earlier "
-        "ones, so the norm before clipping stays above that of the healthy run, and each update follows old gradients of older "
+        "In **run B** the gradients are never set to zero. Each backward pass adds to the clipped sum of all earlier "
+        "gradients, so the norm before clipping stays above that of the healthy run, and each update follows old gradients of older "
         "weights as much as the new one. The model still learns, only worse, and so this mistake is found late. Without the "
         "clipping in place the norm would grow from step to step.",
         "In **run C** the targets are the inputs: the model has to repeat what it reads, and for that it needs no attention. A "
