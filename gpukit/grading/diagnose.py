@@ -266,8 +266,8 @@ class Words:
             says = [f"two things at once: (1) {says[0]}", f"(2) {says[1]}"]
         elif not says and wrong.kind == "nan":
             says = [
-                "fresh buffers hold NaN here, and so do lanes of a load whose mask is off and which was given no `other`: was "
-                "every element stored, do all lanes count that should, and is NaN what the arithmetic gives?"
+                "in a check, new buffers hold NaN, and so do the masked lanes of a load without `other`. Is every element stored, "
+                "is a masked lane used in a result, or does the arithmetic itself give NaN?"
             ]
         for say in says:
             lines += _wrap(f"  {say}")
