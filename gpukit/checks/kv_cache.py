@@ -172,7 +172,12 @@ def _tokens(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> list[tuple[Tens
 
 
 def _blockwise(
-    fault: str = "", padding: int = 0, only: slice | None = None, guarded: bool = True
+    fault: str = "",
+    padding: int = 0,
+    only: slice | None = None,
+    guarded: bool = True,
+    divided: bool = True,
+    whole_blocks: bool = False,
 ) -> Callable[..., Tensor]:
     """The running softmax over blocks of 32 tokens, as somebody carries it on.
 
@@ -180,11 +185,14 @@ def _blockwise(
     padding  how many slots behind the last token count, as far as the last block has them
     only     the tokens that take part
     guarded  whether a sum of no weights is divided by 1
+    divided  whether the sum of the values is divided by that of the weights
+    whole_blocks  whether a last block that is not full is left out
     """
 
     def gives(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *_: Any) -> Tensor:
         import torch
 
+        lengths = lengths // BLOCK * BLOCK if whole_blocks else lengths
         rows = []
         for s, values in _tokens(q, k, v, lengths):
             s, values = s[:, only or slice(None)], values[:, only or slice(None)]
@@ -196,7 +204,8 @@ def _blockwise(
             share = len(s) // k.shape[2] if fault == "one maximum" else 1  # query heads of one program
             s, values = s.view(-1, share, s.shape[1]), values[::share]
             _, total, acc = ideas.online_softmax(s, values, BLOCK, fault, share)
-            rows.append((acc / torch.where((total == 0) & guarded, 1, total)).flatten(0, 1))
+            below = torch.where((total == 0) & guarded, 1, total) if divided else 1
+            rows.append((acc / below).flatten(0, 1))
         return torch.stack(rows)
 
     return gives
@@ -218,7 +227,16 @@ _CARRIED = (
 
 def _carried(guards: Sequence[bool]) -> list[Misconception]:
     return [
-        Misconception(name, gives=_blockwise(fault, guarded=guarded)) for name, fault in _CARRIED for guarded in guards
+        *(
+            Misconception(name, gives=_blockwise(fault, guarded=guarded))
+            for name, fault in _CARRIED
+            for guarded in guards
+        ),
+        *(
+            Misconception("last-block-dropped", gives=_blockwise(whole_blocks=True, guarded=guarded))
+            for guarded in guards
+        ),
+        Misconception("not-divided", gives=_blockwise(divided=False)),
     ]
 
 
@@ -783,8 +801,9 @@ def _joined(
     top: str = "maximum",
     added: slice | None = None,
 ) -> Callable[..., Tensor]:
-    """Parts as somebody joins them: sums "weighted" by e to the difference of maxima, "plain", or "mean" of the results; or
-    weighted, but "divided" by the part's own sum already. fault: of a part's softmax; top: what is taken from its maxima; added: the parts that are added up in the end."""
+    """Parts as somebody joins them: sums "weighted" by e to the difference of maxima, or to that of the other sign, "inverted";
+    "plain", or "mean" of the results; or weighted, but "divided" by the part's own sum already. total: likewise, or "nothing" to
+    divide by. fault: of a part's softmax; top: what is taken from its maxima; added: the parts that are added up in the end."""
 
     def gives(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, SPLITS: int) -> Tensor:
         import torch
@@ -801,7 +820,7 @@ def _joined(
             m, l, sums = (torch.stack(x)[..., 0, :] for x in zip(*parts, strict=True))
             m = torch.where(m.isneginf(), 0, m)  # a maximum that never moves is the same number in all parts
             most = {"maximum": m.amax(0), "from 0 on": m.amax(0).clamp_min(0), "none": 0 * m[0]}[top]
-            weight = ideas.exp_of_float32(m - most)
+            weight = ideas.exp_of_float32(most - m if acc == "inverted" else m - most)
             weight, l, sums = (x[added or slice(None)] for x in (weight, l, sums))
             results = sums / torch.where(l == 0, 1, l)
             if acc == "mean":
@@ -810,9 +829,9 @@ def _joined(
             if acc == "divided":
                 rows.append((results * weight).sum(0) / (l * weight).sum(0))
                 continue
-            above = (sums * weight if acc == "weighted" else sums).sum(0)
-            below = (l * weight if total == "weighted" else l).sum(0)
-            rows.append(above / below)
+            above = (sums if acc == "plain" else sums * weight).sum(0)
+            below = (l if total == "plain" else l * weight).sum(0)
+            rows.append(above if total == "nothing" else above / below)
         return torch.stack(rows)
 
     return gives
@@ -900,6 +919,8 @@ SPLIT = KernelExercise(
                 ("one-part-only", {"added": slice(1)}),
                 ("one-part-only/2", {"added": slice(-1, None)}),
                 ("divided-too-early", {"acc": "divided"}),
+                ("not-divided", {"total": "nothing"}),
+                ("factor/3", {"acc": "inverted"}),
             )
             for bounds in (_bounds, _long_first)
         ),
@@ -1089,6 +1110,16 @@ def _scaled_by_the_maximum(outcome: Outcome) -> bool:
     return all(bool(((x * 127 - y).abs() <= 1e-5 * y.abs()).all()) for x, y in zip(new, largest, strict=True))
 
 
+def _inverse_scales(evidence: Evidence) -> bool:
+    """Whether the newest tokens' scales are 127 over their largest sizes, where these are not tiny."""
+    off = []
+    for outcome in evidence.outcomes:
+        _, k, _, _, _, _, _, lengths = outcome.case.args
+        scales, step = outcome.reply.outputs["k_scales"].double(), k.double().abs().amax(-1) / 127
+        off += [(scales[b, n] * step[b] - 1).abs()[step[b] > 1e-30] for b, n in enumerate(lengths.tolist())]
+    return all(bool((x < 1e-3).all()) for x in off)
+
+
 def _off_near_half(outcome: Outcome) -> bool:
     """Whether all new integers that are wrong are the neighbors of the right ones, of numbers nearly midway between two."""
     found = []
@@ -1153,6 +1184,7 @@ INT8 = KernelExercise(
         Misconception(
             "not-nearest", when=lambda evidence: all(_off_near_half(o) for o in evidence.outcomes if o.wrong)
         ),
+        Misconception("inverse-scale", when=_inverse_scales),
         Misconception("scale-in-the-sum", gives=_int8_o(in_sum=True)),
         Misconception("no-k-scale", gives=_int8_o(of_k="none")),
         Misconception("no-v-scale", gives=_int8_o(of_v="none")),
