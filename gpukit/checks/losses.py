@@ -441,6 +441,11 @@ def _first_blocks(x: Tensor, BLOCK_V: int) -> Tensor:
     return x[:, :whole].logsumexp(-1)
 
 
+def _first_blocks_or_none(x: Tensor, BLOCK_V: int) -> Tensor:
+    """-inf where there is no whole block, the logarithm of a sum of nothing."""
+    return x[:, : x.shape[-1] // BLOCK_V * BLOCK_V].logsumexp(-1)
+
+
 def _loss_only(of: Callable[..., Tensor]) -> Callable[..., dict[str, Tensor]]:
     def gives(x: Tensor, target: Tensor, BLOCK_V: int, ignore_index: int = IGNORE) -> dict[str, Tensor]:
         wrong = _zero_if_ignored(of(x.float(), target, ignore_index), target, ignore_index)
@@ -801,6 +806,8 @@ CROSS_ENTROPY = KernelExercise(
         Misconception("no-max-subtraction", gives=_with_lse(lambda x, _: x.double().exp().sum(-1).log().float())),
         Misconception("no-rescale", gives=_with_lse(_no_rescale)),
         Misconception("tail-block", gives=_with_lse(_first_blocks)),
+        Misconception("tail-block", gives=_with_lse(_first_blocks_or_none)),
+        Misconception("factor", when=lambda evidence: evidence.kind == "nan" and len(evidence.passed) < 2),
         Misconception("first-block-only", gives=_with_lse(lambda x, BLOCK_V: x[:, :BLOCK_V].logsumexp(-1))),
         Misconception("maximum-left-out", gives=_with_lse(lambda x, _: (x - x.amax(-1, keepdim=True)).logsumexp(-1))),
         Misconception("probability-first", when=_infinite_loss),
@@ -1058,7 +1065,11 @@ KL = KernelExercise(
     misconceptions=(
         ideas.NOT_FINITE,
         Misconception("zero-log-zero", when=only_rows(lambda x, t, *_: (t == 0).any(-1), "nan")),
-        Misconception("padding-log", when=lambda evidence: evidence.kind == "nan" and evidence.output == "y"),
+        Misconception(
+            "padding-log",
+            when=lambda evidence: evidence.kind == "nan" and evidence.output == "y" and bool(evidence.passed),
+        ),
+        Misconception("log-of-a-logarithm", when=lambda evidence: evidence.kind == "nan" and evidence.output == "y"),
         Misconception("swapped", gives=_kl_gives(lambda x, t: (x.exp() * (x - t.log())).sum(-1))),
         Misconception("no-entropy", gives=_kl_gives(lambda x, t: -(t * x).sum(-1))),
         Misconception("log-of-a-logarithm", gives=_kl_gives(lambda x, t: (t.xlogy(t) - t * x.exp()).sum(-1))),
