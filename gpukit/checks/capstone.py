@@ -890,6 +890,7 @@ def _gradients(
     ds = ds * seen
     group = q.shape[0] // k.shape[0]
     each_k, each_v = ds.mT @ q / math.sqrt(q.shape[-1]), (ds if fault == "dv of ds" else p).mT @ do
+    each_k = each_k / math.sqrt(q.shape[-1]) if fault == "scale twice" else each_k
     dk, dv = (x.unflatten(0, (-1, group)) for x in (each_k, each_v))
     if fault == "first of the group":
         return {"dk": dk[:, 0], "dv": dv[:, 0]}
@@ -1005,6 +1006,7 @@ ATTENTION = KernelExercise(
         Misconception("no-delta", gives=_of_gradients("no delta", "dk")),
         Misconception("no-p", gives=_of_gradients("no p", "dk")),
         Misconception("dv-of-ds", gives=_of_gradients("dv of ds", "dv")),
+        Misconception("scale-twice", gives=_of_gradients("scale twice", "dk")),
         Misconception("lse", gives=_from_another_lse(lambda m, lse: lse - m)),
         Misconception("lse", gives=_from_another_lse(lambda m, lse: m)),
         Misconception("infinite-weights", when=only("hidden", kind="nan")),
