@@ -102,7 +102,7 @@ def check_machine(root: Path, venv: Path) -> None:
     if free < at_least:
         raise SetupError(
             f"{venv.parent} has {free:.1f} GB free and the environment needs {at_least:g} GB: make room, or install "
-            'PyTorch\'s CPU build (README, "Without a GPU") with make lab MIN_FREE_GB=3'
+            "PyTorch's CPU build (README, «Without a GPU») with make lab MIN_FREE_GB=3"
         )
 
 

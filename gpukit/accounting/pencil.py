@@ -260,7 +260,7 @@ def flops_lines(
         lines.append(f"  price = {big(cost.gpu_hours)} GPU-hours x {price:g} = {cost.money:,.0f}")
     lines += [
         "",
-        f'The trap: a datasheet\'s {SPARSE_FACTOR * peak:,.4g} T "with sparsity" would promise {days(cost.days / SPARSE_FACTOR)}',
+        f"The trap: a datasheet's {SPARSE_FACTOR * peak:,.4g} T «with sparsity» would promise {days(cost.days / SPARSE_FACTOR)}",
         f"20 tokens per parameter would be {big(chinchilla_tokens(n))}; this run has {tokens / n:,.4g} per parameter",
     ]
     if config:

@@ -177,7 +177,6 @@ class Words:
         more = ["a check runs kernels as Python; a GPU needs what Triton's compiler takes"] if ran else []
         if "Boolean value of Tensor" in message:
             more = ["an `if` asks for one truth, and this condition is a block: tl.where chooses for each element"]
-        more += ["the kernel was given None where it wants a tensor"] if "'NoneType' object has no" in message else []
         more += [_SIXTEEN_BITS] if "Expected dtype ['fp32', 'fp64']" in message else []
         return self._found("fail", "does-not-compile", text, *code, " ".join(message.split())[:300], *more)
 
@@ -266,8 +265,8 @@ class Words:
             says = [f"two things at once: (1) {says[0]}", f"(2) {says[1]}"]
         elif not says and wrong.kind == "nan":
             says = [
-                "in a check, new buffers hold NaN, and so do the masked lanes of a load without `other`. Is every element stored, "
-                "is a masked lane used in a result, or does the arithmetic itself give NaN?"
+                "fresh buffers hold NaN here, and so do lanes of a load whose mask is off and which was given no `other`: was "
+                "every element stored, do all lanes count that should, and is NaN what the arithmetic gives?"
             ]
         for say in says:
             lines += _wrap(f"  {say}")

@@ -84,7 +84,7 @@ def test_flops(capsys):
     text = printed(capsys, "flops --model llama3-70b --tokens 15T --gpus 1024xh100 --mfu 0.5")
     assert "6 x 70,553,706,496 x 15,000,000,000,000 = 6.35e+24" in text
     assert "1,024 x 989.4 T (H100 SXM, bf16, dense) x MFU 0.5 = 5.066e+17" in text
-    assert "= 145.1 days" in text and '"with sparsity" would promise 72.5 days' in text
+    assert "= 145.1 days" in text and "«with sparsity» would promise 72.5 days" in text
     shares = [float(share) for share in re.findall(r"([\d.]+)%$", text, re.MULTILINE)]
     assert len(shares) == 8 and sum(shares) == pytest.approx(100, abs=0.5)
 
