@@ -148,8 +148,8 @@ def round_kernel(x_ptr, y_ptr, n, seed, BLOCK: tl.constexpr):
 def round_at_random(x: Tensor, seed: int) -> Tensor:
     """x [n] float32, contiguous, n <= 2^24 -> y [n] int16, the bits of bfloat16 numbers; int16 because the check compares bits.
 
-    Each x lies between two bfloat16 numbers. y is the one farther from zero with a probability that is the share of the way
-    from the nearer to the farther one that x has covered, and the nearer one otherwise. Element i takes the lower 16 of the
+    Each x lies between two bfloat16 numbers, at some share of the way from the one nearer to zero to the one farther from
+    zero. This share is the probability with which y is the farther one; otherwise y is the nearer one. Element i takes the lower 16 of the
     32 random bits of tl.randint(seed, i) and adds them to those bits of x that bfloat16 does not keep: y is the farther
     number where this sum carries. No x is NaN.
     """

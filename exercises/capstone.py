@@ -94,7 +94,7 @@ def bytes_sent(
 # --------------------------------------------------------------------------------------------------------- capstone.dq
 @triton.jit
 def load_rows(ptr, first, T, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Rows first, first + 1, ... of a contiguous matrix [T, D], as [ROWS, BLOCK_D]. What lies outside the matrix is 0."""
+    """Complete: rows first, first + 1, ... of a contiguous matrix [T, D], as [ROWS, BLOCK_D]. What lies outside the matrix is 0."""
     rows = first + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK_D)[None, :]
     return tl.load(ptr + rows.to(tl.int64) * D + columns, mask=(rows < T) & (columns < D), other=0.0)
@@ -102,7 +102,7 @@ def load_rows(ptr, first, T, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.co
 
 @triton.jit
 def store_rows(ptr, x, first, T, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The counterpart: x [ROWS, BLOCK_D] into the same places."""
+    """Complete: the counterpart, x [ROWS, BLOCK_D] into the same places."""
     rows = first + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK_D)[None, :]
     tl.store(ptr + rows.to(tl.int64) * D + columns, x, mask=(rows < T) & (columns < D))

@@ -74,7 +74,7 @@ def decode_kernel(
     """One program: one head of one sequence. q and o are contiguous; the caches have the strides that are given."""
     row = tl.program_id(0).to(tl.int64)
     b, h = row // H, row % H
-    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # 64 bits for what stride_kd and stride_vd make of it
+    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # in 64 bits, because a column times its stride may need more than 32
     mask_d = offs_d < D
     q = tl.load(q_ptr + row * D + offs_d, mask=mask_d, other=0.0).to(tl.float32) * scale
     length = tl.load(lengths_ptr + b)

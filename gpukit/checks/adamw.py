@@ -56,7 +56,8 @@ def _update(
     v = beta2 * v + (1 - beta2) * g * (1 if twist == "not-squared" else g)
     if twist == "betas-exchanged":
         beta1, beta2 = 1 - beta1, 1 - beta2
-    used_m, used_v = (old_m, old_v) if twist == "old-moments" else (m, v)
+    used_m = old_m if twist in ("old-moments", "old-m") else m
+    used_v = old_v if twist in ("old-moments", "old-v") else v
     t = step + {"counts-from-zero": -1, "counts-from-two": 1}.get(twist, 0)
     first = 1 if twist in ("no-bias-correction", "corrects-v-only") else 1 - beta1**t
     second = 1 if twist in ("no-bias-correction", "corrects-m-only") else 1 - beta2**t
@@ -151,6 +152,8 @@ UPDATE = KernelExercise(
             )
         ),
         Misconception("eps-in-the-root", gives=_twisted("eps-in-the-root-of-v")),
+        Misconception("old-moments", gives=_twisted("old-m")),
+        Misconception("old-moments", gives=_twisted("old-v")),
         Misconception(
             "moment-not-stored",
             when=lambda evidence: (
@@ -242,6 +245,10 @@ CLIP = KernelExercise(
             gives=_clip_gives(lambda g, max_norm: (max_norm / (g.abs().sum() + 1e-6)).clamp(max=1.0)),
         ),
         Misconception(
+            "sum-of-magnitudes",
+            gives=_clip_gives(lambda g, max_norm: (max_norm / (g.abs().sum().sqrt() + 1e-6)).clamp(max=1.0)),
+        ),
+        Misconception(
             "no-root", gives=_clip_gives(lambda g, max_norm: (max_norm / (g.square().sum() + 1e-6)).clamp(max=1.0))
         ),
         Misconception("compared-first", gives=_clip_gives(_clipped_above)),
@@ -325,7 +332,7 @@ def _many_cases(rng: Random) -> list[Case]:
         if "idle" in tags:
             g[starts[0] : starts[0] + sizes[0]] = 0
         args = (p, g, m, v, starts, sizes, decays, step, lr, 0.9, 0.99, 1e-8, BLOCK)
-        return case(f"{len(sizes)} tensors of {shown}, BLOCK {BLOCK}", *args, tags=tags)
+        return case(f"{len(sizes)} tensor{'s' * (len(sizes) > 1)} of {shown}, BLOCK {BLOCK}", *args, tags=tags)
 
     return [
         tensors([64], 64),
@@ -333,7 +340,7 @@ def _many_cases(rng: Random) -> list[Case]:
         tensors([1000], 256, gap=24, tags="partial"),
         tensors([64, 64, 64], 64, gap=64, tags="tensors"),
         tensors([100, 1, 300, 7], 64, gap=8, tags="partial tensors"),
-        tensors([5, 0, 0, 130, 64], 64, gap=32, tags="partial tensors empty"),
+        tensors([5, 0, 0, 130, 64], 64, gap=32, tags="partial tensors empty-tensor"),
         tensors([1] * 20, 32, gap=3, tags="partial tensors"),
         tensors([70, 64], 64, gap=8, tags="partial tensors idle"),
         tensors([3, 2000, 9, 4], 128, gap=4, tags="partial tensors uneven"),
@@ -356,10 +363,14 @@ def _grid_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str]
             "than the work"
         )
     if started > needed:
-        return "empty-programs", (
-            f"{started} programs for the work of {needed}: programs without elements were started, as many for the "
-            "smallest tensor as for the largest. Who knows how many blocks each tensor has?"
-        )
+        text = f"{started} programs for the work of {needed}, so some have no elements. "
+        if started == len(sizes) * max(cdiv(size, BLOCK) for size in sizes):
+            text += (
+                "The smallest tensor has as many as the largest. Where do you know how many blocks each tensor needs?"
+            )
+        else:
+            text += "How many does a tensor need that fills its last block, and how many does one without elements?"
+        return "empty-programs", text
     return None
 
 
@@ -457,6 +468,13 @@ def _too_much_noise(evidence: Evidence) -> bool:
     return evidence.outputs.shape == y.shape and bool((evidence.outputs == y)[number].all()) and bool(number.any())
 
 
+def _other_choice(evidence: Evidence) -> bool:
+    """Each number that is wrong became the other one of its two neighbors."""
+    upper = _bits(evidence.case.args[0]) >> 16
+    beyond = (evidence.outputs.to(upper.dtype) - upper) & 0xFFFF
+    return evidence.outputs.shape == upper.shape and bool((beyond <= 1).all())
+
+
 def _same_noise(x: Tensor, seed: int) -> Tensor:
     """Every block of 1,024 has the noise of the first."""
     import torch
@@ -524,6 +542,7 @@ ROUNDING = KernelExercise(
         Misconception("upper-bits", gives=lambda x, seed: _rounded(x, seed, lambda words: words >> 16)),
         Misconception("too-much-noise", when=_too_much_noise),
         Misconception("same-noise", gives=_same_noise),
+        Misconception("other-choice", when=_other_choice),
     ),
 )
 

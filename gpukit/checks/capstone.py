@@ -45,7 +45,7 @@ def _pair_cases(rng: Random) -> list[Case]:
         ),
         case("a piece that ends as it begins", [[c, d, e, c], [a, b]], [n, n + 1], 256),
         case("pieces of one token and of none", [[a], [], [b]], [3, 1, 2], 256, tags="nothing"),
-        case("an empty piece between others", [[a, b], [], [c], [a, b, d]], [n, 2, 1, 1], 256, tags="empty"),
+        case("an empty piece between others", [[a, b], [], [c], [a, b, d]], [n, 2, 1, 1], 256, tags="empty-piece"),
         case("no pieces", [], [], 256, tags="nothing"),
         case("thirty words, some of joined tokens", words, often, 302),
         # Written one after the other, 11 ends as 1 does, and 23 begins as 2 does.
@@ -189,6 +189,8 @@ def _rate_cases(rng: Random) -> list[Case]:
 
 def _rate(step: int, steps: int, warmup: int, peak: float, final: float, fault: str = "") -> float:
     lowest = final / peak if fault == "final is a rate" else 0.0 if fault == "down to 0" else final
+    if fault == "final is a rate before the end" and step < steps:
+        lowest = final / peak
     if fault == "no warm-up":
         warmup = 0
     if step < warmup:
@@ -267,6 +269,7 @@ RATE = FunctionExercise(
         Misconception("down-to-zero", gives=_rate_gives("down to 0")),
         Misconception("down-to-zero/2", gives=_rate_gives("0 at the end")),
         Misconception("final-is-a-share", gives=_rate_gives("final is a rate")),
+        Misconception("final-is-a-share", gives=_rate_gives("final is a rate before the end")),
         Misconception("final-is-a-share/2", gives=_rate_gives("final at the end")),
         Misconception("peak-at-the-end", gives=_rate_gives("peak at the end")),
         Misconception("floor", gives=_rate_gives("max")),
@@ -309,12 +312,21 @@ def _accumulate_cases(rng: Random) -> list[Case]:
         step("one micro-batch with padding", [5], 16, 13, 4, tags="padding"),
         step("three micro-batches of unequal counts", [16, 3, 9], 16, 20, 8, tags="padding counts-differ"),
         step("a single token counts", [1], 1, 6, 3),
-        step("a micro-batch of padding alone", [6, 0, 10], 12, 17, 8, tags="padding counts-differ empty"),
+        step("a micro-batch of padding alone", [6, 0, 10], 12, 17, 8, tags="padding counts-differ padding-alone"),
         step("2 GPUs with equal counts", [8, 8], 8, 12, 6, gpus=2, others=16, tags="gpus"),
         step(
             "4 GPUs, this one has few tokens", [2, 1], 20, 12, 6, gpus=4, others=60, tags="gpus padding counts-differ"
         ),
-        step("8 GPUs, this one has nothing but padding", [0], 9, 12, 6, gpus=8, others=60, tags="gpus padding empty"),
+        step(
+            "8 GPUs, this one has nothing but padding",
+            [0],
+            9,
+            12,
+            6,
+            gpus=8,
+            others=60,
+            tags="gpus padding padding-alone",
+        ),
         step("16 micro-batches", [15, 16] * 8, 16, 300, 8, gpus=2, others=200, tags="gpus padding counts-differ many"),
     ]
 
@@ -380,8 +392,8 @@ def _accumulate_memory(case: Case, peak_bytes: int) -> tuple[str, str] | None:
         return None
     return (
         "all-at-once",
-        f"it held {peak_bytes / 1024:,.0f} KiB at once; the logits of one micro-batch are {logits / 1024:,.0f}, those of all "
-        f"{len(batches)} are {len(batches) * logits / 1024:,.0f}. What keeps the first one's graph alive while the last one runs?",
+        f"it held {peak_bytes / 1024:,.0f} KiB at once. The logits of one micro-batch take {logits / 1024:,.0f} KiB, those of all "
+        f"{len(batches)} take {len(batches) * logits / 1024:,.0f}. What keeps the graph of the first one alive while the last one runs?",
     )
 
 
@@ -414,6 +426,7 @@ ACCUMULATE = FunctionExercise(
         Misconception("loss-not-scaled", gives=_accumulates("average forgotten", "")),
         Misconception("last-one-only", gives=_accumulates(";last alone")),
         Misconception("last-one-only", gives=_accumulates(";last gradient")),
+        Misconception("mean-of-nothing", when=lambda evidence: any("nan" in repr(part) for part in evidence.outputs)),
     ),
 )
 
@@ -854,12 +867,18 @@ def _attention_traffic(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[int
     return forward + backward + copied, 2 * nbytes(q) + 2 * rows + nbytes(k, v) + copied
 
 
-def _gradients(q: Tensor, k: Tensor, v: Tensor, do: Tensor, fault: str = "") -> dict[str, Tensor]:
-    """dk and dv by their formulas, with a fault; dq is another exercise's."""
+def _gradients(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, fault: str = "", lse: Tensor | None = None
+) -> dict[str, Tensor]:
+    """dk and dv by their formulas, with a fault; dq is another exercise's. lse: in place of the right one."""
     import torch
 
-    o, lse = _forward(q, k, v)
+    o, right = _forward(q, k, v)
+    lse = right if lse is None else lse
     s, seen, use = _weights(q, k, fault)
+    if fault == "last queries":  # the last block of them, in the last head
+        seen = seen & (torch.arange(q.shape[1]) >= (q.shape[1] - 1) // 16 * 16)[:, None]
+        s = s.masked_fill(~seen, -math.inf)
     p = torch.exp(s - (_along_keys(lse) if "lse" in _turned(fault) else lse[..., None]))
     dp = do @ v[use].mT
     delta = (o * do).sum(-1, keepdim=True)
@@ -871,10 +890,11 @@ def _gradients(q: Tensor, k: Tensor, v: Tensor, do: Tensor, fault: str = "") -> 
     ds = ds * seen
     group = q.shape[0] // k.shape[0]
     each_k, each_v = ds.mT @ q / math.sqrt(q.shape[-1]), (ds if fault == "dv of ds" else p).mT @ do
+    each_k = each_k / math.sqrt(q.shape[-1]) if fault == "scale twice" else each_k
     dk, dv = (x.unflatten(0, (-1, group)) for x in (each_k, each_v))
     if fault == "first of the group":
         return {"dk": dk[:, 0], "dv": dv[:, 0]}
-    if fault == "last of the group":
+    if fault in ("last of the group", "last queries"):
         return {"dk": dk[:, -1], "dv": dv[:, -1]}
     if fault == "mean of the group":
         return {"dk": dk.mean(1), "dv": dv.mean(1)}
@@ -914,6 +934,17 @@ def _walked(fault: str) -> Callable[..., Tensor]:
         s, _, use = _weights(q, k)
         _, l, acc = ideas.online_softmax(s, v[use], 16, fault)
         return acc if fault == "not divided" else acc / l
+
+    return gives
+
+
+def _from_another_lse(of: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., dict]:
+    """The gradients that follow from what `of` makes of each query's maximum and LSE."""
+
+    def gives(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> dict[str, Tensor]:
+        o, lse = _forward(q, k, v)
+        lse = of(_weights(q, k)[0].amax(-1), lse)
+        return {"dq": _dq(q, k, v, do, lse, (o * do).sum(-1)), **_gradients(q, k, v, do, lse=lse)}
 
     return gives
 
@@ -967,10 +998,17 @@ ATTENTION = KernelExercise(
         Misconception("one-head-of-the-group", gives=_of_gradients("first of the group")),
         Misconception("one-head-of-the-group", gives=_of_gradients("last of the group")),
         Misconception("mean-of-the-group", gives=_of_gradients("mean of the group")),
+        *(
+            Misconception("last-block-wins/3", gives=_of_gradients("last queries", *names))
+            for names in (("dk",), ("dv",), ("dk", "dv"))
+        ),
         Misconception("p-without-scale", gives=_of_gradients("p without scale")),
         Misconception("no-delta", gives=_of_gradients("no delta", "dk")),
         Misconception("no-p", gives=_of_gradients("no p", "dk")),
         Misconception("dv-of-ds", gives=_of_gradients("dv of ds", "dv")),
+        Misconception("scale-twice", gives=_of_gradients("scale twice", "dk")),
+        Misconception("lse", gives=_from_another_lse(lambda m, lse: lse - m)),
+        Misconception("lse", gives=_from_another_lse(lambda m, lse: m)),
         Misconception("infinite-weights", when=only("hidden", kind="nan")),
         Misconception("gradient-strides", when=only("strided")),
         Misconception("dq-first", when=lambda evidence: evidence.output == "dq"),

@@ -172,7 +172,12 @@ def _tokens(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> list[tuple[Tens
 
 
 def _blockwise(
-    fault: str = "", padding: int = 0, only: slice | None = None, guarded: bool = True
+    fault: str = "",
+    padding: int = 0,
+    only: slice | None = None,
+    guarded: bool = True,
+    divided: bool = True,
+    whole_blocks: bool = False,
 ) -> Callable[..., Tensor]:
     """The running softmax over blocks of 32 tokens, as somebody carries it on.
 
@@ -180,11 +185,14 @@ def _blockwise(
     padding  how many slots behind the last token count, as far as the last block has them
     only     the tokens that take part
     guarded  whether a sum of no weights is divided by 1
+    divided  whether the sum of the values is divided by that of the weights
+    whole_blocks  whether a last block that is not full is left out
     """
 
     def gives(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *_: Any) -> Tensor:
         import torch
 
+        lengths = lengths // BLOCK * BLOCK if whole_blocks else lengths
         rows = []
         for s, values in _tokens(q, k, v, lengths):
             s, values = s[:, only or slice(None)], values[:, only or slice(None)]
@@ -196,7 +204,8 @@ def _blockwise(
             share = len(s) // k.shape[2] if fault == "one maximum" else 1  # query heads of one program
             s, values = s.view(-1, share, s.shape[1]), values[::share]
             _, total, acc = ideas.online_softmax(s, values, BLOCK, fault, share)
-            rows.append((acc / torch.where((total == 0) & guarded, 1, total)).flatten(0, 1))
+            below = torch.where((total == 0) & guarded, 1, total) if divided else 1
+            rows.append((acc / below).flatten(0, 1))
         return torch.stack(rows)
 
     return gives
@@ -218,7 +227,16 @@ _CARRIED = (
 
 def _carried(guards: Sequence[bool]) -> list[Misconception]:
     return [
-        Misconception(name, gives=_blockwise(fault, guarded=guarded)) for name, fault in _CARRIED for guarded in guards
+        *(
+            Misconception(name, gives=_blockwise(fault, guarded=guarded))
+            for name, fault in _CARRIED
+            for guarded in guards
+        ),
+        *(
+            Misconception("last-block-dropped", gives=_blockwise(whole_blocks=True, guarded=guarded))
+            for guarded in guards
+        ),
+        Misconception("not-divided", gives=_blockwise(divided=False)),
     ]
 
 
@@ -291,8 +309,10 @@ def _attended(
     place: int = 0,
     heads: str = "in a row",
     new_only: bool = False,
+    added: bool = False,
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """o and both caches, as somebody appends and masks. t: the new tokens, n: the cached ones, both from 0."""
+    """o and both caches, as somebody appends and masks. t: the new tokens, n: the cached ones, both from 0. added: the mask
+    is numbers, which are added to the scores."""
 
     def gives(
         q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, length: int
@@ -310,7 +330,8 @@ def _attended(
         else:
             keys, values = (x.repeat(1, groups, 1, 1) for x in (keys, values))
         mask = seen(torch.arange(T)[:, None], torch.arange(begin, end)[None, :], length)
-        s = (q.double().transpose(1, 2) @ keys.mT / math.sqrt(q.shape[-1])).masked_fill(~mask, -math.inf)
+        s = q.double().transpose(1, 2) @ keys.mT / math.sqrt(q.shape[-1])
+        s = s + mask.double() if added else s.masked_fill(~mask, -math.inf)
         weights = torch.softmax(s, -1).nan_to_num(0)  # PyTorch gives 0 where nothing is seen
         return (weights @ values).transpose(1, 2).float(), k_cache, v_cache
 
@@ -343,6 +364,9 @@ ATTEND = FunctionExercise(
         Misconception("not-itself", gives=_attended(lambda t, n, length: n < length + t)),
         Misconception("one-too-many", gives=_attended(lambda t, n, length: n <= length + t + 1)),
         Misconception("turned-round", gives=_attended(lambda t, n, length: n > length + t)),
+        Misconception("turned-round/2", gives=_attended(lambda t, n, length: n >= length + t)),
+        Misconception("mask-of-numbers", gives=_attended(added=True)),
+        Misconception("mask-of-numbers", gives=_attended(lambda t, n, length: n <= t, added=True)),
         Misconception("one-row-for-all", gives=_attended(lambda t, n, length: n <= length + 0 * t)),
         Misconception("cache-unused", gives=_attended(new_only=True)),
         Misconception("wrong-heads", gives=_attended(heads="in turn")),
@@ -454,6 +478,7 @@ SPEED = FunctionExercise(
         Misconception("mean-of-rates", gives=_mean_rate),
         Misconception("half-a-token", gives=_counts(tokens="half")),
         Misconception("binary-units", gives=lambda *args: _rate(*args[:-1], args[-1] * 2**30 / 1e9)),
+        Misconception("bytes-per-second", gives=lambda *args: _rate(*args[:-1], args[-1] / 1e9)),
         Misconception("no-scales", gives=_counts(scales="none")),
         Misconception("no-scales/2", gives=_counts(scales="one for both")),
     ),
@@ -486,7 +511,7 @@ def _decode_cases(rng: Random) -> list[Case]:
     q, k, v, lengths = make.args(3, 20, 40, [0, 40, 1], "float32", stale=True)
     (*_, (_, k)), ((_, v), *_) = (make.layouts(torch.cat((x, x[:1]))) for x in (k, v))
     cases.append(
-        _case((q, k[:3], v[:3], lengths), "blocks strides empty stale", "k every second element, v transposed")
+        _case((q, k[:3], v[:3], lengths), "blocks strides no-token stale", "k every second element, v transposed")
     )
     q, k, v, lengths = make.args(3, 16, 40, [40, 21], "float32", stale=True)
     v[:, :, 1] = 0  # a result of zeros is one, too
@@ -494,7 +519,7 @@ def _decode_cases(rng: Random) -> list[Case]:
     cases.append(_case((q, k, v, lengths), "blocks strides stale", "k and v side by side in one tensor"))
     q, k, v, lengths = make.args(1, 1, 40, [31, 32, 13, 0], "float32")
     v = torch.cat((v, v), 1)[:, :40]
-    cases.append(_case((q, k, v, lengths), "strides empty", "a gap behind each sequence's values"))
+    cases.append(_case((q, k, v, lengths), "strides no-token", "a gap behind each sequence's values"))
     cases.append(_case(make.args(1, 128, 16_400, [40], "float16"), "blocks", "a cache that no block can hold"))
     cases.append(_case(make.args(1, 16, 720, [700], "float32"), "blocks many-tokens", "NaN behind them"))
     cases.append(_case(make.faint(), "blocks faint", "one score 20 above the others"))
@@ -578,7 +603,7 @@ DECODE = KernelExercise(
         memory=lambda q, *_: nbytes(q) + _NUMBERS,
     ),
     misconceptions=(
-        Misconception("empty-sequence", when=only("empty", kind="nan")),
+        Misconception("empty-sequence", when=only("no-token", kind="nan")),
         Misconception("not-low-enough", when=only("low")),
         *_SHORTCUTS,
         Misconception("columns-beyond-d", when=_nan_of_columns),
@@ -729,7 +754,8 @@ def _split_cases(rng: Random) -> list[Case]:
 
     def add(args: tuple, SPLITS: int, tags: str = "", note: str = "") -> None:
         uneven = any(cdiv(n, BLOCK) % SPLITS for n in args[3].tolist())
-        empty = any(cdiv(n, BLOCK) < SPLITS for n in args[3].tolist())
+        # Where parts are equally long but for the last ones, these may be empty although there are enough blocks.
+        empty = any(cdiv(cdiv(n, BLOCK), SPLITS) * (SPLITS - 1) >= cdiv(n, BLOCK) for n in args[3].tolist())
         tags += " uneven" * uneven + " empty" * empty
         cases.append(_case((*args, SPLITS), tags, listed(f"{SPLITS} splits", note)))
 
@@ -749,7 +775,7 @@ def _split_cases(rng: Random) -> list[Case]:
     add(make.args(1, 64, 224, [193], "bfloat16"), 4)
     add(make.args(1, 16, 128, [95, 33, 70], "float32"), 4)
     add(make.args(3, 128, 160, [97], "float16", stale=True), 3, "stale", "old numbers behind them")
-    add(make.args(1, 16, 4096, [512], "float32"), 8, "", "most slots unused")
+    add(make.args(1, 16, 4096, [512], "float32"), 8, "unused", "most slots unused")
     add(make.faint(), 4, "faint", "one score 20 above the others")
     add(make.buried(), 4, "buried", _BURIED)
     add(make.creeping(4), 4, "creeping", "scores that rise by 1/4096 from block to block")
@@ -775,8 +801,9 @@ def _joined(
     top: str = "maximum",
     added: slice | None = None,
 ) -> Callable[..., Tensor]:
-    """Parts as somebody joins them: sums "weighted" by e to the difference of maxima, "plain", or "mean" of the results; or
-    weighted, but "divided" by the part's own sum already. fault: of a part's softmax; top: what is taken from its maxima; added: the parts that are added up in the end."""
+    """Parts as somebody joins them: sums "weighted" by e to the difference of maxima, or to that of the other sign, "inverted";
+    "plain", or "mean" of the results; or weighted, but "divided" by the part's own sum already. total: likewise, or "nothing" to
+    divide by. fault: of a part's softmax; top: what is taken from its maxima; added: the parts that are added up in the end."""
 
     def gives(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, SPLITS: int) -> Tensor:
         import torch
@@ -793,7 +820,7 @@ def _joined(
             m, l, sums = (torch.stack(x)[..., 0, :] for x in zip(*parts, strict=True))
             m = torch.where(m.isneginf(), 0, m)  # a maximum that never moves is the same number in all parts
             most = {"maximum": m.amax(0), "from 0 on": m.amax(0).clamp_min(0), "none": 0 * m[0]}[top]
-            weight = ideas.exp_of_float32(m - most)
+            weight = ideas.exp_of_float32(most - m if acc == "inverted" else m - most)
             weight, l, sums = (x[added or slice(None)] for x in (weight, l, sums))
             results = sums / torch.where(l == 0, 1, l)
             if acc == "mean":
@@ -802,9 +829,9 @@ def _joined(
             if acc == "divided":
                 rows.append((results * weight).sum(0) / (l * weight).sum(0))
                 continue
-            above = (sums * weight if acc == "weighted" else sums).sum(0)
-            below = (l * weight if total == "weighted" else l).sum(0)
-            rows.append(above / below)
+            above = (sums if acc == "plain" else sums * weight).sum(0)
+            below = (l if total == "plain" else l * weight).sum(0)
+            rows.append(above if total == "nothing" else above / below)
         return torch.stack(rows)
 
     return gives
@@ -826,8 +853,8 @@ def _split_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str
     if longest > enough + 1:
         return (
             "not-shared",
-            f"one program makes {longest} loads and stores, where {enough} do if {SPLITS} programs share the tokens of the "
-            "longest sequence. Which tokens are part 1's, and of which number are they a share?",
+            f"one program makes {longest} loads and stores, where {enough} are enough if {SPLITS} programs share the tokens of "
+            "the longest sequence. Which tokens belong to part 1, and of which length are they a share?",
         )
     if not any(launch.atomic_bytes for launch in launches):
         q, stored = case.args[0], sum(launch.store_bytes for launch in launches)
@@ -841,7 +868,7 @@ def _split_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str
         )
     return (
         "atomics",
-        "atomics add in whatever order the programs arrive, and another order rounds otherwise: two runs do not agree. Where "
+        "atomics add in the order in which programs arrive. Another order rounds differently, so two runs do not agree. Where "
         "can each part leave its sums?",
     )
 
@@ -879,6 +906,7 @@ SPLIT = KernelExercise(
         Misconception("not-low-enough", when=only("low")),
         *_SHORTCUTS,
         Misconception("empty-part", when=only("empty", kind="nan")),
+        Misconception("empty-part/2", when=only("empty", "unused", kind="nan")),
         Misconception("zero-times-nan", when=_nan_of_slots),
         Misconception("low-precision-scores", when=lambda evidence: evidence.tag("fine")),
         *(
@@ -891,6 +919,8 @@ SPLIT = KernelExercise(
                 ("one-part-only", {"added": slice(1)}),
                 ("one-part-only/2", {"added": slice(-1, None)}),
                 ("divided-too-early", {"acc": "divided"}),
+                ("not-divided", {"total": "nothing"}),
+                ("factor/3", {"acc": "inverted"}),
             )
             for bounds in (_bounds, _long_first)
         ),
@@ -1080,6 +1110,16 @@ def _scaled_by_the_maximum(outcome: Outcome) -> bool:
     return all(bool(((x * 127 - y).abs() <= 1e-5 * y.abs()).all()) for x, y in zip(new, largest, strict=True))
 
 
+def _inverse_scales(evidence: Evidence) -> bool:
+    """Whether the newest tokens' scales are 127 over their largest sizes, where these are not tiny."""
+    off = []
+    for outcome in evidence.outcomes:
+        _, k, _, _, _, _, _, lengths = outcome.case.args
+        scales, step = outcome.reply.outputs["k_scales"].double(), k.double().abs().amax(-1) / 127
+        off += [(scales[b, n] * step[b] - 1).abs()[step[b] > 1e-30] for b, n in enumerate(lengths.tolist())]
+    return all(bool((x < 1e-3).all()) for x in off)
+
+
 def _off_near_half(outcome: Outcome) -> bool:
     """Whether all new integers that are wrong are the neighbors of the right ones, of numbers nearly midway between two."""
     found = []
@@ -1105,7 +1145,7 @@ def _int8_rule(case: Case, launches: tuple[LaunchFacts, ...]) -> tuple[str, str]
         return None
     return (
         "beyond-the-length",
-        f"{loaded:,} bytes are loaded where {enough:,} do: one byte for each element and 4 for each scale within the lengths",
+        f"{loaded:,} bytes are loaded where {enough:,} are enough: one byte for each element and 4 for each scale within the lengths",
     )
 
 
@@ -1144,6 +1184,7 @@ INT8 = KernelExercise(
         Misconception(
             "not-nearest", when=lambda evidence: all(_off_near_half(o) for o in evidence.outcomes if o.wrong)
         ),
+        Misconception("inverse-scale", when=_inverse_scales),
         Misconception("scale-in-the-sum", gives=_int8_o(in_sum=True)),
         Misconception("no-k-scale", gives=_int8_o(of_k="none")),
         Misconception("no-v-scale", gives=_int8_o(of_v="none")),

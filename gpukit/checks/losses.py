@@ -441,6 +441,11 @@ def _first_blocks(x: Tensor, BLOCK_V: int) -> Tensor:
     return x[:, :whole].logsumexp(-1)
 
 
+def _first_blocks_or_none(x: Tensor, BLOCK_V: int) -> Tensor:
+    """-inf where there is no whole block, the logarithm of a sum of nothing."""
+    return x[:, : x.shape[-1] // BLOCK_V * BLOCK_V].logsumexp(-1)
+
+
 def _loss_only(of: Callable[..., Tensor]) -> Callable[..., dict[str, Tensor]]:
     def gives(x: Tensor, target: Tensor, BLOCK_V: int, ignore_index: int = IGNORE) -> dict[str, Tensor]:
         wrong = _zero_if_ignored(of(x.float(), target, ignore_index), target, ignore_index)
@@ -582,6 +587,10 @@ def _too_heavy(one_hot: Tensor, smoothing: float, V: int) -> Tensor:
     return one_hot + smoothing / V
 
 
+def _without_the_targets_share(one_hot: Tensor, smoothing: float, V: int) -> Tensor:
+    return (1 - smoothing) * one_hot + smoothing / V * (1 - one_hot)
+
+
 def _padded_mean(one_hot: Tensor, smoothing: float, V: int) -> Tensor:
     return (1 - smoothing) * one_hot + smoothing / (V + padding(V))
 
@@ -592,7 +601,7 @@ def _evaluated(
     """The right numbers, or those of a wrong idea.
 
     combine  "means": the loss is the mean of the chunks' means; "watched": the class's mean is; "total": the loss is a sum;
-             "from zero": the largest logit is never below 0
+             "from zero": the largest logit is never below 0; "of means": the class's numbers are those of the chunks' means
     rows     how many of them count
     """
     from torch.nn.functional import cross_entropy
@@ -606,7 +615,10 @@ def _evaluated(
     else:
         loss = losses.sum().item() / (1 if combine == "total" else len(losses))
     watched = logits[:, column]
-    mean = sum(part.mean().item() for part in watched.split(chunk)) / cdiv(len(x), chunk) if combine == "watched" else 0
+    means = [part.mean().item() for part in watched.split(chunk)]
+    if combine == "of means":
+        return [loss, sum(means) / len(means), max(means)]
+    mean = sum(means) / len(means) if combine == "watched" else 0
     largest = max(0.0, watched.max().item()) if combine == "from zero" else watched.max().item()
     return [loss, mean or watched.mean().item(), largest]
 
@@ -723,19 +735,19 @@ def _memory_rule(case: Case, peak_bytes: int, chunk_at: int, beside: Callable[[C
         return None
     if x.nbytes > 4 * logits:  # more than all that could be made of them
         return "dx-twice", (
-            f"it held {peak_bytes / 1024:,.1f} KiB at once; x has {x.nbytes / 1024:,.1f}, so has dx, and all logits together "
-            f"have {logits / 1024:,.1f}. What do you hold beside dx that grows with x: a copy of x, the parts of dx while they "
-            "are put together, the gradient of a slice of x, which is as large as x?"
+            f"it held {peak_bytes / 1024:,.1f} KiB at once. x takes {x.nbytes / 1024:,.1f} KiB, dx as much, and all logits "
+            f"together {logits / 1024:,.1f}. What do you hold beside dx that grows with x: a copy of x, the parts of dx while "
+            "they are put together, or the gradient of a slice of x, which is as large as x?"
         )
-    held = f"it held {peak_bytes / 1024:,.0f} KiB at once; a chunk of logits is {a_chunk / 1024:,.0f}, "
-    held += f"all of them {logits / 1024:,.0f}"
+    held = f"it held {peak_bytes / 1024:,.0f} KiB at once. A chunk of logits takes {a_chunk / 1024:,.0f} KiB, "
+    held += f"all logits take {logits / 1024:,.0f}"
     if more > 1.5 * logits:
         return "all-at-once", f"{held}. What keeps the first chunk, or its graph, alive while the last one is made?"
     return (
         "something-kept",
-        f"{held}. What the tensors without logits may take aside, this is as much as {more / a_chunk:.0f} chunks, and {_CHUNKS} "
-        "are enough. What is still there of earlier chunks: a name, a list, a view, a graph that waits for backward? Or "
-        "which tensor is there more often than it must be?",
+        f"{held}. Beside what other tensors may take, that is {more / a_chunk:.0f} chunks, and {_CHUNKS} are allowed. What keeps "
+        "earlier chunks alive: a name, a list, a view, a graph that waits for backward? Or which tensor exists more often "
+        "than it has to?",
     )
 
 
@@ -794,6 +806,8 @@ CROSS_ENTROPY = KernelExercise(
         Misconception("no-max-subtraction", gives=_with_lse(lambda x, _: x.double().exp().sum(-1).log().float())),
         Misconception("no-rescale", gives=_with_lse(_no_rescale)),
         Misconception("tail-block", gives=_with_lse(_first_blocks)),
+        Misconception("tail-block", gives=_with_lse(_first_blocks_or_none)),
+        Misconception("factor", when=lambda evidence: evidence.kind == "nan" and len(evidence.passed) < 2),
         Misconception("first-block-only", gives=_with_lse(lambda x, BLOCK_V: x[:, :BLOCK_V].logsumexp(-1))),
         Misconception("maximum-left-out", gives=_with_lse(lambda x, _: (x - x.amax(-1, keepdim=True)).logsumexp(-1))),
         Misconception("probability-first", when=_infinite_loss),
@@ -861,6 +875,11 @@ def _huge_one_launch() -> tuple:
     return far(81920, 65536), torch.zeros(81920, dtype=torch.int64), torch.ones(())
 
 
+def _minus_infinity(x: Tensor, *_: Any) -> Tensor:
+    """Of each row whether a lane holds -inf, past its end or within."""
+    return x.isneginf().any(-1) | (ideas.padding(x.shape[-1]) > 0)
+
+
 ONE_LAUNCH = KernelExercise(
     id="losses.one_launch",
     function="loss_and_gradient_",
@@ -893,6 +912,7 @@ ONE_LAUNCH = KernelExercise(
             ),
         ),
         Misconception("times-zero", when=only_rows(_does_not_count(3), "nan")),
+        Misconception("infinity-times-zero", when=only_rows(_minus_infinity, "nan")),
         Misconception(
             "no-one-hot",
             gives=lambda x, target, scale, index=IGNORE: {"x": _zero_if_ignored(x.softmax(-1) * scale, target, index)},
@@ -907,6 +927,13 @@ def _huge_smoothing() -> tuple:
     import torch
 
     return far(81920, 65536), torch.zeros(81920, dtype=torch.int64), 0.1, 0.0, _far_dloss(81920)
+
+
+def _z_without_dloss(x: Tensor, target: Tensor, smoothing: float, z_loss: float, dy: Tensor) -> dict[str, Tensor]:
+    """The gradient of the z-loss, added after the rest was multiplied by dloss."""
+    lse, one_hot = x.logsumexp(-1), _one_hot(x, target)
+    plain = _dx_of(_weights)(x, lse, one_hot, smoothing, 0) * dy[:, None]
+    return {"dx": plain + 2 * z_loss * lse[:, None] * x.softmax(-1)}
 
 
 SMOOTHING = KernelExercise(
@@ -926,6 +953,7 @@ SMOOTHING = KernelExercise(
         ideas.NOT_FINITE,
         Misconception("spread-over-the-others", gives=_smoothed_gives(_loss_of(_spread_over_others))),
         Misconception("weights-add-up", gives=_smoothed_gives(_loss_of(_too_heavy))),
+        Misconception("weights-add-up/4", gives=_smoothed_gives(_loss_of(_without_the_targets_share))),
         Misconception("mean-over-padding", gives=_smoothed_gives(_loss_of(_padded_mean))),
         Misconception("no-smoothing", gives=_smoothed_gives(_loss_of(lambda one_hot, smoothing, V: one_hot))),
         Misconception(
@@ -956,6 +984,7 @@ SMOOTHING = KernelExercise(
         ),
         Misconception("hard-gradient", gives=_smoothed_gives(dx=_dx_of(lambda one_hot, smoothing, V: one_hot))),
         Misconception("weights-add-up/2", gives=_smoothed_gives(dx=_dx_of(_too_heavy))),
+        Misconception("weights-add-up/2", gives=_smoothed_gives(dx=_dx_of(_without_the_targets_share))),
         Misconception(
             "weights-add-up/3",
             gives=_smoothed_gives(dx=_dx_of(lambda one_hot, smoothing, V: (1 - smoothing) * one_hot)),
@@ -964,6 +993,7 @@ SMOOTHING = KernelExercise(
             "upstream",
             gives=lambda x, target, s, z, dy: {"dx": _dx_of(_weights)(x, x.logsumexp(-1), _one_hot(x, target), s, z)},
         ),
+        Misconception("upstream", gives=_z_without_dloss),
     ),
 )
 
@@ -983,6 +1013,7 @@ COLUMN = FunctionExercise(
         Misconception("no-mean", gives=lambda *args: _evaluated(*args, combine="total")),
         Misconception("mean-of-means/2", gives=lambda *args: _evaluated(*args, combine="watched")),
         Misconception("from-zero", gives=lambda *args: _evaluated(*args, combine="from zero")),
+        Misconception("largest-of-means", gives=lambda *args: _evaluated(*args, combine="of means")),
     ),
 )
 
@@ -1034,7 +1065,11 @@ KL = KernelExercise(
     misconceptions=(
         ideas.NOT_FINITE,
         Misconception("zero-log-zero", when=only_rows(lambda x, t, *_: (t == 0).any(-1), "nan")),
-        Misconception("padding-log", when=lambda evidence: evidence.kind == "nan" and evidence.output == "y"),
+        Misconception(
+            "padding-log",
+            when=lambda evidence: evidence.kind == "nan" and evidence.output == "y" and bool(evidence.passed),
+        ),
+        Misconception("log-of-a-logarithm", when=lambda evidence: evidence.kind == "nan" and evidence.output == "y"),
         Misconception("swapped", gives=_kl_gives(lambda x, t: (x.exp() * (x - t.log())).sum(-1))),
         Misconception("no-entropy", gives=_kl_gives(lambda x, t: -(t * x).sum(-1))),
         Misconception("log-of-a-logarithm", gives=_kl_gives(lambda x, t: (t.xlogy(t) - t * x.exp()).sum(-1))),

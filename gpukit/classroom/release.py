@@ -280,7 +280,7 @@ You need Linux, Python 3.11, 3.12 or 3.13, and make. A GPU is not needed. The fi
 
 ### Without a GPU
 
-pip would still fetch PyTorch with its CUDA libraries. To get the CPU build (2 GB), take the address of PyTorch's CPU package index from <https://pytorch.org/get-started/locally> and run `PIP_EXTRA_INDEX_URL=<address> make lab MIN_FREE_GB=3`.
+pip would still fetch PyTorch with its CUDA libraries. To get the CPU build (2 GB), run `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make lab MIN_FREE_GB=3`.
 
 ### Commands"""
 _WITH_PIP = """\

@@ -94,7 +94,7 @@ def update(root: Path, source: Path) -> list[str]:
     after = ["what the course needs may have changed: make lab installs it"] if setup else []
     if any(copies.is_notebook(name) for name in plan.files):
         after.append(
-            "in JupyterLab choose File, Reload Notebook from Disk in each notebook that is open, and save none before"
+            "in each notebook that is open in JupyterLab choose File, Reload Notebook from Disk, before you save it"
         )
     return [f"this copy is now {new}", *plan.said, f"everything as it was: {backup}", *after]
 

@@ -19,6 +19,7 @@ from gpukit.simulator.cuda import nvrtc
 
 WIDTH = 118
 _SECTION = re.compile(r"^# -{4,} (\w+\.\w+)$", re.MULTILINE)  # above what belongs to each exercise of a file
+_COMPLETE = re.compile(r'[^"]*"""Complete: ')  # a function that was handed out without a gap, behind its "def"
 _INSIDE = (
     "the tensor has more than 2^32 elements, and an offset or a bound computed in 32 bits leads to others of them: which index has to "
     "be int64 before it is multiplied?"
@@ -259,8 +260,11 @@ class Words:
 
     def _built_on(self, line: int) -> list[str]:
         """What to say where a line of the file belongs to another exercise of it."""
-        above = _SECTION.findall("\n".join(self.source.splitlines()[:line]))
+        before = "\n".join(self.source.splitlines()[:line])
+        above = _SECTION.findall(before)
         if not above or above[-1] == self.exercise.id or above[-1].partition(".")[0] != self.exercise.concept:
+            return []
+        if _COMPLETE.match(before.rpartition("\ndef ")[2]):
             return []
         return [f"that line belongs to {above[-1]}, on which this exercise builds: it must pass first. Does it?"]
 
@@ -290,7 +294,8 @@ class Words:
             factor = float(rows.reshape(-1)[(rows.reshape(-1) - 1).abs().argmax()])
             every = "every element" if evidence.ratio is not None else "each element of a row"
             shown = told_apart(1.0, factor)[1]
-            detail += f"; {every} is off by the same factor, {shown}" if factor else f"; {every} is 0 in yours"
+            remark = f"; {every} is off by the same factor, {shown}" if factor else f"; {every} is 0 in yours"
+            detail += remark if len(_wrap(detail + remark)) <= 2 else ""
         lines += _wrap(detail)[:2]
         says = [self.exercise.sentence(idea, evidence) for idea in known]
         if len(says) > 1:

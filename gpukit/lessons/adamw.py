@@ -150,7 +150,7 @@ def decay(left: Mapping[str, Sequence[float]]) -> Table:
 def bytes_reveal(lines: Trace, n: int) -> Reveal:
     """The prediction of the bytes of five lines beside what was counted, each operation in a table."""
     one = adamw.cost((1, n), torch.float32)
-    each = [(op.name, op.read_bytes // n, op.write_bytes // n) for op in lines.torch_ops]
+    each = [(op.name.removeprefix("aten."), op.read_bytes // n, op.write_bytes // n) for op in lines.torch_ops]
     each.append(("all of them", *(sum(row[i] for row in each) for i in (1, 2))))
     each.append(("one kernel", one.read_bytes // n, one.write_bytes // n))
     columns = {"operation": "", "reads": "bytes per weight", "writes": "bytes per weight"}
@@ -162,9 +162,8 @@ def bytes_reveal(lines: Trace, n: int) -> Reveal:
         f"{lines.bytes / n * GPT2[1] / 1e9:.1f} "
         f"GB line by line and {one.bytes / n * GPT2[1] / 1e9:.1f} GB in one kernel: {us(lines.bytes / n * GPT2[1]) / 1e3:.1f} "
         "and "
-        f"{us(one.bytes / n * GPT2[1]) / 1e3:.2f} ms at the rate of a copy (computed). About 14 FLOPs per weight are no "
-        "work "
-        "for a GPU at all: this update is memory-bound."
+        f"{us(one.bytes / n * GPT2[1]) / 1e3:.2f} ms at the rate of a copy (computed). For a GPU, about 14 FLOPs per "
+        "weight are next to nothing beside that: this update is memory-bound."
     )
     fields = {"line by line": lines.bytes / n, "one kernel": one.bytes / n}
     return reveal("adamw-bytes", fields, also=[style.table(columns, each, caption="counted"), told])
@@ -200,7 +199,7 @@ def clip_reveal(apart: float, together: float) -> Reveal:
         f"**What you saw.** The factor saves {apart - together:.0f} bytes per weight: the 4 that `clip_grad_norm_` reads a "
         "second "
         "time to scale the gradient, and the 4 of the scaled gradient that it writes. Four bytes remain on top of the "
-        "update's own 28: each gradient is read once for the norm. The tenth of a byte is what each program looks up in small "
+        "update's own 28: each gradient is read once for the norm. The remaining 0.1 bytes are what each program looks up in small "
         "tables. (`foreach=True` is the form that PyTorch uses on a GPU.)"
     )
     fields = {"clip_grad_norm_, then the update": apart, "a factor for the update": together}
@@ -335,10 +334,10 @@ def recipes_reveal() -> Reveal:
     copy, chance = (counted[name][0] for name in ("bfloat16, float32 copy", "bfloat16, at random"))
     told = (
         f"**What you saw.** With a float32 copy a step moves {copy:.0f} bytes per weight, as much as with everything in float32. The copy is "
-        "read and written in the place of the float32 weight. The gradient is 2 bytes shorter to read, and the bfloat16 weight, "
-        f"which the model needs, is 2 bytes more to write. Rounding at random needs no copy and moves {chance:.0f}. So 16-bit "
-        "weights make the forward and the backward pass faster, and they hardly help the update, unless the copy can go. The "
-        "second row, where m and v are in bfloat16 as well, is the fastest, and it is the one that stops learning."
+        "read and written in the place of the float32 weight. Reading the gradient takes 2 bytes less. Writing the bfloat16 weight, "
+        f"which the model needs, takes 2 bytes more. Rounding at random needs no copy and moves {chance:.0f} bytes. So 16-bit "
+        "weights make the forward and the backward pass faster, but they help the update only if there is no copy. The "
+        "second row, where m and v are in bfloat16 as well, moves the fewest bytes, but its weights stop learning."
     )
     return reveal("adamw-16", {"float32 copy": copy, "at random": chance}, also=[table, told])
 

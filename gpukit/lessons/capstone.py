@@ -261,18 +261,18 @@ def _what_the_ladder_says() -> str:
     chunks, whole, theirs = _row("chunked loss"), _row("one pass"), _row("PyTorch's best")
     again, bf16 = _row("recomputation"), _row("bf16")
     return (
-        f"**What you saw.** The fastest rung is {fastest}. The rungs worth most are {said(best)}. The number says how many times "
+        f"**What you saw.** The fastest rung is {fastest}. The rungs worth most are {said(best)}. The number in brackets says how many times "
         "as fast a rung is as the one that it starts from. In one pass a step launches "
         f"{int(whole['kernels']):,} kernels where {chunks['passes']} micro-batches launch {int(chunks['kernels']):,}, and each of "
-        "them has more to do.\n\n"
-        f"Some rungs take longer than the one that they start from: {said(slower)}. Each has another reason.\n\n"
+        f"the {int(whole['kernels']):,} has more to do.\n\n"
+        f"Some rungs take longer than the one that they start from: {said(slower)}. Each has its own reason.\n\n"
         f"The **chunked loss** costs time as long as there are {chunks['passes']} micro-batches. In one pass it saves some: PyTorch's "
         f"best takes the whole batch without it, in {ms(theirs['rung'])} and {_gb(theirs)} GB, and the "
-        f"rung one pass takes {ms('one pass')} and {_gb(whole)} GB. Apart from the loss the two are the same, so an H200 can "
-        "take the whole batch at once without the chunks, and they save memory and a little time.\n\n"
+        f"rung one pass takes {ms('one pass')} and {_gb(whole)} GB. Apart from the loss the two are the same. So an H200 can "
+        "take the whole batch at once without chunks; with them it needs less memory and a little less time.\n\n"
         "**gpukit norms**: torch.compile fuses a norm with the operators around it. It cannot do that with a kernel that is "
         f"written by hand, so the step makes extra trips to memory and becomes {1 / gains['gpukit norms'] - 1:.0%} slower.\n\n"
-        "**CUDA graphs** save the CPU's time for launches. The GPU was busy all the time already.\n\n"
+        "**CUDA graphs** save the CPU's time for launches. The GPU was busy all the time already, so that gains nothing here.\n\n"
         f"**Recomputation** spends time to save memory: {_gb(again)} GB instead of {_gb(_row('bf16 weights'))}.\n\n"
         "**Memory.** The model knows the tensors of each operator, but not what autocast and the compiler do with them. For bf16 "
         f"it says {_gb(bf16, 'predicted_bytes')} GB where {_gb(bf16)} were measured: autocast computes the softmax in float32, "
@@ -290,12 +290,12 @@ def what_the_model_takes() -> Markdown:
     rungs = ("bf16", "FlashAttention", "fused AdamW")
     times = [float(_row(rung)["step_ms"]) / float(_row(rung)["predicted_ms"]) for rung in rungs]
     return Markdown(
-        "**What you saw.** The model counts FLOPs and bytes. It takes the products of the weights at "
-        f"{m.PRODUCT_SHARE:.0%} of the GPU's peak, FlashAttention at {m.ATTENTION_SHARE:.0%}, and everything else at the rate of "
-        f"memory, {m.STREAM_SHARE:.0%} of its bandwidth; and no step takes less than {m.LAUNCH_US} µs per launch. From bf16 to "
+        "**What you saw.** The model counts FLOPs and bytes. It assumes that the products of the weights run at "
+        f"{m.PRODUCT_SHARE:.0%} of the GPU's peak, FlashAttention at {m.ATTENTION_SHARE:.0%}, and everything else at "
+        f"{m.STREAM_SHARE:.0%} of the memory's bandwidth, and that a step takes {m.LAUNCH_US} µs per launch at least. From bf16 to "
         f"fused AdamW the measured step takes {min(times):.1f} to {max(times):.1f} times the modelled time. The model also gives "
         "the padded vocabulary no gain at all, and yet this rung is one of those that are worth most. When a measurement and a "
-        "model disagree, the difference is where to look; the detective below does."
+        "model disagree, look for the reason of the difference; the detective below does."
     )
 
 
@@ -433,7 +433,7 @@ def what_the_timeline_says() -> Markdown:
         "kernels, and a logit has 4 bytes.\n"
         f"- **Everything else** takes {ms(after, 'everything else'):.0f} ms instead of {ms(before, 'everything else'):.0f}: "
         f"{ms(before, 'everything else') / ms(after, 'everything else'):.0f} times as fast, without any tensor core. Tensors of 16 "
-        "bits have half the bytes, which explains a factor of 2. The rest is work that is gone. FlashAttention scales and masks "
+        "bits have half the bytes, which explains a factor of 2. The rest is work that is no longer done. FlashAttention scales and masks "
         "the scores itself, and they never reach memory (on the H200 the kernels `masked_fill` alone took "
         f"{masks / 1e3:.0f} ms of the naive step). Fused operators do not write the results between them. What follows the last matrix "
         f"product, such as the optimizer, takes {tail['after']:.1f} ms instead of {tail['before']:.1f}. A whole step launches "
@@ -466,8 +466,8 @@ def larger_models() -> Reveal:
         "costs time per element, and the wider a matrix is, the more FLOPs each converted element takes part in. The course's "
         f"kernels and 16-bit weights gain less: bf16 weights is {best['gpt2']:.2f} times as fast as PyTorch's best for GPT-2, "
         f"{best['gpt-1.3b']:.2f} times for gpt-1.3b and {best['llama-1b']:.2f} times for llama-1b. The kernels alone, with "
-        f"float32 weights as in PyTorch's best, make it {alone['gpt2']:.2f} times for GPT-2 and {alone['gpt-1.3b']:.2f} times "
-        "for gpt-1.3b (the rung gpukit AdamW). Matrix products and "
+        f"float32 weights as in PyTorch's best, make the step {alone['gpt2']:.2f} times as fast for GPT-2 and "
+        f"{alone['gpt-1.3b']:.2f} times for gpt-1.3b (the rung gpukit AdamW). Matrix products and "
         f"attention take {busy['gpt-1.3b']:.0%} of gpt-1.3b's step and {busy['gpt2']:.0%} of GPT-2's, and for these PyTorch has "
         f"fast kernels as well.\n\nRecomputation saves {saved['recomputation']:.0%} of gpt-1.3b's memory for "
         f"{slower['recomputation']:.0%} more time. Cheap recomputation saves {saved['cheap recomputation']:.0%} for "
@@ -494,7 +494,7 @@ def _days(found: dict[str, dict[str, dict[str, str]]]) -> str:
         f"\n\nThe rows of a table are not all of one day: {'; '.join(groups)}. Between the days the gradients of the course's "
         "attention became faster, and a rung may have run on another card of the same kind. How far two measurements of one rung "
         "lie apart was not recorded. So read a ratio as close to 1 as 0.99 as no difference, and take ratios between rows of "
-        "different days, such as those of fp8, for less certain than the others."
+        "different days, such as those of fp8, as less certain than the others."
     )
 
 
@@ -658,7 +658,7 @@ def what_was_sent() -> Markdown:
     calls = {(row["preset"], row["engine"], row["gpus"]): int(row["calls"]) for row in rows}
     big = PRESETS["gpt-1.3b"].settings
     return Markdown(
-        f"**What you saw.** Three ways to the same number: what the links counted is within {_percent(worst)} of what was "
+        f"**What you saw.** Three ways lead to the same number: what the links counted is within {_percent(worst)} of what was "
         "computed, with two GPUs and with four. So nothing else travels in a step, and NCCL adds next to nothing of its own. "
         "DDP collects gradients in buffers of about 25 MiB, or of one tensor where that is larger, and sends a buffer as soon as "
         f"it is complete: {calls['gpt2', 'ddp', '2']} calls for GPT-2. FSDP gathers a block's weights twice and "
@@ -941,8 +941,8 @@ def verdict() -> Reveal:
     because = (
         "In **run A** the causal mask is missing: a change of the last token reaches the earlier ones, so each token sees the "
         "one that it is asked to predict. The loss becomes small as soon as attention has learned to look one place ahead.",
-        "In **run B** the gradients are never set to zero. Each backward pass adds to what clipping has left of all the earlier "
-        "ones, so the norm before clipping stays above that of the healthy run, and each update follows old gradients of older "
+        "In **run B** the gradients are never set to zero. Each backward pass adds to the clipped sum of all earlier "
+        "gradients, so the norm before clipping stays above that of the healthy run, and each update follows old gradients of older "
         "weights as much as the new one. The model still learns, only worse, and so this mistake is found late. Without the "
         "clipping in place the norm would grow from step to step.",
         "In **run C** the targets are the inputs: the model has to repeat what it reads, and for that it needs no attention. A "
@@ -1004,8 +1004,8 @@ def promise() -> Markdown:
         "reads the "
         f"source code of Python's standard library. After {steps} steps, which took {seconds} s, its loss on text that it has not "
         f"read is **{loss}** (measured {where}). It read {style.number(round(rate, -2))} tokens per second. The *loss*, in *nats*, "
-        "says how badly it predicts the next token; less is better. What the numbers mean, and which loss a model has that knows "
-        "nothing, comes below."
+        "says how badly it predicts the next token; less is better. What the numbers mean, and which loss an untrained model has, "
+        "comes below."
     )
 
 
@@ -1069,11 +1069,11 @@ def what_patching_gains() -> Markdown:
         "memory "
         f"was the logits: 16,384 tokens times 128,256 entries of the vocabulary, several times over. Liger's kernels reach "
         f"nearly the same ({liger.median_ms:.1f} ms against {ours.median_ms:.1f} ms). In GPT-2 Liger replaces nothing, so its row "
-        "is the original's. There torch.compile gains more time than any kernels do, because it fuses what stands between "
-        f"them, and both together gain the most time, but need more memory than the patched model alone: {both.peak_bytes / 1e9:.1f} GB instead of "
+        "is the original's. There torch.compile gains more time than the patch does, because it fuses the operators between "
+        f"the kernels. Both together gain the most time, but they need more memory than the patched model alone: {both.peak_bytes / 1e9:.1f} GB instead of "
         f"{alone.peak_bytes / 1e9:.1f}. For the Llama the compiler alone makes a step slower "
-        f"({torch_row.median_ms / compiled.median_ms:.2f} times as fast). We did not find out why the two need more memory, and why "
-        "the Llama becomes slower. The Qwen3 was not measured with the compiler."
+        f"({torch_row.median_ms / compiled.median_ms:.2f} times as fast). We did not find out why both together need more memory, and why "
+        "the compiled Llama is slower. The Qwen3 was not measured with the compiler."
     )
 
 

@@ -109,11 +109,11 @@ def what_passed(plain: Tensor, written: Tensor, without: int, with_one: int) -> 
     """plain, written: the text without and with a cache; then the tokens that passed through the model."""
     new = plain.shape[1]
     prompt = with_one - new + 1
-    same = "Both wrote the same text" if torch.equal(plain, written) else "The two texts differ"
+    same = "The model wrote the same text both times" if torch.equal(plain, written) else "The two texts differ"
     return (
         f"**What you saw.** {same}. Without a cache the passes had {prompt}, {prompt + 1}, and so on up to "
         f"{prompt + new - 1} tokens, {without} in all. With a cache the {prompt} tokens of the prompt passed once, and "
-        f"then each new token once, except the last one, which nothing is computed from: {prompt} + {new - 1} = {with_one}. "
+        f"then each new token once. The last one did not pass, because no token follows it: {prompt} + {new - 1} = {with_one}. "
         f"So without a cache {without / with_one:.0f} times as many tokens pass here. The factor grows with the text, because the first number "
         "grows with the square of the length, and the second in proportion to it."
     )
@@ -227,7 +227,7 @@ def what_the_intensity_says() -> str:
         f"{weights:.0f} for 64. That is {weights / RIDGE:.0%} of the ridge, so a decode step waits for its weights up to a "
         f"batch of about {RIDGE:.0f}. For each byte of cache it does {cache:.0f} FLOPs, whatever the batch is, because four "
         "query heads share one head of the cache and no other sequence reads it. A larger batch cannot help there. Only a "
-        "prefill is far to the right of the ridge in both columns, since all its tokens share whatever is read."
+        "prefill does more FLOPs per byte than the ridge in both columns, since all its tokens share the bytes that are read."
     )
 
 
@@ -398,7 +398,7 @@ def what_the_groups_say() -> str:
     large, latent = attention_intensity("llama3-405b"), attention_intensity("deepseek-v3")
     one = _intensity_of(replace(models.preset("llama3-8b"), kv_heads=1))
     return (
-        "**What you saw.** In bfloat16 attention does as many FLOPs per byte as query heads share one head of the cache: "
+        "**What you saw.** In bfloat16 attention does 1 FLOP per byte for each query head that uses a head of the cache: "
         f"1 without sharing, {large:.0f} in Llama 3 405B, and {one:.0f} if the query heads of Llama 3 8B shared a single "
         f"head (no real model). All of these are far to the left of the ridge at {RIDGE:.0f}. "
         "DeepSeek-V3 is the exception. It keeps one vector of 576 numbers per token for all heads, so 128 query heads "
@@ -490,12 +490,12 @@ def by_parts() -> Reveal:
     said = (
         f"**What you saw.** 32 programs take {few:.0f} µs and 128 programs {many:.1f} µs, so 16 parts are {few / many:.1f} times as fast. "
         "More parts help as long as there are idle SMs. With 16 parts nearly every SM has a program. The cache's "
-        f"{cache_bytes() / 1e6:.0f} MB alone would need {least:.1f} µs at the rate of a copy. In the rest of the time a program waits for "
-        f"blocks that are still on their way when it needs them. So more parts could gain {gain} in the model. For this sequence the "
+        f"{cache_bytes() / 1e6:.0f} MB alone would need {least:.1f} µs at the rate of a copy. In the rest of the time programs wait for "
+        f"blocks that are still on their way. So more parts could gain {gain} in the model. For this sequence the "
         f"course's kernel chooses {chosen_parts()} parts on an H200, one program on nearly every SM."
     )
     if clock := took(mode="fwd-graph").get(("gpukit", SHAPE)):
-        said += f" The clock says {clock:.1f} µs for it (measured in a CUDA graph)."
+        said += f" In a CUDA graph it takes {clock:.1f} µs (measured)."
     return reveal("by-parts", {"16 parts, compared with 4": few / many}, how="modelled", also=[table, said])
 
 
@@ -615,14 +615,14 @@ def what_was_measured() -> Markdown:
         if (row.shape, row.mode) == (SHORT, "fwd")
     }
     return Markdown(
-        "**What you saw.** *Formula* is the slowest everywhere. It copies the shared heads, masks, and sends scores and "
-        "weights through memory; compiled it takes a third to a quarter of the time.\n\n*Efficient* does not split. With "
+        "**What you saw.** *Formula* is the slowest everywhere. It copies the shared heads, applies a mask, and sends scores and "
+        "weights through memory. Compiled, it takes a third to a quarter of the time.\n\n*Efficient* does not split. With "
         f"one sequence of 32 heads it has 32 programs for {H200.sms} SMs and takes {few:.1f} times as long as this course's kernel. With 16 "
         f"sequences it has 512, and it still takes {many:.1f} times as long, but not for lack of programs: every SM has "
-        "work, and splitting would gain nothing. (The gap in its column is the shape with grouped heads, which *efficient* "
-        "cannot take.) The memory that a call allocates shows which kernels split. At the second shape *efficient* takes "
+        "work, and splitting would gain nothing. (Its time is missing in the first row: *efficient* cannot take "
+        "grouped heads.) The memory that a call allocates shows which kernels split. At the second shape *efficient* takes "
         f"{room['sdpa-efficient']:,} bytes, which is o alone. cuDNN takes {room['sdpa-cudnn']:,} and *flash* "
-        f"{room['sdpa-flash']:,}: room for the states of parts (measured). For one sequence these two take {low:.2f} to "
+        f"{room['sdpa-flash']:,}: room for the states of parts (measured). For one sequence cuDNN and *flash* take {low:.2f} to "
         f"{high:.2f} times as long as this course's kernel, and for 16 *flash* takes {flash:.1f} times as long. Their times for one sequence "
         "are *launch-bound* in the record, so they may contain some waiting for the CPU.\n\n"
         f"Why does one sequence take {call:.1f} µs where the model says {model:.1f}? In a CUDA graph the same kernel takes "
@@ -651,7 +651,7 @@ def what_8_bits_gain() -> Markdown:
         "sequence the fixed cost of starting and joining stays what it was. For 16 sequences the kernel takes "
         f"{narrow['gpukit', MANY]:.0f} µs where its bytes need {least:.0f}: every integer has to be converted to float16 "
         "before the tensor cores can use it, and these instructions are probably the limit now "
-        "([the course's kernel](../gpukit/kernels/decode_attention.py) chooses its parts by that). What you gain for certain is room: nearly twice as "
+        "(so for 8 bits [the course's kernel](../gpukit/kernels/decode_attention.py) runs two programs on an SM). What you gain for certain is room: nearly twice as "
         "many tokens, or sequences, fit into memory. *SDPA* and *formula* first write out the whole cache in 16 bits."
     )
 

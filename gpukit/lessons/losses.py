@@ -394,8 +394,8 @@ def what_memory_says(once: live.watch, chunked: live.watch) -> str:
     logits = 2 * tokens * V
     text = (
         f"**What you saw.** With all logits at once, {once.peak_bytes / GIB:.2f} GiB: {once.peak_bytes / logits:.0f} tensors as "
-        "large as the logits. When backward begins, the log-probabilities are there, which the loss keeps, and then two "
-        "gradients come: that of the log-probabilities and that of the logits. The logits themselves are gone by then, because "
+        "large as the logits. When backward begins, the log-probabilities are in memory, because the loss keeps them. Then the "
+        "gradients of the log-probabilities and of the logits are made. The logits themselves are gone by then, because "
         "no name refers to them. The gradients of x and of the weight come after these, when the first two of the three have "
         f"been freed. In chunks of {CHUNK:,} tokens, {chunked.peak_bytes / GIB:.2f} GiB, of which {2 * V * width / GIB:.2f} are "
         "the weight's gradient; the rest is the buffer and the gradient of x (counted)."
@@ -405,7 +405,7 @@ def what_memory_says(once: live.watch, chunked: live.watch) -> str:
         theirs, ours = (rows[name].peak_bytes / GIB for name in ("library", "gpukit"))
         taken = chunk_tokens(tokens, V, width)
         text += (
-            f" On an H200, PyTorch's allocator said {theirs:.2f} GiB for all logits at once, and {ours:.2f} GiB for this course's "
+            f" On an H200, PyTorch's allocator reported {theirs:.2f} GiB for all logits at once, and {ours:.2f} GiB for this course's "
             f"kernel, whose chunks have {taken:,} tokens (measured)."
         )
     return text
@@ -482,7 +482,7 @@ def what_chunks_say(runs: Runs, x: Tensor, weight: Tensor) -> Markdown:
     fixed = x.nbytes + weight.nbytes
     return Markdown(
         f"**What you saw.** The peak is {chunks.peak_bytes / 2**20:.1f} MiB, where all logits at once need "
-        f"{once.peak_bytes / 2**20:.1f}. Of these, {fixed / 2**20:.1f} MiB are the gradients of x and weight, which are the "
+        f"{once.peak_bytes / 2**20:.1f}. Of the {chunks.peak_bytes / 2**20:.1f}, {fixed / 2**20:.1f} MiB are the gradients of x and weight, which are the "
         "result. What remains is one buffer, which each chunk overwrites. The forward pass no longer climbs step by step, and the "
         "backward pass has almost nothing to do: the gradients exist already and are only multiplied by the gradient of the "
         "loss (counted)."
@@ -554,19 +554,22 @@ def what_was_measured() -> Markdown:
     other = NAMES.get(best.provider) or (
         f"{PROVIDERS[best.provider]}, {us(best):.0f} µs; the table leaves out this library, which has no time for V = {SHORT[1]:,}"
     )
+    gain = us(best) / us(apart)
+    beside = f"That is {gain:.2f} times as fast as the best of the others ({other})"
+    if gain < 1:
+        beside = f"The best of the other libraries is {1 / gain:.2f} times as fast ({other})"
     return Markdown(
         f"**What you saw.** The single operations take the time of {us(rows['torch']) / pass_us():.1f} passes and hold "
         f"{rows['torch'].peak_bytes / tensor:.0f} tensors besides the logits: each small step of the formula and of its gradient "
         f"reads its input from memory and writes its result back. PyTorch's six passes take {us(rows['library']):,.0f} µs, the time of "
-        f"{us(rows['library']) / pass_us():.1f} passes at the rate of a copy. The count takes each input of an operation once, "
-        "so a kernel that goes over a long row several times moves more than is counted, and the time suggests that PyTorch's "
-        f"do. It holds {rows['library'].peak_bytes / tensor:.0f} tensors besides the logits. "
+        f"{us(rows['library']) / pass_us():.1f} passes at the rate of a copy. The count of six takes each input of an operation "
+        "once. A kernel that goes over a long row several times moves more than that, and the time suggests that PyTorch's "
+        f"kernels do. PyTorch holds {rows['library'].peak_bytes / tensor:.0f} tensors besides the logits. "
         f"`torch.compile` saves tensors and passes. It holds {rows['compile'].peak_bytes / tensor:.0f} tensor, the gradient, "
         f"and its loss alone takes the time of {compiled:.1f} passes, where PyTorch's takes "
         f"{us(forward['library']) / pass_us():.1f}. With an online sum one pass is enough: this course's loss alone takes "
         f"{loss:.0f} µs, {loss / pass_us():.1f} passes. Loss and gradient in two launches take "
-        f"{us(apart) / pass_us():.1f} passes, where three are counted, and are {us(best) / us(apart):.2f} times as fast as the "
-        f"best of the others ({other}).\n\n"
+        f"the time of {us(apart) / pass_us():.1f} passes, where three are counted. {beside}.\n\n"
         f"**And in place?** In place saves memory: {place.peak_bytes / 1e6:.2f} MB besides the logits instead of "
         f"{apart.peak_bytes / 1e9:.2f} GB. It also saves {1 - us(place) / us(apart):.0%} of the time: two passes are the least, where "
         f"two launches need three, and it takes the time of {us(place) / pass_us():.1f}. The next table counts its passes."
@@ -616,8 +619,8 @@ def what_in_place_does(found: Mapping[int, float]) -> Markdown:
         "is needed first and may still be in the L2 cache.\n\n"
         f"For rows of {V:,} another kernel was timed, which the course runs on an H200. Several programs share a row, "
         "and each keeps its part ([09 Softmax](09_softmax.ipynb) has a picture of that), so that two passes are enough. The fastest "
-        f"kernel of this kind takes {kept.kept:.0f} µs there (measured). In the table the course's takes the time "
-        f"of {us(long['gpukit-inplace']) / pass_us():.1f} passes at the rate of a copy. Besides these passes it computes two "
+        f"kernel of this kind takes {kept.kept:.0f} µs there (measured). The course's takes {us(long['gpukit-inplace']):.0f} µs in the table, "
+        f"the time of {us(long['gpukit-inplace']) / pass_us():.1f} passes at the rate of a copy; it also has to compute two "
         "exponentials per logit.\n\n"
         f"For {SHORT[1]:,} classes the first table shows another limit. There the call in place takes "
         f"{us(short['gpukit-inplace']):.0f} µs and two launches {us(short['gpukit']):.0f}, but the launch in place takes "
@@ -657,12 +660,12 @@ def what_linear_says() -> Markdown:
     products = ours.flops / gpu("h200").peak("bf16") * 1e3
     taken = chunk_tokens(LINEAR[0], V, LINEAR[1])
     return Markdown(
-        f"**What you saw.** Chunks save memory, {theirs.peak_bytes / GIB:.2f} to {ours.peak_bytes / GIB:.2f} GiB. This course takes "
+        f"**What you saw.** Chunks save memory: they hold {ours.peak_bytes / GIB:.2f} GiB instead of {theirs.peak_bytes / GIB:.2f}. This course takes "
         f"{ours.median_ms:.1f} ms, PyTorch {theirs.median_ms:.1f} and `torch.compile` {rows['compile'].median_ms:.1f}. The three products need {products:.1f} ms at the peak of the tensor cores (computed) "
         "whichever way you go, so the loss is a small part of this. What chunks add is traffic: the weight's gradient is a "
-        f"sum over all chunks, so it is read and written once per chunk. With {CHUNK:,} tokens in a chunk that is worth "
+        f"sum over all chunks, so it is read and written once per chunk. With {CHUNK:,} tokens in a chunk this traffic takes "
         f"{chunk_ms(CHUNK):.1f} ms at the rate of a copy (computed) unless it overlaps with the products. So this course takes "
-        f"{taken:,} tokens at a time, whose logits take as much memory as that gradient, and the traffic is worth "
+        f"{taken:,} tokens at a time, whose logits take as much memory as that gradient, and the traffic takes "
         f"{chunk_ms(taken):.1f} ms. Liger holds the least, {rows['liger-triton'].peak_bytes / GIB:.2f} GiB, and "
         f"takes longest. Whether "
         "the trade pays depends on what you do with the memory, such as a larger batch; [17 Capstone](17_capstone.ipynb) "
@@ -704,8 +707,8 @@ def what_kl_says() -> Markdown:
         f"and holds {wide['library'].peak_bytes / (4 * math.prod(KL_SHAPE)):.0f} tensors of that size on the way; `torch.compile` "
         f"takes {us(wide['compile']) / us(wide['gpukit']):.2f} times as long. The exception is bfloat16: half the bytes do not take half "
         f"the time, and the share of a copy's rate is {share['narrow']:.0%}. The time is lost in the forward pass. It takes "
-        f"{us(forward):.0f} µs, where its bytes take {results.copy_us('kl_div', forward.bytes):.0f}; the {backward:.0f} µs that "
-        "are left for the backward pass are the speed of a copy. A likely reason is the logarithm of each element, which only "
+        f"{us(forward):.0f} µs, where its bytes take {results.copy_us('kl_div', forward.bytes):.0f}; the other {backward:.0f} µs "
+        "are the backward pass, which runs at the speed of a copy. A likely reason is the logarithm of each element, which only "
         "the forward pass computes and which costs the same whatever an element's size is; no row here measures it by itself."
     )
 

@@ -127,7 +127,7 @@ def test_names_of_cases_do_not_depend_on_the_seed():
 def test_what_a_learner_reads():
     assert "Which one does the docstring ask for?" in shown(PAIR, "takes-the-larger-pair")
     assert "a thousand times as much" in shown(ACCUMULATE, "averages-the-means")
-    assert "the logits of one micro-batch are" in shown(ACCUMULATE, "one-graph-for-all")
+    assert "The logits of one micro-batch take" in shown(ACCUMULATE, "one-graph-for-all")
     assert "In which order does autograd expect" in shown(ATTENTION, "returns-dv-first")
 
 

@@ -37,7 +37,7 @@ def test_cases_hold_what_breaks_kernels(exercise):
     tags = set().union(*(case.tags for case in cases(exercise)))
     assert {"float32", "float16", "bfloat16"} <= tags
     wanted = {
-        DECODE: {"blocks", "stale", "strides", "empty", "many-blocks"},
+        DECODE: {"blocks", "stale", "strides", "no-token", "many-blocks"},
         PACKED: {"groups", "stale", "many-blocks"},
         SPLIT: {"uneven", "empty", "large-sums", "many-blocks"},
         INT8: {"first", "zero"},

@@ -21,7 +21,7 @@ def test_passes_are_counted_by_what_the_model_is_given():
     assert passed == [3, 4, 5], "the picture and its alt text say so"
     assert "3, 4 and 5" in lesson.passes().alt and "3, 1 and 1" in lesson.passes().alt
     said = lesson.what_passed(plain, plain, sum(passed), 5)
-    assert "Both wrote the same text" in said and "3, 4, and so on up to 5 tokens, 12 in all" in said
+    assert "wrote the same text both times" in said and "3, 4, and so on up to 5 tokens, 12 in all" in said
     assert "3 + 2 = 5" in said
     assert "The two texts differ" in lesson.what_passed(plain, plain + 1, 12, 5)
 
