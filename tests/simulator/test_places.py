@@ -176,3 +176,25 @@ def test_programs_stand_for_the_same_where_nothing_says_how_long_all_are():
     lengths = 1 + (299 * (numbers(1000, 3_000) / 1000) ** 10).long()
     for launch, _ in (segments(lengths, more=1 << 22), segments(torch.full((3_000,), 32))):
         assert {*launch.recording.stands_for.values()} == {3_000 / launch.sampled}
+
+
+@triton.jit
+def sums_of_stretches(x_ptr, start_ptr, y_ptr, BLOCK: tl.constexpr):
+    begin, end = tl.load(start_ptr + tl.program_id(0)), tl.load(start_ptr + tl.program_id(0) + 1)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(begin, end, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        total += tl.load(x_ptr + at, mask=at < end, other=0.0)
+    tl.store(y_ptr + tl.program_id(0), tl.sum(total, 0))
+
+
+def test_what_all_programs_have_together_is_read_at_least_once():
+    """Stretches of 1 to 2000 numbers behind one another: those that are worked out from a few of them lie across one another."""
+    programs = 20_000
+    lengths = torch.randint(1, 2001, (programs,), generator=torch.Generator().manual_seed(1))
+    start = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(torch.int32)
+    x, y = torch.empty(int(start[-1]), device="meta"), torch.empty(programs, device="meta")
+    with gpukit.trace(sample=8) as trace:
+        sums_of_stretches[(programs,)](x, start, y, BLOCK=128, num_warps=1)
+    found = trace.launches[0].traffic("h200", compiled=False)
+    assert found.dram_read_bytes == pytest.approx(4 * (x.numel() + start.numel()), rel=0.01)

@@ -188,6 +188,18 @@ def _each_once(recording: Recording, sites: np.ndarray, source: int, size: int) 
     return True
 
 
+def used_once(recording: Recording) -> set[int]:
+    """Loads by which the programs of a sampled launch together have each element of a tensor once."""
+    sites = np.array(recording.site, dtype=np.int64)[: recording.whole]
+    found = set()
+    for site in np.unique(sites).tolist():
+        tensor = recording.call.arguments.get(recording.sites[site].tensor)
+        if recording.sites[site].kind == "load" and isinstance(tensor, torch.Tensor):
+            if _each_once(recording, sites, site, _elements(tensor)):
+                found.add(site)
+    return found
+
+
 def stand_for(recording: Recording, programs: Sequence[int]) -> dict[int, float]:
     """How many programs of the launch each of `programs` stands for, which ran whole. That is the same for all of them, but where the
     programs have different numbers of elements of a tensor and each element once. Then the size of the tensor says how many all

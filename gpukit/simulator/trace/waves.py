@@ -18,7 +18,7 @@ from gpukit.hardware import Gpu
 from gpukit.simulator.interpreter.addresses import SECTOR_BYTES
 from gpukit.simulator.trace.instructions import Forms, Way
 from gpukit.simulator.trace.levels import L1, L2, L2_WAITS, LINE_BYTES, LINE_SECTORS, by_line
-from gpukit.simulator.trace.places import places, sectors_read
+from gpukit.simulator.trace.places import places, sectors_read, used_once
 from gpukit.simulator.trace.recording import STORAGE_ALIGNMENT, Recording, Site, digit_places, digit_steps
 
 _SAMPLED_SMS = 4  # SMs whose L1 is followed in a sampled launch
@@ -190,14 +190,16 @@ def _packed(start: np.ndarray, reach: np.ndarray, step: int) -> tuple[np.ndarray
 
 
 def _tensors(recording: Recording) -> list[tuple[list[int], int]]:
-    """Of each tensor among the arguments: the numbers of the sites that are on it, and how many sectors it has."""
-    found = []
+    """Of each memory that arguments lie in, two of them perhaps in one: the numbers of the sites that are on it, and how many sectors it
+    has."""
+    found: dict[int, tuple[list[int], int]] = {}
     for name, argument in recording.call.arguments.items():
         sites = [i for i, site in enumerate(recording.sites) if site.tensor == name]
         tensor = getattr(argument, "base", argument)
         if sites and hasattr(tensor, "untyped_storage"):
-            found.append((sites, -(-tensor.untyped_storage().nbytes() // SECTOR_BYTES)))
-    return found
+            storage = tensor.untyped_storage()
+            found.setdefault(storage._cdata, ([], -(-storage.nbytes() // SECTOR_BYTES)))[0].extend(sites)
+    return list(found.values())
 
 
 class _Dram(NamedTuple):
@@ -359,6 +361,7 @@ class Play:
         if self.known < self.programs:  # a window: two waves, or what there is
             self.wave = min(self.wave, max(1, -(-self.known // 2)))
         self.places = places(recording) if self.sampled else {}
+        self.used_once = used_once(recording) if self.sampled else set()
         self.waiting = np.zeros((8, len(self.kinds)))  # of loads' instructions, as SiteTraffic has them
         self.late_parts = np.zeros((2, len(self.kinds), LATE_PARTS))  # accesses, and those with late instructions
         self.l1_missed: dict[int, np.ndarray] = {}  # rows that found something in L1 -> which sectors they did not
@@ -484,7 +487,7 @@ class Play:
         # A line that is not whole when the last known wave ends may be filled soon after.
         part = dirtied / max(1, cache.dirtied) * self._stays_in_pieces(cache.capacity)
         pieces = cache.pieces * part, cache.piece_sectors * part
-        read = self._by_integers(read + later, dirtied, cache.capacity)
+        read = self._at_least_once(self._by_integers(read + later, dirtied, cache.capacity))
         return _Dram(read, halves, np.minimum(1, share(read, asked)), completed, dirtied - left, left, *pieces)
 
     def _by_integers(self, read: np.ndarray, written: float, capacity: int) -> np.ndarray:
@@ -497,6 +500,16 @@ class Play:
         if found is not None:
             read = read.copy()
             read[loads] = found
+        return read
+
+    def _at_least_once(self, read: np.ndarray) -> np.ndarray:
+        """The same sectors, but that each byte of a tensor is read if the programs together have all of it, and store nothing there. Where
+        they differ in length, those that are worked out from the few that ran lie across one another, and find each other's bytes."""
+        read = read.copy()
+        for sites, size in self.tensors:
+            first = next((site for site in sites if site in self.used_once), None)
+            if first is not None and all(self.kinds[site] == "load" for site in sites):
+                read[first] += max(0.0, size - read[sites].sum())
         return read
 
     def _stays_in_pieces(self, capacity: int) -> float:
