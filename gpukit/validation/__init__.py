@@ -10,6 +10,7 @@ new_kernels        kernels that the simulator was not built with, to be timed an
 halves             the split of these in two: on one half the model is improved, the one held back has the bars
 unseen             measured first: twelfth_set, eleventh_set, tenth_set, ninth_set, eighth_set, seventh_set, sixth_set, fifth_set,
                    fourth_set, third_set
+passes             passes over the same bytes, which show what L2 keeps
 report             what `gpukit validate` prints of all this
 
 `python -m gpukit.validation` prints and measures traffic and values, `python -m gpukit.validation.times` times.
