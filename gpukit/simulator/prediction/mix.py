@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gpukit.simulator.compiler import assembly
 from gpukit.simulator.compiler.compile import Compiled
@@ -190,7 +191,7 @@ def _moved_into_loops(compiled: Compiled, executions: Executions, around) -> lis
     inside = Counter(
         (file, line + n - 1)
         for file, source, line in compiled.functions
-        for node in ast.walk(ast.parse(source))
+        for node in _nodes(source)
         if isinstance(node, ast.For | ast.While)
         for n in range(node.lineno, node.end_lineno + 1)
     )
@@ -250,7 +251,7 @@ def _passes_of_headers(functions, executions: Executions) -> Executions:
     bodies = {
         (file, line + node.lineno - 1): (file, line + node.body[0].lineno - 1)
         for file, source, line in functions
-        for node in ast.walk(ast.parse(source))
+        for node in _nodes(source)
         if isinstance(node, ast.For | ast.While)
     }
 
@@ -392,12 +393,18 @@ def statement(frames, first_lines: Mapping[str, Mapping[int, int]]) -> tuple[tup
     return tuple((file, first_lines.get(file, {}).get(line, line)) for file, line in frames)
 
 
+@lru_cache(maxsize=256)
+def _nodes(source: str) -> tuple[ast.AST, ...]:
+    """Those of a function, outer ones before inner ones. Each prediction asks for them several times."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
 def statements(functions) -> dict[str, dict[int, int]]:
     """For functions as `compile.sources` lists them: file -> each line -> the first line of the statement it is in."""
     found: dict[str, dict[int, int]] = {}
     for file, source, line in functions:
         first_lines = found.setdefault(file, {})
-        for node in ast.walk(ast.parse(source)):  # outer statements come before inner ones
+        for node in _nodes(source):  # outer statements come before inner ones
             if isinstance(node, ast.stmt):
                 for n in range(node.lineno, (node.end_lineno or node.lineno) + 1):
                     first_lines[line + n - 1] = line + node.lineno - 1

@@ -234,31 +234,30 @@ class Forms:
         asked = warps = updates = requests = sectors.size
         alone = 0
         clocks = float(-(-sectors.size // LINE_SECTORS))
-        if instructions is not None and instructions.size:
-            moved = (instructions >= 0) & live[instructions]
+        moves = instructions is not None and instructions.size
+        addresses = elements[None, :]
+        if moves:
+            way, moved = self.ways[site], (instructions >= 0) & live[instructions]
+            addresses = np.where(moved, offsets[instructions], _NOBODY)
             if site.kind == "atomic":
-                changed = np.where(moved, offsets[instructions], _NOBODY)
-                updates, requests = _updates(changed, SECTOR_BYTES), _updates(changed, LINE_BYTES)
-            asked_for = np.where(moved, offsets[instructions] // SECTOR_BYTES, _NOBODY)
-            asked, warps = _distinct(asked_for), _distinct(asked_for.reshape(self.ways[site].warps, -1))
-            addresses, way = np.where(moved, offsets[instructions], _NOBODY), self.ways[site]
+                updates, requests = _updates(addresses, SECTOR_BYTES), _updates(addresses, LINE_BYTES)
+            asked_for = np.where(moved, addresses // SECTOR_BYTES, _NOBODY)
+            asked, warps = _distinct(asked_for), _distinct(asked_for.reshape(way.warps, -1))
             if not way.copies:
                 clocks = _clocks(addresses, site.width)
             elif way.through_l1:
-                lanes = addresses.reshape(len(addresses), LANES, -1)
-                clocks = _clocks(lanes.min(axis=2), lanes.shape[2] * site.width, copies=True)
+                of_lanes = addresses.reshape(len(addresses), LANES, -1)
+                clocks = _clocks(of_lanes.min(axis=2), of_lanes.shape[2] * site.width, copies=True)
             else:
                 together, alone = _past_l1(addresses)
                 asked, clocks = together + alone, together / 4 + alone / 8  # 128 bytes in a clock
         odd = odd_sectors = 0
         if site.kind != "atomic":
-            moves = instructions is not None and instructions.size
-            rows = np.where(moved, offsets[instructions], _NOBODY) if moves else elements[None, :]
-            requests, odd, odd_sectors = _requests(rows, site.width)
+            requests, odd, odd_sectors = _requests(addresses, site.width)
         count = int(np.count_nonzero(live)) if site.kind != "load" else 0
         running = new = new_pairs = 0
         new_in = new_sectors = None
-        if site.kind == "load" and instructions is not None and instructions.size:
+        if site.kind == "load" and moves:
             running = int(np.count_nonzero(moved.any(axis=1)))
             new_in, new_sectors = _new_to_their_warp(asked_for, self.ways[site].warps, sectors)
             of_pairs, _ = _new_to_their_warp(
